@@ -1,0 +1,1 @@
+"""The recurrences, one implementation per device. `reference` is the specification, `dispatch` chooses."""
