@@ -1,0 +1,8 @@
+"""Cores: the parts of a network that remember. `base.py` holds the contract."""
+
+from holdfast.cores.base import RESET_MODES, Core
+from holdfast.cores.compose import Memoryless, Parallel, Stack
+from holdfast.cores.gru import GRU
+from holdfast.cores.lstm import LSTM
+
+__all__ = ["GRU", "LSTM", "RESET_MODES", "Core", "Memoryless", "Parallel", "Stack"]

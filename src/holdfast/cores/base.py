@@ -1,0 +1,142 @@
+"""`Core`: the part of a network that remembers, as a pure function of (input, state, resets).
+
+    y, state = core(x, state=None, resets=None)
+    # x [T, B, I] -> y [T, B, O]   a sequence;   x [B, I] -> y [B, O]   one step
+
+A core keeps nothing between calls and differentiates everything. `resets[t, b]` is True when `x[t, b]` is the first
+observation of an episode: the state of row b is reset *before* that step. None means no reset. That is the only rule,
+and it is the same in both forms, so a sequence equals its steps and any chunking of it.
+
+A new cell is one file: subclass `Core`, set `input_size` and `output_size`, and write
+
+- `row_shapes()`: the state of one environment, as a tree of `RowShape`;
+- `_step(x, state, resets)`: one step;
+- `_sequence(...)`: only if there is something faster than a loop over `_step`.
+
+Cells that can reset differently than to zeros implement `initial_rows` too. This file does the checking.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from holdfast import state as state_ops
+from holdfast.checks import check_resets, is_debug, trace_nonfinite
+from holdfast.state import RowShape, State
+
+RESET_MODES = ("zero", "learned", "detach", "never")
+
+
+def check_reset_mode(reset: str) -> str:
+    if reset not in RESET_MODES:
+        raise ValueError(f"unknown reset mode {reset!r}; one of {', '.join(map(repr, RESET_MODES))}")
+    return reset
+
+
+class Core(nn.Module):
+    """Base class of everything that remembers. See the module's text for the contract."""
+
+    input_size: int
+    output_size: int
+
+    # --- what a cell writes ----------------------------------------------------------------------------------------
+
+    def row_shapes(self) -> State:
+        """The state of one environment: a tree whose leaves are `RowShape`s."""
+        raise NotImplementedError
+
+    def initial_rows(self) -> State | None:
+        """What a fresh state starts from, a tree of tensors without the batch dimension; None means zeros."""
+        return None
+
+    def _step(self, x: Tensor, state: State, resets: Tensor | None) -> tuple[Tensor, State]:
+        """x [B, I], resets [B] -> y [B, O] that shares no storage with the new state, and that state."""
+        raise NotImplementedError
+
+    def _sequence(self, x: Tensor, state: State, resets: Tensor | None) -> tuple[Tensor, State]:
+        """x [T, B, I], resets [T, B] -> y [T, B, O] and the final state."""
+        ys = []
+        for t, x_t in enumerate(x.unbind(0)):
+            y, state = self._step(x_t, state, None if resets is None else resets[t])
+            ys.append(y)
+        return torch.stack(ys), state
+
+    # --- what everybody uses ---------------------------------------------------------------------------------------
+
+    def initial_state(self, batch_size: int) -> State:
+        """A fresh state of `batch_size` rows, in the module's dtype and on its device; usable in backward."""
+        if torch.is_inference_mode_enabled() and not torch.compiler.is_compiling():
+            with torch.inference_mode(False):
+                return state_ops.clone(self._initial_state(batch_size))
+        return self._initial_state(batch_size)
+
+    def _initial_state(self, batch_size: int) -> State:
+        rows = self.initial_rows()
+        if rows is not None:
+            return state_ops.tree_map(lambda r: r.unsqueeze(0).expand(batch_size, *r.shape), rows)
+        dtype, device = self.state_dtype(), self.device()
+        return state_ops.tree_map(
+            lambda r: torch.zeros(batch_size, *r.shape, dtype=dtype, device=device), self.row_shapes()
+        )
+
+    def forward(self, x: Tensor, state: State = None, resets: Tensor | None = None) -> tuple[Tensor, State]:
+        self._check_input(x)
+        batch = x.shape[-2]
+        if resets is not None:
+            check_resets(resets, tuple(x.shape[:-1]), x.device)
+        if state is None:
+            state = self._initial_state(batch)
+        else:
+            self.check_state(state, batch)
+        if x.dim() == 2:
+            y, state = self._step(x, state, resets)
+        elif x.shape[0] == 0:
+            raise ValueError("the sequence is empty (T = 0); x is time-major, [T, B, input_size]")
+        else:
+            y, state = self._sequence(x, state, resets)
+        if is_debug():
+            trace_nonfinite(y, x)
+        return y, state
+
+    def check_state(self, state: State, batch_size: int) -> None:
+        """Raise a ValueError unless `state` was made by a core like this one, for this batch size."""
+        what = state_ops.mismatch(state, self.row_shapes(), batch_size, self.state_dtype(), self.device())
+        if what:
+            raise ValueError(
+                f"this state does not fit {type(self).__name__}({self.extra_repr()}) with a batch of {batch_size}: {what}. "
+                "Pass a state that this core returned, core.initial_state(batch_size), or None"
+            )
+
+    def state_dtype(self) -> torch.dtype:
+        for p in self.parameters():
+            return p.dtype
+        return torch.get_default_dtype()
+
+    def device(self) -> torch.device:
+        for p in self.parameters():
+            return p.device
+        return torch.device("cpu")
+
+    def _check_input(self, x: Any) -> None:
+        name = type(self).__name__
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{name} got a {type(x).__name__}, expected a tensor [T, B, {self.input_size}] or [B, {self.input_size}]")
+        if x.dim() not in (2, 3) or x.shape[-1] != self.input_size:
+            raise ValueError(
+                f"{name} got an input of shape {tuple(x.shape)}, expected [T, B, {self.input_size}] (a sequence, time first) "
+                f"or [B, {self.input_size}] (one step)"
+            )
+        if x.device != self.device():
+            raise ValueError(f"{name} is on {self.device()}, its input on {x.device}; move one of them with .to(...)")
+        if x.dtype != self.state_dtype() and not (
+            x.is_floating_point() and torch.is_autocast_enabled(x.device.type)
+        ):
+            raise TypeError(
+                f"{name} has dtype {self.state_dtype()}, its input {x.dtype}; convert one of them, or use torch.autocast"
+            )
+
+
+__all__ = ["RESET_MODES", "Core", "RowShape", "check_reset_mode"]

@@ -1,0 +1,54 @@
+"""`hf.LSTM`: torch.nn.LSTM with resets inside the sequence.
+
+    core = hf.LSTM(64, 128)
+    y, state = core(x, state, resets)      # state {"h": [B, L, H], "c": [B, L, H]}
+
+Weights carry torch.nn.LSTM's names, so `state_dict`s interchange.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from holdfast.cores.gated import GatedCore, stack_layers
+from holdfast.kernels import dispatch, reference
+from holdfast.state import State
+
+
+class LSTM(GatedCore):
+    """Long short-term memory, one or several layers."""
+
+    leaf_names = ("h", "c")
+    gates = 4
+
+    def _step(self, x: Tensor, state: State, resets: Tensor | None) -> tuple[Tensor, State]:
+        fused = dispatch.fused_step(self, x)
+        if fused is None:
+            state = self._reset(state, resets)
+        dtype = self._compute_dtype(x)
+        y, hs, cs = x, [], []
+        for layer, (h, c) in enumerate(zip(state["h"].unbind(1), state["c"].unbind(1))):
+            weights = self._weights(layer, dtype)
+            if fused is not None:
+                mask, fills = self._reset_arguments(layer, resets)
+                h, c = fused.lstm_step(y, h, c, mask, *fills, *weights)
+            elif dtype == c.dtype:
+                h, c = torch.lstm_cell(y, (h, c), *weights)
+            else:
+                h, c = reference.lstm_step(y.to(dtype), h, c, *weights)
+            y = h.to(dtype)
+            hs.append(h)
+            cs.append(c)
+        return y.clone(), {"h": stack_layers(hs), "c": stack_layers(cs)}
+
+    def _sequence(self, x: Tensor, state: State, resets: Tensor | None) -> tuple[Tensor, State]:
+        dtype = self._compute_dtype(x)
+        kernel = dispatch.choose("lstm", self, x)
+        y, hs, cs = x.to(dtype), [], []
+        for layer, (h, c) in enumerate(zip(state["h"].unbind(1), state["c"].unbind(1))):
+            mask, fills = self._reset_arguments(layer, resets)
+            y, h, c = kernel.lstm(y, h, c, mask, *fills, *self._weights(layer, dtype), cut=self.reset == "detach")
+            hs.append(h)
+            cs.append(c)
+        return y, {"h": stack_layers(hs), "c": stack_layers(cs)}
