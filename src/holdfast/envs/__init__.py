@@ -1,0 +1,38 @@
+"""Environments: memory tasks written in torch for any device, and a bridge to those of gymnasium and POPGym.
+
+>>> import holdfast.envs
+>>> env = holdfast.envs.make("holdfast/RepeatPreviousEasy-v0", num_envs=64)
+>>> obs, info = env.reset(seed=1)
+
+Importing this package registers the ids, so that `gymnasium.make_vec` knows them too, and loads nothing
+heavy.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from holdfast.envs.bridge import UnknownEnvError, make
+from holdfast.envs.catalog import EnvRow, list_envs, register_all
+
+_CLASSES = {
+    "TorchVectorEnv": "base",
+    "Transition": "base",
+    "RepeatPrevious": "repeat_previous",
+    "RepeatFirst": "repeat_first",
+    "PositionOnlyCartPole": "position_only_cartpole",
+    "TMaze": "t_maze",
+    "VelocityMask": "velocity_mask",
+}
+
+__all__ = ["EnvRow", "UnknownEnvError", "list_envs", "make", "register_all", *_CLASSES]
+
+register_all()
+
+
+def __getattr__(name: str) -> Any:
+    if name in _CLASSES:
+        from importlib import import_module
+
+        return getattr(import_module(f"holdfast.envs.{_CLASSES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

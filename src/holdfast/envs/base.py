@@ -1,0 +1,203 @@
+"""`TorchVectorEnv`: what all environments written in torch share.
+
+A subclass writes three pure functions over tensors, `draw`, `begin` and `transition`; this class makes a
+gymnasium `VectorEnv` of them: spaces, seeds, SAME_STEP autoreset, dense `final_obs`, saving and restoring.
+It knows no task.
+
+Nothing in a step looks at a tensor's value or replaces a tensor in place, so a step never waits for the
+device, and `transition` can be compiled or captured in a CUDA graph as it is.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+import torch
+from gymnasium.error import ResetNeeded
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+from torch import Tensor
+
+State = dict[str, Tensor]
+"""Everything an environment remembers between two steps, by name."""
+
+
+class Transition(NamedTuple):
+    """One step of all B environments, with finished episodes already replaced by fresh ones."""
+
+    state: State
+    obs: Tensor
+    """[B, ...] what the policy sees next: the first observation of the new episode where one ended."""
+    rewards: Tensor
+    """[B] float32."""
+    terminated: Tensor
+    """[B] bool."""
+    truncated: Tensor
+    """[B] bool."""
+    done: Tensor
+    """[B] bool, terminated or truncated."""
+    final_obs: Tensor
+    """[B, ...] the last observation of the episode where one ended, and `obs` elsewhere."""
+
+
+class TorchVectorEnv(VectorEnv[Tensor, Tensor, Tensor]):
+    """`num_envs` copies of one task in one set of tensors on `device`.
+
+    `step` takes actions as a tensor (or a numpy array) and returns tensors on `device`. `info["final_obs"]`
+    is always there and has a row for every environment; `info["_final_obs"]` says which rows ended an
+    episode. Action values are checked when they come as numpy; a tensor's values are not looked at.
+    """
+
+    settings: dict[str, int]
+    """The numbers that make this task this task. A saved state of other settings is refused."""
+
+    def __init__(
+        self,
+        num_envs: int,
+        observation_space: gym.Space[Any],
+        action_space: gym.spaces.Discrete,
+        settings: dict[str, int],
+        device: torch.device | str = "cpu",
+    ) -> None:
+        if not isinstance(num_envs, int) or num_envs < 1:
+            raise ValueError(f"num_envs is {num_envs!r}; expected an integer of at least 1")
+        self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
+        self.num_envs = num_envs
+        self.single_observation_space = observation_space
+        self.single_action_space = action_space
+        self.observation_space = batch_space(observation_space, num_envs)
+        self.action_space = batch_space(action_space, num_envs)
+        self.settings = settings
+        self.device = torch.device(device)
+        self.generator = torch.Generator(device=self.device)
+        self.generator.seed()
+        self.state: State | None = None
+        self._num_actions = int(action_space.n)
+
+    # --- what a task writes ---------------------------------------------------------------------------------
+
+    @abstractmethod
+    def draw(self) -> Tensor:
+        """The random numbers of one step of all environments: the only place that uses `self.generator`."""
+
+    @abstractmethod
+    def begin(self, draws: Tensor) -> tuple[State, Tensor]:
+        """Fresh episodes in all environments: the state and the first observations [B, ...]. Pure."""
+
+    @abstractmethod
+    def transition(self, state: State, actions: Tensor, draws: Tensor) -> Transition:
+        """One step, autoreset included. Pure: `state` is left as it is, the result holds a new one."""
+
+    # --- the gymnasium interface ----------------------------------------------------------------------------
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """Start new episodes everywhere. `seed` seeds the one generator that all environments draw from."""
+        if options:
+            raise ValueError(
+                f"{type(self).__name__} has no reset options, got {sorted(options)}; leave options out"
+            )
+        if seed is not None:
+            if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):
+                raise TypeError(
+                    f"seed is {seed!r}; expected one integer: all {self.num_envs} environments share it"
+                )
+            self.generator.manual_seed(int(seed))
+        self.state, obs = self.begin(self.draw())
+        return obs, {}
+
+    def step(
+        self, actions: Tensor | np.ndarray[Any, Any]
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, dict[str, Any]]:
+        """One step in every environment; actions [B], integers."""
+        if self.state is None:
+            raise ResetNeeded(f"{type(self).__name__}: call reset() before step()")
+        if not isinstance(actions, Tensor):
+            actions = self._from_numpy(actions)
+        if actions.shape != (self.num_envs,):
+            raise ValueError(
+                f"actions have shape {tuple(actions.shape)}, expected ({self.num_envs},): one per environment"
+            )
+        if actions.dtype is not torch.int64:
+            actions = self._as_int64(actions)
+        if actions.device != self.device:
+            actions = actions.to(self.device)
+        state, obs, rewards, terminated, truncated, done, final_obs = self.transition(
+            self.state, actions, self.draw()
+        )
+        self.state = state
+        return obs, rewards, terminated, truncated, {"final_obs": final_obs, "_final_obs": done}
+
+    def _from_numpy(self, actions: Any) -> Tensor:
+        array = np.asarray(actions)
+        if (
+            array.size
+            and array.dtype.kind in "iu"
+            and not (array.min() >= 0 and array.max() < self._num_actions)
+        ):
+            raise ValueError(
+                f"actions range from {array.min()} to {array.max()}, expected 0 to {self._num_actions - 1}"
+            )
+        return torch.as_tensor(array)
+
+    def _as_int64(self, actions: Tensor) -> Tensor:
+        if actions.dtype not in (torch.int8, torch.uint8, torch.int16, torch.int32):
+            raise TypeError(
+                f"actions are {actions.dtype}, expected integers from 0 to {self._num_actions - 1}"
+            )
+        return actions.to(torch.int64)
+
+    # --- saving and restoring -------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that is needed to go on exactly from here, random numbers included: a copy, on the CPU.
+
+        Tensors, numbers and strings only. The last observation is not in it: it is what `step` returned.
+        """
+        return {
+            "env": type(self).__name__,
+            "num_envs": self.num_envs,
+            "settings": dict(self.settings),
+            "device": self.device.type,
+            "generator": self.generator.get_state().clone(),
+            "state": {name: leaf.detach().to("cpu", copy=True) for name, leaf in (self.state or {}).items()},
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on from where `state_dict()` was taken: same task, number of environments and kind of device."""
+        mine = {
+            "env": type(self).__name__,
+            "num_envs": self.num_envs,
+            "settings": self.settings,
+            "device": self.device.type,  # generators of different devices have different states
+        }
+        missing = [key for key in (*mine, "generator", "state") if key not in state_dict]
+        if missing:
+            raise ValueError(
+                f"this is not the state of a {mine['env']}: {missing} missing; pass what state_dict() gave"
+            )
+        for key, expected in mine.items():
+            if state_dict[key] != expected:
+                raise ValueError(
+                    f"the saved environment has {key} = {state_dict[key]!r}, this one {expected!r}; "
+                    "make the environment as it was when it was saved"
+                )
+        self.state = self._checked_state(state_dict["state"])
+        self.generator.set_state(state_dict["generator"].to("cpu", torch.uint8))
+
+    def _checked_state(self, saved: Mapping[str, Tensor]) -> State | None:
+        if not saved:  # saved before the first reset
+            return None
+        kept = self.generator.get_state()
+        pattern, _ = self.begin(self.draw())
+        self.generator.set_state(kept)
+        for name, leaf in pattern.items():
+            if name not in saved or saved[name].shape != leaf.shape or saved[name].dtype != leaf.dtype:
+                came = f"{saved[name].dtype} {tuple(saved[name].shape)}" if name in saved else "nothing"
+                raise ValueError(f"saved {name!r} is {came}, expected {leaf.dtype} {tuple(leaf.shape)}")
+        return {name: saved[name].to(self.device, copy=True) for name in pattern}

@@ -1,0 +1,91 @@
+"""PositionOnlyCartPole: balance a pole seeing where cart and pole are, but not how fast they move.
+
+The rules of POPGym's environment of that name over gymnasium's CartPole: each step gives 1 /
+max_episode_length, the one that drops the pole included, so that a full episode returns 1. Falling or
+leaving the track is `terminated`, the time limit `truncated`; both can be true at once.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from gymnasium.spaces import Box, Discrete
+from torch import Tensor
+
+from holdfast.envs.base import State, TorchVectorEnv, Transition
+
+GRAVITY = 9.8  # m/s^2
+POLE_MASS, TOTAL_MASS = 0.1, 1.1  # kg
+HALF_POLE = 0.5  # m
+PUSH = 10.0  # N
+SECONDS_PER_STEP = 0.02
+TRACK_LIMIT, ANGLE_LIMIT = 2.4, 12 * 2 * math.pi / 360  # m, rad
+START_RANGE = 0.05
+
+
+class PositionOnlyCartPole(TorchVectorEnv):
+    """Observation: cart position in m and pole angle in rad. Action: push left (0) or right (1).
+
+    The state is float64, as in gymnasium (float32 on devices that have no float64).
+    """
+
+    def __init__(
+        self, num_envs: int, max_episode_length: int = 200, device: torch.device | str = "cpu"
+    ) -> None:
+        if max_episode_length < 1:
+            raise ValueError(f"max_episode_length is {max_episode_length}; expected at least 1")
+        high = np.array([2 * TRACK_LIMIT, 2 * ANGLE_LIMIT], dtype=np.float32)
+        settings = {"max_episode_length": max_episode_length}
+        super().__init__(num_envs, Box(-high, high, dtype=np.float32), Discrete(2), settings, device)
+        self._dtype = torch.float32 if self.device.type == "mps" else torch.float64
+        self._limits = torch.tensor([TRACK_LIMIT, ANGLE_LIMIT], dtype=self._dtype, device=self.device)
+        self._push = torch.tensor([-PUSH, PUSH], dtype=self._dtype, device=self.device) / TOTAL_MASS
+        self._time_limit = max_episode_length
+
+    def draw(self) -> Tensor:
+        start = torch.empty(self.num_envs, 4, dtype=self._dtype, device=self.device)
+        return start.uniform_(-START_RANGE, START_RANGE, generator=self.generator)
+
+    def begin(self, draws: Tensor) -> tuple[State, Tensor]:
+        steps = torch.zeros(self.num_envs, dtype=torch.int64, device=self.device)
+        return {"motion": draws, "steps": steps}, draws[:, :2].float()
+
+    def transition(self, state: State, actions: Tensor, draws: Tensor) -> Transition:
+        motion = state["motion"]  # [B, 4]: position, angle, then their velocities
+        places, speeds = motion[:, :2], motion[:, 2:]
+        next_places = torch.add(places, speeds, alpha=SECONDS_PER_STEP)
+        next_speeds = torch.add(
+            speeds, accelerations(motion, self._push.index_select(0, actions)), alpha=SECONDS_PER_STEP
+        )
+
+        steps = state["steps"] + 1
+        terminated = (next_places.abs() > self._limits).any(-1)
+        truncated = steps >= self._time_limit
+        done = terminated | truncated
+        next_motion = torch.where(done.unsqueeze(1), draws, torch.cat((next_places, next_speeds), 1))
+        return Transition(
+            state={"motion": next_motion, "steps": steps.masked_fill(done, 0)},
+            obs=next_motion[:, :2].float(),
+            rewards=torch.full((self.num_envs,), 1 / self._time_limit, device=self.device),
+            terminated=terminated,
+            truncated=truncated,
+            done=done,
+            final_obs=next_places.float(),
+        )
+
+
+def accelerations(motion: Tensor, push: Tensor) -> Tensor:
+    """[B, 2]: of the cart in m/s^2 and of the pole in rad/s^2, for motion [B, 4] and push / total mass [B].
+
+    The frictionless cart and pole of Barto, Sutton and Anderson in the form that gymnasium uses.
+    """
+    _, angle, _, spin = motion.unbind(1)
+    sin, cos = angle.sin(), angle.cos()
+    pole_share = HALF_POLE * POLE_MASS / TOTAL_MASS
+    drive = torch.addcmul(push, spin * spin, sin, value=pole_share)
+    inertia = torch.rsub(cos * cos, HALF_POLE * 4 / 3, alpha=pole_share)
+    angular = (sin * GRAVITY - cos * drive) / inertia
+    linear = torch.addcmul(drive, angular, cos, value=-pole_share)
+    return torch.stack((linear, angular), 1)

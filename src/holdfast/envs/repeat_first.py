@@ -1,0 +1,52 @@
+"""RepeatFirst: name the suit of the first card of the episode, at every step.
+
+The rules of POPGym's environment of that name: a shuffled pack is dealt card by card; each answer gives +-1
+/ (cards - 1), so that a perfect episode returns 1 and guessing -0.5. An episode is cards - 1 steps and ends
+`terminated`.
+"""
+
+from __future__ import annotations
+
+import torch
+from gymnasium.spaces import Discrete
+from torch import Tensor
+
+from holdfast.envs.base import State, TorchVectorEnv, Transition
+from holdfast.envs.cards import CARDS_PER_DECK, SUITS, deal, draw_for_one_card, full_deck, last_card
+
+
+class RepeatFirst(TorchVectorEnv):
+    """Observation: the suit just dealt. Action: a suit."""
+
+    def __init__(self, num_envs: int, num_decks: int = 1, device: torch.device | str = "cpu") -> None:
+        if num_decks < 1:
+            raise ValueError(f"num_decks is {num_decks}; expected at least 1")
+        super().__init__(num_envs, Discrete(SUITS), Discrete(SUITS), {"num_decks": num_decks}, device)
+        self._full = full_deck(num_decks, self.device)
+        num_cards = num_decks * CARDS_PER_DECK
+        self._right = torch.tensor(1 / (num_cards - 1), dtype=torch.float32, device=self.device)
+        self._wrong = -self._right
+
+    def draw(self) -> Tensor:
+        return draw_for_one_card(self.num_envs, self.generator)
+
+    def begin(self, draws: Tensor) -> tuple[State, Tensor]:
+        suit, deck = deal(self._full.repeat(self.num_envs, 1), draws)
+        return {"deck": deck, "first": suit.clone()}, suit
+
+    def transition(self, state: State, actions: Tensor, draws: Tensor) -> Transition:
+        deck, first = state["deck"], state["first"]  # [B, 4], [B]
+        rewards = torch.where(actions == first, self._right, self._wrong)
+
+        # The last card of a deck is no matter of chance: the draw is free for the first card of the next.
+        terminated = deck[:, -1] == 1
+        suit, next_deck = deal(torch.where(terminated.unsqueeze(1), self._full, deck), draws)
+        return Transition(
+            state={"deck": next_deck, "first": torch.where(terminated, suit, first)},
+            obs=suit,
+            rewards=rewards,
+            terminated=terminated,
+            truncated=torch.zeros_like(terminated),
+            done=terminated,
+            final_obs=torch.where(terminated, last_card(deck), suit),
+        )

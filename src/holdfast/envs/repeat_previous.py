@@ -1,0 +1,64 @@
+"""RepeatPrevious: name the suit of the card seen k - 1 cards before the one on the table.
+
+The rules of POPGym's environment of that name: a shuffled pack is dealt card by card; nothing is scored
+until k cards are on the table, then each answer gives +-1 / (cards - k), so that a perfect episode returns
+1 and guessing -0.5. An episode is cards - 1 steps and ends `terminated`.
+"""
+
+from __future__ import annotations
+
+import torch
+from gymnasium.spaces import Discrete
+from torch import Tensor
+
+from holdfast.envs.base import State, TorchVectorEnv, Transition
+from holdfast.envs.cards import CARDS_PER_DECK, SUITS, deal, draw_for_one_card, full_deck, last_card
+
+
+class RepeatPrevious(TorchVectorEnv):
+    """Observation: the suit just dealt. Action: a suit. `k` counts the card on the table as 1."""
+
+    def __init__(
+        self, num_envs: int, num_decks: int = 1, k: int = 4, device: torch.device | str = "cpu"
+    ) -> None:
+        num_cards = num_decks * CARDS_PER_DECK
+        if num_decks < 1 or not 1 <= k < num_cards:
+            raise ValueError(
+                f"num_decks is {num_decks} and k is {k}; expected at least one deck "
+                f"and 1 <= k < {CARDS_PER_DECK} times the number of decks"
+            )
+        super().__init__(num_envs, Discrete(SUITS), Discrete(SUITS), {"num_decks": num_decks, "k": k}, device)
+        self._full = full_deck(num_decks, self.device)
+        self._k = k
+        self._unseen_when_scored = num_cards - k
+        self._right = torch.tensor(1 / (num_cards - k), dtype=torch.float32, device=self.device)
+        self._wrong = -self._right
+        self._nothing = torch.zeros_like(self._right)
+
+    def draw(self) -> Tensor:
+        return draw_for_one_card(self.num_envs, self.generator)
+
+    def begin(self, draws: Tensor) -> tuple[State, Tensor]:
+        suit, deck = deal(self._full.repeat(self.num_envs, 1), draws)
+        recent = torch.zeros(self._k, self.num_envs, dtype=torch.int64, device=self.device)
+        return {"deck": deck, "recent": torch.cat((recent[1:], suit.unsqueeze(0)))}, suit
+
+    def transition(self, state: State, actions: Tensor, draws: Tensor) -> Transition:
+        deck, recent = state["deck"], state["recent"]  # [B, 4], [k, B] oldest first
+        unseen = deck[:, -1]
+        answer = torch.where(actions == recent[0], self._right, self._wrong)
+        rewards = torch.where(unseen <= self._unseen_when_scored, answer, self._nothing)
+
+        # The last card of a deck is no matter of chance: the draw is free for the first card of the next.
+        terminated = unseen == 1
+        suit, next_deck = deal(torch.where(terminated.unsqueeze(1), self._full, deck), draws)
+        return Transition(
+            # Cards of the episode before stay in `recent`: nothing is scored until they are out of it.
+            state={"deck": next_deck, "recent": torch.cat((recent[1:], suit.unsqueeze(0)))},
+            obs=suit,
+            rewards=rewards,
+            terminated=terminated,
+            truncated=torch.zeros_like(terminated),
+            done=terminated,
+            final_obs=torch.where(terminated, last_card(deck), suit),
+        )
