@@ -1,8 +1,52 @@
 """Holdfast: reinforcement-learning policies that remember, right by construction, and fast."""
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from holdfast.checks import debug
 from holdfast.cores import GRU, LSTM, Core, Memoryless, Parallel, Stack
+from holdfast.memory import Memory
+from holdfast.policy import Evaluation, RecurrentPolicy, Step
+
+if TYPE_CHECKING:
+    from holdfast import doctor as doctor
+    from holdfast.actor_critic import ActorCritic
 
 __version__ = "0.1.0"
 
-__all__ = ["GRU", "LSTM", "Core", "Memoryless", "Parallel", "Stack", "debug"]
+# What needs gymnasium or more is imported when it is first used: `import holdfast` costs little more than torch.
+_LAZY = {
+    "ActorCritic": "holdfast.actor_critic",
+    "doctor": "holdfast.doctor",
+}
+
+__all__ = [
+    "GRU",
+    "LSTM",
+    "ActorCritic",
+    "Core",
+    "Evaluation",
+    "Memory",
+    "Memoryless",
+    "Parallel",
+    "RecurrentPolicy",
+    "Stack",
+    "Step",
+    "debug",
+    "doctor",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
+    module = importlib.import_module(_LAZY[name])
+    value = module if _LAZY[name] == f"holdfast.{name}" else getattr(module, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

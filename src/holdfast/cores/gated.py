@@ -50,6 +50,9 @@ class GatedCore(Core):
         self.output_size = hidden_size
         self.bias, self.reset = bias, check_reset_mode(reset)
         self.kernel, self.precision = kernel, precision
+        self._row_shapes = {leaf: RowShape((num_layers, hidden_size)) for leaf in self.leaf_names}
+        kinds = ("weight_ih", "weight_hh", "bias_ih", "bias_hh") if bias else ("weight_ih", "weight_hh")
+        self._names = [[f"{kind}_l{layer}" for kind in kinds] for layer in range(num_layers)]
         for layer in range(num_layers):
             size = input_size if layer == 0 else hidden_size
             self.register_parameter(f"weight_ih_l{layer}", nn.Parameter(torch.empty(self.gates * hidden_size, size)))
@@ -76,7 +79,7 @@ class GatedCore(Core):
         return f"{self.input_size}, {self.hidden_size}{layers}, reset={self.reset!r}"
 
     def row_shapes(self) -> State:
-        return {leaf: RowShape((self.num_layers, self.hidden_size)) for leaf in self.leaf_names}
+        return self._row_shapes
 
     def initial_rows(self) -> State | None:
         if self.reset != "learned":
@@ -98,8 +101,7 @@ class GatedCore(Core):
     def _weights(self, layer: int, dtype: torch.dtype) -> tuple[Tensor | None, ...]:
         """w_ih, w_hh, b_ih, b_hh in `dtype`. Cast anew in each call: autocast's cache would keep casts made under
         no_grad, and the next pass would get no gradients."""
-        kinds = ("weight_ih", "weight_hh", "bias_ih", "bias_hh") if self.bias else ("weight_ih", "weight_hh")
-        weights = tuple(getattr(self, f"{kind}_l{layer}") for kind in kinds)
+        weights = tuple([getattr(self, name) for name in self._names[layer]])
         if dtype != self.state_dtype():
             weights = tuple(w.to(dtype) for w in weights)
         return weights if self.bias else (*weights, None, None)
@@ -108,12 +110,23 @@ class GatedCore(Core):
         """The state after the resets of one step; resets [B]."""
         if resets is None or self.reset == "never":
             return state
+        if resets.device.type == "cpu" and not torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            return self._reset_rows(state, resets.nonzero().squeeze(1))
         if self.reset == "zero":
             mask = resets.view(-1, 1, 1)
             return {leaf: s.masked_fill(mask, 0.0) for leaf, s in state.items()}
         if self.reset == "detach":
             return state_ops.where(resets, state_ops.detach(state), state)
         return state_ops.where(resets, self._initial_state(resets.shape[0]), state)
+
+    def _reset_rows(self, state: State, rows: Tensor) -> State:
+        """The same without gradients on the host, by row numbers: several times cheaper there than a mask."""
+        if len(rows) == 0 or self.reset == "detach":
+            return state
+        if self.reset == "zero":
+            return {leaf: s.index_fill(0, rows, 0.0) for leaf, s in state.items()}
+        start = self._initial_state(len(rows))
+        return {leaf: s.index_copy(0, rows, start[leaf]) for leaf, s in state.items()}
 
     def _reset_arguments(self, layer: int, resets: Tensor | None) -> tuple[Tensor | None, list[Tensor | None]]:
         """(resets, [fill per leaf]) as the kernels take them."""

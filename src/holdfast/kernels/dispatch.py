@@ -9,7 +9,6 @@ from __future__ import annotations
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from holdfast.kernels import portable, reference
@@ -31,8 +30,4 @@ def choose(recurrence: str, core: GatedCore, x: Tensor) -> ModuleType:
 
 def fused_step(core: GatedCore, x: Tensor) -> ModuleType | None:
     """The module whose `lstm_step` or `gru_step` runs this step without gradients, or None: torch's own cell."""
-    if torch.is_grad_enabled() or torch.compiler.is_compiling() or x.dtype != core.state_dtype():
-        return None
-    if x.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
-        return None
-    return portable
+    return None

@@ -279,30 +279,6 @@ def lstm(
     return y, h_n, c_n
 
 
-def lstm_step(
-    x: Tensor,
-    h: Tensor,
-    c: Tensor,
-    resets: Tensor | None,
-    fill_h: Tensor | None,
-    fill_c: Tensor | None,
-    w_ih: Tensor,
-    w_hh: Tensor,
-    b_ih: Tensor | None,
-    b_hh: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """One step without gradients, resets [B] included: new h and c [B, H]."""
-    H = h.shape[1]
-    if resets is not None:
-        mask = resets.unsqueeze(-1)
-        h, c = _enter(h, mask, fill_h), _enter(c, mask, fill_c)
-    gates = torch.mm(x, w_ih.t()) if b_ih is None or b_hh is None else torch.addmm(b_ih + b_hh, x, w_ih.t())
-    gates.addmm_(h, w_hh.t())
-    i_f, g, o = gates[:, : 2 * H].sigmoid_(), gates[:, 2 * H : 3 * H].tanh_(), gates[:, 3 * H :].sigmoid_()
-    c = torch.mul(i_f[:, H:], c).addcmul_(i_f[:, :H], g)
-    return torch.tanh(c).mul_(o), c
-
-
 # --- GRU -----------------------------------------------------------------------------------------------------------
 
 
@@ -486,24 +462,3 @@ def gru(
     """As `reference.gru`."""
     y, h_n, *_ = _gru_forward(x, h0, resets, fill_h, w_ih, w_hh, b_ih, b_hh, cut)
     return y, h_n
-
-
-def gru_step(
-    x: Tensor,
-    h: Tensor,
-    resets: Tensor | None,
-    fill_h: Tensor | None,
-    w_ih: Tensor,
-    w_hh: Tensor,
-    b_ih: Tensor | None,
-    b_hh: Tensor | None,
-) -> Tensor:
-    """One step without gradients, resets [B] included: new h [B, H]."""
-    H = h.shape[1]
-    if resets is not None:
-        h = _enter(h, resets.unsqueeze(-1), fill_h)
-    from_x = torch.mm(x, w_ih.t()) if b_ih is None else torch.addmm(b_ih, x, w_ih.t())
-    from_h = torch.mm(h, w_hh.t()) if b_hh is None else torch.addmm(b_hh, h, w_hh.t())
-    r_z = from_x[:, : 2 * H].add_(from_h[:, : 2 * H]).sigmoid_()
-    n = from_x[:, 2 * H :].addcmul_(r_z[:, :H], from_h[:, 2 * H :]).tanh_()
-    return torch.lerp(n, h, r_z[:, H:])

@@ -1,0 +1,254 @@
+"""`RecurrentPolicy`: write `encode` and `decode`; memory, resets and both legs are done here.
+
+    obs -> encode -> core -> decode -> (distribution, value)
+
+`act` is the rollout leg: one step, no gradients, memory read and written. `evaluate` is the training leg: a whole
+segment from its start state, memory untouched. Both run the same core on the same reset rule, so with unchanged
+weights they agree. How actions are distributed is `decode`'s affair; how episodes are cut is the collector's.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from holdfast import state as state_ops
+from holdfast.checks import is_debug, trace_nonfinite
+from holdfast.cores.base import Core
+from holdfast.memory import EnvIds, Memory
+from holdfast.state import State, leaves, tree_map
+
+
+class Step(NamedTuple):
+    """What `act` returns, each [B, ...]."""
+
+    action: Any
+    log_prob: Any
+    value: Any
+
+
+class Evaluation(NamedTuple):
+    """What `evaluate` returns, each [T, B]; `state` after the segment if asked for."""
+
+    log_prob: Tensor
+    entropy: Tensor
+    value: Tensor
+    state: State = None
+
+
+class RecurrentPolicy(nn.Module):
+    """A policy with memory. Subclasses call `super().__init__(core=...)` and write `encode` and `decode`."""
+
+    def __init__(self, core: Core) -> None:
+        super().__init__()
+        if not isinstance(core, Core):
+            raise TypeError(f"core must be a holdfast core (hf.LSTM, hf.GRU, ...), got a {type(core).__name__}")
+        self.core = core
+        self.memory = Memory(core)
+        self._decode_takes_mask = "action_mask" in inspect.signature(self.decode).parameters
+
+    # --- what users write --------------------------------------------------------------------------------------------
+
+    def encode(self, obs: Any) -> Tensor:
+        """Observations with one leading dimension N (B in act, T*B in evaluate) -> features [N, core.input_size]."""
+        raise NotImplementedError("write encode(self, obs) in your policy: observations [N, ...] -> [N, core.input_size]")
+
+    def decode(self, features: Tensor, action_mask: Any = None) -> tuple[Any, Tensor]:
+        """Features [N, core.output_size] -> (distribution with batch shape [N], value [N])."""
+        raise NotImplementedError("write decode(self, features) in your policy: [N, core.output_size] -> (distribution, value)")
+
+    # --- the rollout leg ---------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def act(
+        self,
+        obs: Any,
+        resets: Any = None,
+        env_ids: EnvIds = None,
+        *,
+        memory: Memory | None = None,
+        action_mask: Any = None,
+        deterministic: bool = False,
+    ) -> Step:
+        """One step of B environments: read memory, reset, act, write memory. numpy in, numpy out.
+
+        `resets[b]` is True when `obs[b]` is the first observation of an episode. `env_ids=None` means ids 0..B-1.
+        """
+        memory = self.memory if memory is None else memory
+        numpy_in = _is_numpy(obs)
+        obs, resets, action_mask = self._tensors(obs), self._flags(resets), self._mask(action_mask)
+        x = self._encode(obs)
+        state, ids = memory._take(x.shape[0], env_ids)
+        y, state = self.core(x, state, resets)
+        if is_debug():
+            trace_nonfinite(y, x, ids)
+        dist, value = self._decode(y, action_mask)
+        action = dist.mode if deterministic else dist.sample()
+        step = Step(action, dist.log_prob(action), value)
+        memory._put(state, ids)  # last, so that an error above leaves memory as it was
+        return Step(*(t.cpu().numpy() for t in step)) if numpy_in else step
+
+    @torch.no_grad()
+    def peek_value(
+        self, obs: Any, env_ids: EnvIds = None, *, resets: Any = None, memory: Memory | None = None
+    ) -> Any:
+        """V(obs) [B] with the state each environment has now; memory is left as it was."""
+        memory = self.memory if memory is None else memory
+        numpy_in = _is_numpy(obs)
+        x = self._encode(self._tensors(obs))
+        if env_ids is None:
+            memory._check_all_rows(x.shape[0])
+            env_ids = range(x.shape[0])
+        state = memory.read(env_ids)
+        y, _ = self.core(x, state, self._flags(resets))
+        _, value = self._decode(y, None)
+        return value.cpu().numpy() if numpy_in else value
+
+    # --- the training leg --------------------------------------------------------------------------------------------
+
+    def evaluate(
+        self,
+        obs: Any,
+        actions: Tensor,
+        state: State,
+        resets: Tensor | None,
+        *,
+        action_mask: Any = None,
+        return_state: bool = False,
+    ) -> Evaluation:
+        """A segment [T, B, ...] from its start state: log_prob, entropy, value [T, B]. Memory is not involved."""
+        obs, actions = self._tensors(obs), self._tensors(actions)
+        resets, action_mask = self._flags(resets), self._mask(action_mask)
+        T, B = _segment_shape(obs)
+        x = self._encode(tree_map(lambda o: o.flatten(0, 1), obs)).unflatten(0, (T, B))
+        y, state = self.core(x, state, resets)
+        mask = None if action_mask is None else tree_map(lambda m: None if m is None else m.flatten(0, 1), action_mask)
+        dist, value = self._decode(y.flatten(0, 1), mask)
+        log_prob, entropy = dist.log_prob(actions.flatten(0, 1)), dist.entropy()
+        _check_batch_shape(log_prob, T * B)
+        parts = (t.unflatten(0, (T, B)) for t in (log_prob, entropy, value))
+        return Evaluation(*parts, state if return_state else None)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Evaluation:
+        """`evaluate`, so that DDP, hooks and `torch.compile(policy)` reach the training leg."""
+        return self.evaluate(*args, **kwargs)
+
+    # --- SB3's way ---------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def predict(
+        self, obs: Any, state: State = None, episode_start: Any = None, deterministic: bool = False
+    ) -> tuple[Any, State]:
+        """One step with the state in the caller's hands, as in Stable-Baselines3: numpy in and out."""
+        obs, resets = self._tensors(obs), self._flags(episode_start)
+        x = self._encode(obs)
+        if resets is not None and resets.shape != (x.shape[0],) and resets.numel() == x.shape[0]:
+            resets = resets.reshape(-1)
+        start = None if state is None else tree_map(lambda s: torch.as_tensor(s, device=self._device()), state)
+        y, new_state = self.core(x, start, resets)
+        dist, _ = self._decode(y, None)
+        action = dist.mode if deterministic else dist.sample()
+        return action.cpu().numpy(), tree_map(lambda s: s.cpu().numpy(), new_state)
+
+    # --- memory, one-liners --------------------------------------------------------------------------------------------
+
+    def has_memory(self) -> bool:
+        """Whether anything is carried from step to step."""
+        return bool(leaves(self.core.row_shapes()))
+
+    def get_memory(self) -> dict[str, Any]:
+        """A copy of the memory, to keep or to give to `set_memory`."""
+        return self.memory.state_dict()
+
+    def set_memory(self, m: Memory | dict[str, Any]) -> None:
+        """Take over a copy from `get_memory`, or use another `hf.Memory` from now on."""
+        if isinstance(m, Memory):
+            if m.core is not self.core:
+                raise ValueError("this Memory belongs to another core; make one with hf.Memory(policy.core)")
+            self.memory = m
+        else:
+            self.memory.load_state_dict(m)
+
+    def reset_memory(self) -> None:
+        """Every environment starts afresh."""
+        self.memory.reset()
+
+    def reset_env_memory(self, env_id: int | EnvIds) -> None:
+        """This environment starts afresh."""
+        self.memory.reset([env_id] if isinstance(env_id, int) else env_id)
+
+    def initial_state(self, batch_size: int) -> State:
+        """A fresh state."""
+        return self.core.initial_state(batch_size)
+
+    def detach_state(self, state: State) -> State:
+        """The same state without its graph."""
+        return state_ops.detach(state)
+
+    # --- inside ----------------------------------------------------------------------------------------------------------
+
+    def _device(self) -> torch.device:
+        return self.core.device()
+
+    def _encode(self, obs: Any) -> Tensor:
+        x = self.encode(obs)
+        n = leaves(obs)[0].shape[0]
+        if not isinstance(x, Tensor) or x.dim() != 2 or x.shape != (n, self.core.input_size):
+            got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+            raise ValueError(f"encode returned {got}, expected [N, core.input_size] = ({n}, {self.core.input_size})")
+        return x
+
+    def _decode(self, y: Tensor, action_mask: Any) -> tuple[Any, Tensor]:
+        if self._decode_takes_mask:
+            dist, value = self.decode(y, action_mask)
+        elif action_mask is not None:
+            raise ValueError(f"{type(self).__name__}.decode takes no action_mask; write decode(self, features, action_mask=None)")
+        else:
+            dist, value = self.decode(y)
+        if value.shape != y.shape[:1]:
+            if value.shape != (y.shape[0], 1):
+                raise ValueError(f"decode returned values of shape {tuple(value.shape)}, expected ({y.shape[0]},)")
+            value = value.squeeze(-1)
+        return dist, value
+
+    def _tensors(self, obs: Any) -> Any:
+        """Observations (nested dicts, tuples, arrays, tensors) as tensors on the policy's device."""
+        device = self._device()
+        return tree_map(lambda o: torch.as_tensor(o, device=device), obs)
+
+    def _flags(self, resets: Any) -> Tensor | None:
+        if resets is None:
+            return None
+        if isinstance(resets, Tensor):
+            return resets
+        return torch.as_tensor(np.asarray(resets), device=self._device())
+
+    def _mask(self, mask: Any) -> Any:
+        if mask is None or isinstance(mask, Tensor):
+            return mask
+        if isinstance(mask, np.ndarray):
+            return torch.as_tensor(mask.astype(bool) if mask.dtype != bool else mask, device=self._device())
+        return tree_map(lambda m: m if m is None else self._mask(m), mask)
+
+
+def _is_numpy(obs: Any) -> bool:
+    return not isinstance(leaves(obs)[0], Tensor)
+
+
+def _segment_shape(obs: Any) -> tuple[int, int]:
+    first = leaves(obs)[0]
+    if first.dim() < 2:
+        raise ValueError(f"a segment's observations are [T, B, ...]; got shape {tuple(first.shape)}")
+    return first.shape[0], first.shape[1]
+
+
+def _check_batch_shape(log_prob: Tensor, n: int) -> None:
+    if log_prob.shape != (n,):
+        raise ValueError(
+            f"the distribution from decode gives log_prob of shape {tuple(log_prob.shape)}, expected ({n},): its batch shape must "
+            "be [N]; wrap several dimensions in torch.distributions.Independent(dist, 1)"
+        )
