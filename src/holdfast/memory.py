@@ -286,7 +286,7 @@ class Memory:
         return _without_graph(self.core._initial_state(rows))
 
     def _read_all(self) -> State:
-        if self._any_fresh or torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or self._any_fresh:
             return state_ops.where(self._fresh, self._initial(self.num_rows), self._state)
         self._handed_out = True
         return self._state
@@ -300,7 +300,7 @@ class Memory:
             fresh = self._fresh[inside] | ~known
             return state_ops.where(fresh, self._initial(len(ids)), state_ops.select(self._state, inside))
         rows = state_ops.select(self._state, ids)
-        if self._any_fresh or torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or self._any_fresh:
             rows = state_ops.where(self._fresh.index_select(0, ids), self._initial(len(ids)), rows)
         return rows
 
@@ -308,7 +308,7 @@ class Memory:
         if ids is _ALL:
             self._state, self._fresh = state, torch.zeros_like(self._fresh)
             self._any_fresh, self._handed_out = False, False
-        elif self._handed_out or torch.compiler.is_compiling() or self._is_inference():
+        elif torch.compiler.is_compiling() or self._handed_out or self._is_inference():
             self._state = state_ops.tree_map(lambda s, new: s.index_copy(0, ids, new), self._state, state)
             self._fresh = self._fresh.index_fill(0, ids, False)
             self._handed_out = False
