@@ -1,0 +1,200 @@
+"""`holdfast.envs.make` and the list of environments."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium.vector import AutoresetMode
+
+import holdfast.envs
+from holdfast.envs import UnknownEnvError, make
+
+
+def popgym_names():
+    popgym_envs = pytest.importorskip("popgym.envs")
+    return [
+        entry["id"].removeprefix("popgym-").removesuffix("-v0") for entry in popgym_envs.ALL_EASY.values()
+    ]
+
+
+def play(env, steps):
+    """Random actions; what came back, and whether an episode ended."""
+    out, ended = [], False
+    for _ in range(steps):
+        *results, _ = env.step(env.action_space.sample())
+        out += results
+        ended |= bool((results[2] | results[3]).any())
+    return out, ended
+
+
+# --- ids -----------------------------------------------------------------------------------------------
+
+
+def test_ours_are_made_on_the_device_asked_for():
+    env = make("holdfast/RepeatPreviousEasy-v0", 4, device="cpu")
+    assert isinstance(env, holdfast.envs.RepeatPrevious)
+    assert env.reset()[0].device == torch.device("cpu")
+    assert make("holdfast/TMaze-v0", 2, env_kwargs={"length": 7}).settings == {"length": 7}
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "popgym:RepeatPreviousEasy"])
+def test_gymnasium_and_popgym_environments_reset_in_the_same_step(env_id, vectorization):
+    if env_id.startswith("popgym"):
+        pytest.importorskip("popgym")
+    env = make(env_id, 2, seed=1, vectorization=vectorization)
+    try:
+        assert env.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP
+        env.reset()
+        for _ in range(60):
+            _, _, terminated, truncated, info = env.step(env.action_space.sample())
+            done = terminated | truncated
+            assert np.array_equal(info.get("_final_obs", np.zeros(2, dtype=bool)), done)
+            if done.any():
+                break
+        assert done.any()
+    finally:
+        env.close()
+
+
+def test_every_popgym_environment_plays_and_repeats_with_its_seed():
+    for name in popgym_names():
+        runs = []
+        for _ in range(2):
+            env = make(f"popgym:{name}", 2, seed=3)
+            obs, _ = env.reset()
+            assert isinstance(obs, np.ndarray), name
+            out, ended = play(env, 210)
+            assert ended, name
+            assert out[-4] in env.observation_space, name
+            runs.append([obs, *out])
+        assert all(np.array_equal(a, b) for a, b in zip(*runs)), name
+
+
+def test_a_tuple_of_small_integers_comes_as_one_array():
+    env = make("Blackjack-v1", 3, seed=0)
+    assert env.single_observation_space == gym.spaces.MultiDiscrete([32, 11, 2])
+    obs, _ = env.reset()
+    assert obs.shape == (3, 3) and obs in env.observation_space
+
+
+def test_popgym_names_are_taken_in_gymnasiums_form_too():
+    pytest.importorskip("popgym")
+    for env_id in ("popgym:repeatfirsteasy", "popgym:popgym-RepeatFirstEasy-v0", "popgym-RepeatFirstEasy-v0"):
+        assert make(env_id, 1).spec.id == "popgym-RepeatFirstEasy-v0"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "suggested"),
+    [
+        ("RepeatPreviousEasy", "did you mean holdfast/RepeatPreviousEasy-v0"),
+        ("holdfast/TMaz-v0", "did you mean holdfast/TMaze-v0"),
+        ("CartPole-v7", "did you mean CartPole-v1"),
+        ("Cartpole", "did you mean CartPole-v1"),
+        ("qqqqqqqq", "`holdfast envs` lists ours, holdfast/RepeatPreviousEasy-v0"),
+        ("no_such_module:Foo-v0", "no module 'no_such_module'"),
+    ],
+)
+def test_an_unknown_id_is_refused_with_the_nearest(wrong, suggested):
+    with pytest.raises(UnknownEnvError) as error:
+        make(wrong, 2)
+    assert wrong in str(error.value) and suggested in str(error.value)
+
+
+def test_an_unknown_popgym_name_is_refused_with_the_nearest():
+    pytest.importorskip("popgym")
+    with pytest.raises(UnknownEnvError, match="did you mean popgym:HigherLowerEasy"):
+        make("popgym:HigherLowerEsy", 2)
+
+
+def test_an_unknown_vectorization_is_refused():
+    with pytest.raises(ValueError, match='\'threads\'; expected "sync" or "async"'):
+        make("CartPole-v1", 2, vectorization="threads")
+
+
+def test_a_seed_makes_reset_and_sampled_actions_repeatable():
+    for env_id in ("holdfast/RepeatFirstEasy-v0", "CartPole-v1"):
+        runs = []
+        for seed in (1, 1, 2):
+            env = make(env_id, 3, seed=seed)
+            runs.append(np.concatenate([np.ravel(env.reset()[0]), np.ravel(env.action_space.sample())]))
+        assert np.array_equal(runs[0], runs[1]) and not np.array_equal(runs[0], runs[2]), env_id
+
+
+# --- velocity masks ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("env_id", "velocities"),
+    [
+        ("CartPole-v1", [1, 3]),
+        ("MountainCar-v0", [1]),
+        ("MountainCarContinuous-v0", [1]),
+        ("Pendulum-v1", [2]),
+        ("Acrobot-v1", [4, 5]),
+    ],
+)
+def test_velocities_and_nothing_else_are_masked(env_id, velocities):
+    masked, plain = make(env_id, 2, seed=0, mask_velocity=True), make(env_id, 2, seed=0)
+    assert masked.single_observation_space == plain.single_observation_space
+    seen, true = masked.reset()[0], plain.reset()[0]
+    kept = [i for i in range(seen.shape[1]) if i not in velocities]
+    for _ in range(20):
+        assert (seen[:, velocities] == 0).all()
+        assert np.array_equal(seen[:, kept], true[:, kept])
+        actions = plain.action_space.sample()
+        seen, true = masked.step(actions)[0], plain.step(actions)[0]
+    assert (true[:, velocities] != 0).all()
+
+
+@pytest.mark.parametrize("env_id", ["holdfast/PositionOnlyCartPoleEasy-v0", "Blackjack-v1"])
+def test_masking_the_velocity_of_an_unknown_environment_is_refused(env_id):
+    with pytest.raises(ValueError, match=r"mask_velocity is not known for .*only for CartPole, MountainCar"):
+        make(env_id, 2, mask_velocity=True)
+
+
+# --- the list ------------------------------------------------------------------------------------------
+
+
+def test_the_list_says_what_the_environments_are():
+    for row in holdfast.envs.list_envs():
+        env = make(row.id, 2, seed=0)
+        spaces = (env.single_observation_space, env.single_action_space)
+        names = [
+            f"Discrete({space.n})" if isinstance(space, gym.spaces.Discrete) else f"Box({space.shape[0]})"
+            for space in spaces
+        ]
+        assert names == [row.observation_space, row.action_space]
+
+
+@pytest.mark.parametrize("row", holdfast.envs.list_envs(), ids=lambda row: row.id)
+def test_random_actions_return_what_the_list_says(row):
+    env = make(row.id, 300, seed=0)
+    env.reset()
+    generator = torch.Generator().manual_seed(0)
+    total, returns = torch.zeros(300), []
+    for _ in range(900):
+        actions = torch.randint(int(env.single_action_space.n), (300,), generator=generator)
+        _, rewards, _, _, info = env.step(actions)
+        total += rewards
+        returns.append(total[info["_final_obs"]])
+        total = total.masked_fill(info["_final_obs"], 0)
+    mean = torch.cat(returns).mean().item()
+    assert mean == pytest.approx(row.chance_return, abs=0.01)
+
+
+def test_importing_the_package_registers_without_loading_torch_environments():
+    code = (
+        "import sys, holdfast.envs, gymnasium\n"
+        "assert 'holdfast/TMaze-v0' in gymnasium.registry\n"
+        "assert 'holdfast.envs.base' not in sys.modules\n"
+        "assert 'popgym' not in sys.modules\n"
+        "print(gymnasium.make_vec('holdfast/TMaze-v0', num_envs=3, length=5).num_envs)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "3"

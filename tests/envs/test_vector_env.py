@@ -1,0 +1,297 @@
+"""What all environments in torch promise: gymnasium's interface, autoreset, seeds, saving, no waiting."""
+
+from __future__ import annotations
+
+import io
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium.vector import AutoresetMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import holdfast.envs
+
+ALL_IDS = [row.id for row in holdfast.envs.list_envs()]
+ONE_OF_EACH = [
+    "holdfast/RepeatPreviousEasy-v0",
+    "holdfast/RepeatFirstEasy-v0",
+    "holdfast/PositionOnlyCartPoleEasy-v0",
+    "holdfast/TMaze-v0",
+]
+
+
+def make(env_id, num_envs=6, **kwargs):
+    if env_id == "holdfast/TMaze-v0":
+        kwargs.setdefault(
+            "env_kwargs", {"length": 3}
+        )  # short, so that random actions reach ends of both kinds
+    return holdfast.envs.make(env_id, num_envs, **kwargs)
+
+
+def random_actions(env, steps, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(int(env.single_action_space.n), (steps, env.num_envs), generator=generator)
+
+
+def play(env, actions):
+    """All that comes back from the given actions [T, B], as one list of tensors."""
+    out = []
+    for row in actions:
+        *results, info = env.step(row)
+        out += [*results, info["final_obs"], info["_final_obs"]]
+    return out
+
+
+def assert_equal(left, right):
+    assert len(left) == len(right)
+    for a, b in zip(left, right):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("env_id", ALL_IDS)
+def test_gymnasium_makes_it_and_its_spaces_hold_what_it_returns(env_id):
+    env = gym.make_vec(f"holdfast.envs:{env_id}", num_envs=5)
+    assert env.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP
+    assert env.spec.id == env_id
+    obs, info = env.reset(seed=0)
+    assert info == {}
+    env.action_space.seed(0)
+    for _ in range(60):
+        assert obs.numpy() in env.observation_space
+        assert obs[0].numpy() in env.single_observation_space or obs[0].item() in env.single_observation_space
+        obs, rewards, terminated, truncated, info = env.step(env.action_space.sample())
+        assert rewards.dtype == torch.float32 and rewards.shape == (5,)
+        assert terminated.dtype == truncated.dtype == info["_final_obs"].dtype == torch.bool
+        assert info["final_obs"].numpy() in env.observation_space
+
+
+@pytest.mark.parametrize("env_id", ONE_OF_EACH)
+def test_an_episode_ends_and_the_next_begins_in_the_same_step(env_id):
+    env = make(env_id, num_envs=32)
+    env.reset(seed=0)
+    first_obs_of_all = {"holdfast/TMaze-v0": {0, 1}}.get(env_id)
+    ended = 0
+    for actions in random_actions(env, 120):
+        obs, _, terminated, truncated, info = env.step(actions)
+        done = terminated | truncated
+        assert torch.equal(info["_final_obs"], done)
+        assert torch.equal(info["final_obs"][~done], obs[~done])
+        if first_obs_of_all and done.any():
+            assert set(obs[done].argmax(-1).tolist()) <= first_obs_of_all
+        if "CartPole" in env_id and done.any():
+            assert obs[done].abs().max() <= 0.05  # a fresh start, in the state as in the observation
+            assert env.state["motion"][done].abs().max() <= 0.05
+            fell = info["final_obs"][terminated].double().abs() > torch.tensor([2.4, 0.2094])
+            assert fell.any(-1).all()
+        ended += int(done.sum())
+    assert ended >= 32
+
+
+@pytest.mark.parametrize("env_id", ONE_OF_EACH)
+def test_environments_do_not_touch_each_other(env_id):
+    """Another action in one environment changes nothing in the others."""
+    one, two = make(env_id), make(env_id)
+    one.reset(seed=4), two.reset(seed=4)
+    actions = random_actions(one, 80)
+    changed = actions.clone()
+    changed[:, 2] = random_actions(one, 80, seed=9)[:, 2]
+    others = [0, 1, 3, 4, 5]
+    for left, right in zip(play(one, actions), play(two, changed)):
+        assert torch.equal(left[others], right[others])
+
+
+@pytest.mark.parametrize("env_id", ONE_OF_EACH)
+def test_the_same_seed_gives_the_same_run_and_another_seed_another(env_id):
+    env = make(env_id)
+    actions = random_actions(env, 60)
+    runs = []
+    for seed in (1, 1, 2):
+        obs, _ = env.reset(seed=seed)
+        runs.append([obs, *play(env, actions)])
+    assert_equal(runs[0], runs[1])
+    assert any(not torch.equal(a, b) for a, b in zip(runs[0], runs[2]))
+    # reset() without a seed goes on with the same generator: repeatable, but other episodes.
+    again = []
+    for _ in range(2):
+        env.reset(seed=1)
+        again.append([env.reset()[0], *play(env, actions)])
+    assert_equal(again[0], again[1])
+    assert any(not torch.equal(a, b) for a, b in zip(again[0], runs[0]))
+
+
+@pytest.mark.parametrize("env_id", ONE_OF_EACH)
+def test_environments_leave_the_global_random_numbers_alone(env_id):
+    env = make(env_id, seed=0)
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    env.reset()
+    play(env, random_actions(env, 5))
+    assert torch.equal(torch.rand(3), expected)
+
+
+@pytest.mark.parametrize("env_id", ALL_IDS)
+def test_a_restored_environment_goes_on_bit_for_bit(env_id):
+    env = make(env_id, seed=3)
+    actions = random_actions(env, 150)
+    play(env, actions[:37])  # mid-episode
+    file = io.BytesIO()
+    torch.save(env.state_dict(), file)
+    file.seek(0)
+    restored = make(env_id)
+    restored.load_state_dict(torch.load(file, weights_only=True))
+    assert_equal(play(env, actions[37:]), play(restored, actions[37:]))
+    assert_equal([env.reset()[0]], [restored.reset()[0]])
+
+
+@pytest.mark.parametrize("env_id", ONE_OF_EACH)
+def test_a_saved_state_is_a_copy(env_id):
+    env = make(env_id, seed=3)
+    saved = env.state_dict()
+    before = {name: leaf.clone() for name, leaf in saved["state"].items()}
+    actions = random_actions(env, 20)
+    first = play(env, actions)
+    for name, leaf in saved["state"].items():
+        assert torch.equal(leaf, before[name])
+    env.load_state_dict(saved)
+    for leaf in saved["state"].values():
+        leaf.fill_(0)
+    assert_equal(play(env, actions), first)
+
+
+def test_a_state_of_another_environment_is_refused_with_the_difference():
+    env = make("holdfast/RepeatPreviousEasy-v0", seed=0)
+    with pytest.raises(ValueError, match="num_envs = 4, this one 6"):
+        env.load_state_dict(make("holdfast/RepeatPreviousEasy-v0", 4, seed=0).state_dict())
+    with pytest.raises(ValueError, match=r"settings = \{'num_decks': 2, 'k': 32\}"):
+        env.load_state_dict(make("holdfast/RepeatPreviousMedium-v0", seed=0).state_dict())
+    with pytest.raises(ValueError, match="env = 'TMaze'"):
+        env.load_state_dict(make("holdfast/TMaze-v0", seed=0).state_dict())
+    with pytest.raises(ValueError, match=r"\['generator', 'state'\] missing"):
+        env.load_state_dict({k: v for k, v in env.state_dict().items() if k not in ("generator", "state")})
+    damaged = env.state_dict()
+    damaged["state"]["deck"] = damaged["state"]["deck"][:3]
+    with pytest.raises(
+        ValueError, match=r"saved 'deck' is torch.int64 \(3, 4\), expected torch.int64 \(6, 4\)"
+    ):
+        env.load_state_dict(damaged)
+
+
+@pytest.mark.parametrize("env_id", ONE_OF_EACH)
+def test_what_a_caller_does_to_returned_tensors_does_not_reach_the_environment(env_id):
+    one, two = make(env_id, seed=0), make(env_id, seed=0)
+    one.reset(), two.reset()[0].zero_()
+    for actions in random_actions(one, 60):
+        expected = one.step(actions)
+        came = two.step(actions)
+        assert_equal(expected[:4], came[:4])
+        for tensor in (*came[:4], *came[4].values()):
+            tensor.zero_()
+
+
+@pytest.mark.parametrize("env_id", ONE_OF_EACH)
+def test_numpy_actions_do_as_tensors(env_id):
+    one, two = make(env_id, seed=0), make(env_id, seed=0)
+    actions = random_actions(one, 10)
+    assert_equal(play(one, actions), play(two, actions.numpy().astype(np.int32)))
+
+
+def test_wrong_actions_are_refused_with_what_was_expected():
+    env = make("holdfast/TMaze-v0", seed=0)
+    with pytest.raises(ValueError, match=r"shape \(6, 1\), expected \(6,\)"):
+        env.step(torch.zeros(6, 1, dtype=torch.int64))
+    with pytest.raises(TypeError, match=r"torch.float32, expected integers from 0 to 2"):
+        env.step(torch.zeros(6))
+    with pytest.raises(ValueError, match="actions range from 0 to 3, expected 0 to 2"):
+        env.step(np.array([0, 1, 2, 3, 0, 0]))
+
+
+def test_misuse_is_refused_with_what_to_do():
+    with pytest.raises(gym.error.ResetNeeded, match=r"call reset\(\) before step"):
+        holdfast.envs.RepeatFirst(2).step(torch.zeros(2, dtype=torch.int64))
+    with pytest.raises(ValueError, match="num_envs is 0"):
+        holdfast.envs.RepeatFirst(0)
+    with pytest.raises(TypeError, match="expected one integer"):
+        holdfast.envs.RepeatFirst(2).reset(seed=[1, 2])
+    with pytest.raises(ValueError, match=r"no reset options, got \['low'\]"):
+        holdfast.envs.RepeatFirst(2).reset(options={"low": 0})
+    with pytest.raises(ValueError, match="num_decks is 1 and k is 52"):
+        holdfast.envs.RepeatPrevious(2, k=52)
+
+
+# --- no waiting for the device -------------------------------------------------------------------------
+
+WAITS = {"_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal", "_unique2", "item"}
+
+
+class RefusesToWait(TorchDispatchMode):
+    """Fails on operations that must know a tensor's values, and on writes into a tensor."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        assert name not in WAITS, f"{func} waits for the device"
+        if name == "index":
+            assert all(i is None or i.dtype != torch.bool for i in args[1]), "indexing by a mask waits"
+        assert not name.endswith("_") or name == "uniform_", f"{func} writes in place"
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("env_id", ONE_OF_EACH)
+def test_a_step_never_looks_at_a_value(env_id):
+    env = make(env_id, seed=0)
+    actions = random_actions(env, 60)
+    with RefusesToWait():
+        play(env, actions.unbind(0))
+        env.reset()
+
+
+@pytest.mark.parametrize("env_id", ONE_OF_EACH)
+def test_a_transition_compiles_as_one_graph_and_never_again(env_id):
+    env = make(env_id, seed=0)
+    graphs = []
+
+    def count(graph, _inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    compiled = torch.compile(env.transition, fullgraph=True, backend=count, dynamic=False)
+    state = env.state
+    for actions in random_actions(env, 60):
+        draws = env.draw()
+        expected, came = env.transition(state, actions, draws), compiled(state, actions, draws)
+        assert_equal(list(expected[1:]), list(came[1:]))
+        state = came.state
+    assert len(graphs) == 1
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("env_id", ONE_OF_EACH)
+def test_a_gpu_step_never_waits_and_can_be_captured(env_id):
+    env = make(env_id, 4096, device="cuda", seed=0)
+    actions = random_actions(env, 60).cuda()
+    play(env, actions[:3])
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        out = play(env, actions)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert all(tensor.is_cuda for tensor in out)
+
+    # Capture one transition and replay it: the same as calling it.
+    state = {name: leaf.clone() for name, leaf in env.state.items()}
+    static_actions, static_draws = actions[0].clone(), env.draw()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = env.transition(state, static_actions, static_draws)
+    for row in actions[:20]:
+        draws = env.draw()
+        expected = env.transition({k: v.clone() for k, v in state.items()}, row, draws)
+        static_actions.copy_(row)
+        static_draws.copy_(draws)
+        graph.replay()
+        assert_equal(list(captured[1:]), list(expected[1:]))
+        for name, leaf in state.items():
+            leaf.copy_(captured.state[name])
