@@ -1,0 +1,191 @@
+"""`TrainConfig`: every setting of a training run, one line of help each, and the presets per task.
+
+The command line's flags are these fields; `config.json` in a run folder holds the resolved ones.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+
+@dataclass
+class TrainConfig:
+    """Settings of a training run."""
+
+    env: str = "holdfast/RepeatPreviousEasy-v0"
+    """Environment: ours (holdfast/...), any gymnasium id, or popgym:Name."""
+    core: Literal["lstm", "gru", "none"] = "lstm"
+    """What remembers: lstm, gru, or none (the memoryless control)."""
+    hidden_size: int = 128
+    """Units of the core, per layer."""
+    num_layers: int = 1
+    """Layers of the core."""
+    critic_core: Literal["shared", "separate", "none"] = "shared"
+    """The critic's memory: the actor's, its own, or none."""
+    reset: Literal["zero", "learned", "detach", "never"] = "zero"
+    """What happens to memory at an episode's start."""
+    encoder_sizes: tuple[int, ...] | None = None
+    """Layers before the core; one of hidden_size by default, () for none."""
+    head_sizes: tuple[int, ...] = ()
+    """Layers between core and outputs, in actor and critic each."""
+    activation: Literal["tanh", "relu", "silu", "gelu"] = "tanh"
+    """Activation of those layers."""
+    inputs: tuple[str, ...] = ("obs",)
+    """What the policy sees: obs, prev_action, prev_reward."""
+
+    num_envs: int = 64
+    """Environments that step together."""
+    num_steps: int = 64
+    """Steps per environment in a rollout: the length of a segment."""
+    bptt: int | None = None
+    """Length of the sequences trained on; must divide num_steps. None: whole segments."""
+    total_steps: int = 1_000_000
+    """Environment steps in all."""
+    vectorization: Literal["sync", "async"] = "sync"
+    """How gymnasium environments run: in this process, or one process each."""
+    mask_velocity: bool = False
+    """Hide velocities of known gymnasium tasks, so that memory is needed."""
+    env_kwargs: dict[str, Any] = field(default_factory=dict)
+    """Arguments for the environment's constructor."""
+
+    learning_rate: float = 1e-3
+    """Adam's learning rate at the start."""
+    lr_schedule: Literal["constant", "linear", "cosine"] = "linear"
+    """How the learning rate goes on: constant, or down to 0 at total_steps."""
+    gamma: float = 0.99
+    """Discount."""
+    gae_lambda: float = 0.95
+    """Bias against variance in advantages."""
+    epochs: int = 4
+    """Passes over each rollout."""
+    minibatches: int = 4
+    """Minibatches per pass, each of whole sequences."""
+    clip_range: float = 0.2
+    """How far the policy may move from the one that acted."""
+    clip_value: float | None = None
+    """The same for values; None: not clipped."""
+    entropy_coef: float = 0.01
+    """Weight of the entropy bonus."""
+    value_coef: float = 0.5
+    """Weight of the value loss."""
+    max_grad_norm: float = 0.5
+    """Gradients are scaled down to this norm."""
+    target_kl: float | None = None
+    """Stop an update's epochs when the policy moved further than 1.5 times this; None: never."""
+    adam_eps: float = 1e-5
+    """Adam's epsilon."""
+    normalize_advantage: bool = True
+    """Advantages to mean 0 and deviation 1, over the whole rollout."""
+    normalize_obs: bool = False
+    """Running normalisation of float observations; frozen during rollout and update."""
+    normalize_reward: bool = False
+    """Scale rewards by the running deviation of returns; frozen likewise."""
+    refresh_states: bool = False
+    """Recompute the start states of chunks before each epoch after the first (with bptt)."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """Precision of both legs; bf16 runs under autocast."""
+
+    seed: int = 1
+    """Of everything."""
+    device: str = "auto"
+    """cpu, cuda, or auto."""
+    threads: int | None = None
+    """CPU threads; None chooses by size."""
+
+    name: str | None = None
+    """Name of the run; by default core and seed."""
+    run_dir: str | None = None
+    """Folder of the run; by default runs/<env>/<name>."""
+    checkpoint_every: int = 50
+    """Updates between checkpoints; 0: only at the end."""
+    keep_checkpoints: int = 3
+    """How many rolling checkpoints are kept, besides the best."""
+    eval_every: int = 0
+    """Updates between evaluations in training; 0: none."""
+    eval_episodes: int = 20
+    """Episodes per evaluation in training."""
+    final_eval_episodes: int = 100
+    """Fresh episodes that the result is measured on."""
+    replay_check_every: int = 50
+    """Updates between replay checks (the first update is always checked)."""
+    track: bool = False
+    """Log to Weights & Biases too, if installed."""
+    tensorboard: bool = True
+    """Write TensorBoard events, if installed."""
+    quiet: bool = False
+    """Print nothing but the result."""
+
+    def __post_init__(self) -> None:
+        for name in ("hidden_size", "num_layers", "num_envs", "num_steps", "total_steps", "epochs", "minibatches"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.bptt is not None and (self.bptt < 1 or self.num_steps % self.bptt):
+            raise ValueError(f"bptt={self.bptt} must divide num_steps={self.num_steps}")
+        rows = self.num_envs * (self.num_steps // (self.bptt or self.num_steps))
+        if self.minibatches > rows:
+            raise ValueError(
+                f"{self.minibatches} minibatches of whole sequences need at least as many sequences, but there are {rows} "
+                f"(num_envs={self.num_envs} x {self.num_steps // (self.bptt or self.num_steps)} per segment)"
+            )
+        unknown = set(self.inputs) - {"obs", "prev_action", "prev_reward"}
+        if unknown or "obs" not in self.inputs:
+            raise ValueError(f"inputs={self.inputs}: 'obs', and optionally 'prev_action' and 'prev_reward'")
+        self.inputs = tuple(self.inputs)
+        self.head_sizes = tuple(self.head_sizes)
+        self.encoder_sizes = None if self.encoder_sizes is None else tuple(self.encoder_sizes)
+
+    @property
+    def num_updates(self) -> int:
+        return max(1, -(-self.total_steps // (self.num_envs * self.num_steps)))
+
+    @property
+    def folder(self) -> Path:
+        """Where the run is kept."""
+        if self.run_dir:
+            return Path(self.run_dir)
+        env = self.env.removeprefix("holdfast/").replace("/", "-").replace(":", "-")
+        return Path("runs") / env / (self.name or f"{self.core}-seed{self.seed}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data: strings, numbers, lists, dicts."""
+        return json.loads(json.dumps(dataclasses.asdict(self)))
+
+    @classmethod
+    def from_dict(cls, d: dict[str, Any]) -> TrainConfig:
+        known = {f.name for f in dataclasses.fields(cls)}
+        unknown = sorted(set(d) - known)
+        if unknown:
+            raise ValueError(f"unknown settings {unknown}; known are {sorted(known)}")
+        return cls(**d)
+
+    @classmethod
+    def load(cls, path: str | Path) -> TrainConfig:
+        """From a run's config.json."""
+        return cls.from_dict(json.loads(Path(path).read_text()))
+
+    @classmethod
+    def preset(cls, name: str, **overrides: Any) -> TrainConfig:
+        """Settings that solve a task; `TrainConfig.preset("repeat-previous-easy", seed=2)`."""
+        if name not in PRESETS:
+            raise ValueError(f"unknown preset {name!r}; one of {', '.join(PRESETS)}")
+        return cls(**{**PRESETS[name], **overrides})
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "repeat-previous-easy": dict(
+        env="holdfast/RepeatPreviousEasy-v0", hidden_size=64, num_envs=64, num_steps=64, total_steps=600_000
+    ),
+    "repeat-first-easy": dict(
+        env="holdfast/RepeatFirstEasy-v0", hidden_size=64, num_envs=64, num_steps=64, total_steps=600_000
+    ),
+    "position-only-cartpole-easy": dict(
+        env="holdfast/PositionOnlyCartPoleEasy-v0", hidden_size=64, num_envs=64, num_steps=64, total_steps=1_000_000
+    ),
+    "t-maze": dict(
+        env="holdfast/TMaze-v0", hidden_size=64, num_envs=64, num_steps=64, total_steps=1_000_000
+    ),
+}
