@@ -184,8 +184,9 @@ def test_random_actions_return_what_the_list_says(row):
         total += rewards
         returns.append(total[info["_final_obs"]])
         total = total.masked_fill(info["_final_obs"], 0)
-    mean = torch.cat(returns).mean().item()
-    assert mean == pytest.approx(row.chance_return, abs=0.01)
+    finished = torch.cat(returns)
+    four_sigma = 4 * finished.std().item() / len(finished) ** 0.5
+    assert finished.mean().item() == pytest.approx(row.chance_return, abs=four_sigma + 0.0005)  # three digits
 
 
 def test_importing_the_package_registers_without_loading_torch_environments():
