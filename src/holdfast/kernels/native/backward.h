@@ -1,0 +1,357 @@
+/* The backward pass: step by step from the end, the gates' gradients and their product with W_hh; by chunks of time,
+ * what the gates' gradients give to inputs and weights. */
+#ifndef HOLDFAST_BACKWARD_H
+#define HOLDFAST_BACKWARD_H
+
+#include "layout.h"
+
+typedef struct {
+    float *dw_x, *dw_h;       /* [gates * padded][padded_inputs or padded] */
+    float *db;                /* [4][padded] */
+    float *dfill_h, *dfill_c; /* [padded] */
+} Sums;
+
+typedef struct {
+    const Job *job;
+    Sizes s;
+    int64_t stride;         /* of a row of gates' gradients: off the powers of two, where cache lines collide */
+    float *w_x, *w_h;       /* panels of columns, each [gates * padded][vectors][LANES] */
+    float *fill_h, *fill_c; /* [padded] */
+    Sums *sums;             /* [parts] */
+    int64_t parts;
+    int failed;
+} Backward;
+
+typedef struct {
+    const float **h_before, **dg_rows; /* [chunk] */
+    const float **x_rows;              /* [chunk] */
+    float *dg;                         /* [chunk][stride] */
+    float *dh, *dc;                    /* [rows][padded]: what arrives from the step after */
+    float *c0;                         /* [rows][padded] */
+    float *panels;                     /* [chunk][padded_inputs or padded] */
+    float *result;
+} BackwardScratch;
+
+static void backward_scratch(BackwardScratch *f, Arena *arena, const Backward *call, int64_t rows) {
+    const Sizes *s = &call->s;
+    const int64_t chunk = chunk_bound(s, rows), lstm_rows = call->job->is_lstm ? rows : 0;
+    f->h_before = take(arena, (size_t)chunk * sizeof(float *));
+    f->dg_rows = take(arena, (size_t)chunk * sizeof(float *));
+    f->x_rows = take(arena, (size_t)chunk * sizeof(float *));
+    f->dg = take_floats(arena, chunk * call->stride);
+    f->dh = take_floats(arena, rows * s->padded);
+    f->dc = take_floats(arena, lstm_rows * s->padded);
+    f->c0 = take_floats(arena, lstm_rows * s->padded);
+    f->panels = take_floats(arena, chunk * (s->padded > s->padded_inputs ? s->padded : s->padded_inputs));
+    f->result = take_floats(arena, MAX_ROWS * PANEL);
+}
+
+INLINE vec incoming(const float *dy, int64_t count) { return dy ? load_first(dy, count) : splat(0.0f); }
+
+/* LANES units of one row. dc becomes the gradient of the cell before this step. */
+INLINE void lstm_gate_gradients(const float *gate, int64_t stride, const float *c, const float *c_before, vec dh, float *dc,
+                                float *dg, vec *db) {
+    const vec one = splat(1.0f);
+    vec i = load(gate), f = load(gate + stride), g = load(gate + 2 * stride), o = load(gate + 3 * stride);
+    vec squashed = tanh_(load(c));
+    vec d_o = dh * squashed * o * (one - o);
+    vec dcell = load(dc) + dh * o * (one - squashed * squashed);
+    vec d_i = dcell * g * i * (one - i);
+    vec d_f = dcell * load(c_before) * f * (one - f);
+    vec d_g = dcell * i * (one - g * g);
+    store(dc, dcell * f);
+    store(dg, d_i);
+    store(dg + stride, d_f);
+    store(dg + 2 * stride, d_g);
+    store(dg + 3 * stride, d_o);
+    db[0] += d_i, db[1] += d_f, db[2] += d_g, db[3] += d_o;
+}
+
+/* dh becomes the part of the gradient of the state before this step that does not pass through the gates. */
+INLINE void gru_gate_gradients(const float *gate, int64_t stride, vec h_before, vec dh_now, float *dh, float *dg, vec *db) {
+    const vec one = splat(1.0f);
+    vec n = load(gate), r = load(gate + stride), z = load(gate + 2 * stride), hn = load(gate + 3 * stride);
+    vec d_n = dh_now * (one - z) * (one - n * n);
+    vec d_z = dh_now * (h_before - n) * z * (one - z);
+    vec d_r = d_n * hn * r * (one - r);
+    vec d_hn = d_n * r;
+    store(dh, dh_now * z);
+    store(dg, d_n);
+    store(dg + stride, d_r);
+    store(dg + 2 * stride, d_z);
+    store(dg + 3 * stride, d_hn);
+    db[0] += d_n, db[1] += d_r, db[2] += d_z, db[3] += d_hn;
+}
+
+/* out[r] (+)= dg[r] W for rows given by address; columns beyond `columns` are not touched. */
+INLINE void product_rows(BackwardScratch *f, const float *const *dg_rows, int64_t depth, const float *weights, int64_t columns,
+                         int64_t padded, float *const *out, float *out_first, int64_t out_stride, int64_t rows,
+                         const int add) {
+    for (int64_t column = 0; column < padded; column += PANEL) {
+        const int64_t width = panel_vectors(padded, column);
+        const float *panel = weights + column * depth;
+        for (int64_t i = 0; i < block_count(rows); i++) {
+            int64_t first = block_start(rows, i), count = block_start(rows, i + 1) - first;
+            tiles[width - 1][count - 1](depth, dg_rows + first, panel, f->result);
+            for (int64_t r = 0; r < count; r++)
+                for (int64_t v = 0; v < width; v++) {
+                    int64_t at = column + v * LANES;
+                    float *to = (out ? out[first + r] : out_first + (first + r) * out_stride) + at;
+                    vec sum = load(f->result + (r * width + v) * LANES);
+                    store_first(to, add ? load(to) + sum : sum, columns - at);
+                }
+        }
+    }
+}
+
+/* dw [depth_rows][padded] += sum over the chunk's rows of dg^T right. */
+static void add_outer_products(BackwardScratch *f, const float *dg, int64_t stride, int64_t gate_columns, int64_t rows,
+                               const float *const *right, int64_t columns, int64_t padded, float *dw) {
+    for (int64_t column = 0; column < padded; column += PANEL)
+        pack_panel(f->panels + column * rows, right, rows, column, columns, panel_vectors(padded, column));
+    /* a cache line of gates' gradients meets every panel before the next line is fetched */
+    for (int64_t line = 0; line < gate_columns; line += LANES)
+        for (int64_t column = 0; column < padded; column += PANEL)
+            for (int64_t g = line; g < line + LANES; g += OUTER_ROWS)
+                outers[panel_vectors(padded, column) - 1](rows, dg + g, stride, f->panels + column * rows,
+                                                          dw + g * padded + column, padded);
+}
+
+/* Everything that step t does to the rows' dh and dc. */
+INLINE void backward_step(const Backward *call, BackwardScratch *f, Sums *sums, int64_t first, int64_t rows, int64_t t,
+                          int64_t chunk_row, const int lstm) {
+    const Job *job = call->job;
+    const Sizes *s = &call->s;
+    const int64_t hidden = s->hidden, padded = s->padded, now = t * s->batch + first;
+    const uint8_t *reset = job->resets ? job->resets + now : NULL;
+    const uint8_t *replaced = job->cut ? NULL : reset; /* rows whose state before the step was a fill */
+    const float *y_before = t ? job->y + (now - s->batch) * hidden : job->h0 + first * hidden;
+    const float **h_before = f->h_before + chunk_row;
+    float *dg = f->dg + chunk_row * call->stride;
+    for (int64_t b = 0; b < rows; b++) h_before[b] = replaced && replaced[b] ? call->fill_h : y_before + b * hidden;
+
+    for (int64_t u = 0; u < s->units; u++) {
+        const int64_t unit = u * LANES, count = hidden - unit;
+        vec db[4] = {splat(0.0f), splat(0.0f), splat(0.0f), splat(0.0f)};
+        for (int64_t b = 0; b < rows; b++) {
+            const float *gate = job->gates + (now + b) * s->row + unit;
+            float *dh = f->dh + b * padded + unit;
+            vec dh_now = load(dh) + incoming(job->dy ? job->dy + (now + b) * hidden + unit : NULL, count);
+            if (lstm) {
+                const float *c = job->cells + (now + b) * padded + unit;
+                const float *c_before = t ? c - s->batch * padded : f->c0 + b * padded + unit;
+                if (replaced && replaced[b]) c_before = call->fill_c + unit;
+                lstm_gate_gradients(gate, padded, c, c_before, dh_now, f->dc + b * padded + unit, dg + b * call->stride + unit,
+                                    db);
+            } else {
+                gru_gate_gradients(gate, padded, load_first(h_before[b] + unit, count), dh_now, dh, dg + b * call->stride + unit,
+                                   db);
+            }
+        }
+        for (int64_t g = 0; g < 4; g++) {
+            float *to = sums->db + g * padded + unit;
+            store(to, load(to) + db[g]);
+        }
+    }
+
+    const int64_t h_slot = lstm ? 0 : padded;
+    for (int64_t b = 0; b < rows; b++) f->dg_rows[b] = dg + b * call->stride + h_slot;
+    product_rows(f, f->dg_rows, s->cell.gates * padded, call->w_h, padded, padded, NULL, f->dh, padded, rows, !lstm);
+
+    for (int64_t b = 0; reset && b < rows; b++) {
+        if (!reset[b]) continue;
+        for (int64_t u = 0; u < padded; u += LANES) {
+            float *dh = f->dh + b * padded + u, *dc = f->dc + b * padded + u;
+            store(sums->dfill_h + u, load(sums->dfill_h + u) + load(dh));
+            store(dh, splat(0.0f));
+            if (!lstm) continue;
+            store(sums->dfill_c + u, load(sums->dfill_c + u) + load(dc));
+            store(dc, splat(0.0f));
+        }
+    }
+}
+
+INLINE void backward_group(const Backward *call, BackwardScratch *f, Sums *sums, int64_t first, int64_t rows,
+                           const int lstm) {
+    const Job *job = call->job;
+    const Sizes *s = &call->s;
+    const int64_t hidden = s->hidden, padded = s->padded, gate_columns = s->cell.gates * padded;
+    const int64_t chunk = chunk_steps(s, rows);
+    for (int64_t b = 0; b < rows; b++) {
+        const int64_t from = (first + b) * hidden, to = b * padded;
+        copy_padded(f->dh + to, job->dh_n ? job->dh_n + from : NULL, hidden, padded);
+        if (!lstm) continue;
+        copy_padded(f->dc + to, job->dc_n ? job->dc_n + from : NULL, hidden, padded);
+        copy_padded(f->c0 + to, job->c0 + from, hidden, padded);
+    }
+
+    for (int64_t t1 = s->steps; t1 > 0;) {
+        const int64_t t0 = t1 > chunk ? t1 - chunk : 0, chunk_rows = (t1 - t0) * rows;
+        for (int64_t t = t1 - 1; t >= t0; t--) backward_step(call, f, sums, first, rows, t, (t - t0) * rows, lstm);
+
+        if (job->dx) {
+            for (int64_t n = 0; n < chunk_rows; n++) {
+                f->dg_rows[n] = f->dg + n * call->stride;
+                f->x_rows[n] = job->dx + ((t0 + n / rows) * s->batch + first + n % rows) * s->inputs;
+            }
+            product_rows(f, f->dg_rows, gate_columns, call->w_x, s->inputs, s->padded_inputs, (float *const *)f->x_rows, NULL, 0,
+                         chunk_rows, 0);
+        }
+        if (job->dw_ih) {
+            for (int64_t n = 0; n < chunk_rows; n++)
+                f->x_rows[n] = job->x + ((t0 + n / rows) * s->batch + first + n % rows) * s->inputs;
+            add_outer_products(f, f->dg, call->stride, gate_columns, chunk_rows, f->x_rows, s->inputs, s->padded_inputs,
+                               sums->dw_x);
+        }
+        if (job->dw_hh)
+            add_outer_products(f, f->dg + s->cell.h_slot * padded, call->stride, gate_columns, chunk_rows, f->h_before, hidden,
+                               padded, sums->dw_h);
+        t1 = t0;
+    }
+
+    for (int64_t b = 0; b < rows; b++) {
+        if (job->dh0) copy_cut(job->dh0 + (first + b) * hidden, f->dh + b * padded, hidden);
+        if (job->dc0) copy_cut(job->dc0 + (first + b) * hidden, f->dc + b * padded, hidden);
+    }
+}
+
+static void sums_memory(Sums *sums, Arena *arena, const Job *job, const Sizes *s) {
+    const int64_t gate_columns = s->cell.gates * s->padded;
+    sums->db = take_floats(arena, s->row);
+    sums->dfill_h = take_floats(arena, s->padded);
+    sums->dfill_c = take_floats(arena, s->padded);
+    sums->dw_x = take_floats(arena, job->dw_ih ? gate_columns * s->padded_inputs : 0);
+    sums->dw_h = take_floats(arena, job->dw_hh ? gate_columns * s->padded : 0);
+}
+
+static void backward_part(void *context, int64_t part) {
+    Backward *call = context;
+    const Job *job = call->job;
+    const Sizes *s = &call->s;
+    Sums *sums = call->sums + part;
+    const int64_t from = s->batch * part / call->parts, to = s->batch * (part + 1) / call->parts;
+    const int64_t groups = (to - from + GROUP_ROWS - 1) / GROUP_ROWS;
+    const int64_t gate_columns = s->cell.gates * s->padded;
+    zero(sums->db, s->row);
+    zero(sums->dfill_h, s->padded);
+    zero(sums->dfill_c, s->padded);
+    if (job->dw_ih) zero(sums->dw_x, gate_columns * s->padded_inputs);
+    if (job->dw_hh) zero(sums->dw_h, gate_columns * s->padded);
+    if (groups == 0) return;
+
+    Arena arena = {0, 0};
+    BackwardScratch scratch;
+    backward_scratch(&scratch, &arena, call, (to - from + groups - 1) / groups);
+    void *memory = aligned_alloc(64, arena.used);
+    if (!memory) {
+        call->failed = 1;
+        return;
+    }
+    unsigned int mode = flush_denormals();
+    for (int64_t g = 0; g < groups; g++) {
+        int64_t first = from + (to - from) * g / groups, rows = from + (to - from) * (g + 1) / groups - first;
+        arena = (Arena){(uintptr_t)memory, 0};
+        backward_scratch(&scratch, &arena, call, rows);
+        if (job->is_lstm) backward_group(call, &scratch, sums, first, rows, 1);
+        else backward_group(call, &scratch, sums, first, rows, 0);
+    }
+    restore_denormals(mode);
+    free(memory);
+}
+
+static void backward_memory(Backward *call, Arena *arena) {
+    const Sizes *s = &call->s;
+    const int64_t gate_columns = s->cell.gates * s->padded;
+    call->w_x = take_floats(arena, call->job->dx ? gate_columns * s->padded_inputs : 0);
+    call->w_h = take_floats(arena, gate_columns * s->padded);
+    call->fill_h = take_floats(arena, s->padded);
+    call->fill_c = take_floats(arena, s->padded);
+    call->sums = take(arena, (size_t)call->parts * sizeof(Sums));
+    for (int64_t part = 0; part < call->parts; part++) {
+        Sums unplaced;
+        sums_memory(arena->base ? call->sums + part : &unplaced, arena, call->job, s);
+    }
+}
+
+/* Weights of `gates` blocks [hidden, columns] as panels of columns, each [gates * padded][vectors][LANES]; the rows of
+ * units beyond `hidden` are zeros. */
+static void pack_backward(float *out, const float *weights, const int64_t *order, const Sizes *s, int64_t columns) {
+    const int64_t padded_columns = round_up(columns, LANES), depth = s->cell.gates * s->padded;
+    for (int64_t column = 0; column < padded_columns; column += PANEL) {
+        const int64_t width = panel_vectors(padded_columns, column);
+        float *panel = out + column * depth;
+        for (int64_t g = 0; g < s->cell.gates; g++)
+            for (int64_t j = 0; j < s->padded; j++)
+                for (int64_t v = 0; v < width; v++) {
+                    const int64_t at = column + v * LANES;
+                    const float *from = weights + (order[g] * s->hidden + j) * columns + at;
+                    store(panel + ((g * s->padded + j) * width + v) * LANES,
+                          j < s->hidden ? load_first(from, columns - at) : splat(0.0f));
+                }
+    }
+}
+
+/* The parts' sums of weight gradients, in torch's order of gates. */
+static void write_weights(const Backward *call, float *out, int64_t which_h, int64_t columns) {
+    const Sizes *s = &call->s;
+    const int64_t padded_columns = round_up(columns, LANES);
+    const int64_t *order = which_h ? s->cell.h_gate : s->cell.x_gate;
+    for (int64_t g = 0; g < s->cell.gates; g++)
+        for (int64_t j = 0; j < s->hidden; j++)
+            for (int64_t c = 0; c < columns; c += LANES) {
+                vec sum = splat(0.0f);
+                for (int64_t part = 0; part < call->parts; part++)
+                    sum += load((which_h ? call->sums[part].dw_h : call->sums[part].dw_x) +
+                                (g * s->padded + j) * padded_columns + c);
+                store_first(out + (order[g] * s->hidden + j) * columns + c, sum, columns - c);
+            }
+}
+
+static void write_bias(const Backward *call, float *out, const int64_t *order, int64_t first_slot) {
+    const Sizes *s = &call->s;
+    for (int64_t g = 0; g < s->cell.gates; g++)
+        for (int64_t j = 0; j < s->hidden; j++) {
+            float sum = 0.0f;
+            for (int64_t part = 0; part < call->parts; part++)
+                sum += call->sums[part].db[(first_slot + g) * s->padded + j];
+            out[order[g] * s->hidden + j] = sum;
+        }
+}
+
+static int backward(const Job *job) {
+    Backward call = {.job = job, .s = sizes_of(job), .parts = job->threads};
+    const Sizes *s = &call.s;
+    call.stride = s->row + LANES;
+    Arena arena = {0, 0};
+    backward_memory(&call, &arena);
+    void *memory = aligned_alloc(64, arena.used);
+    if (!memory) return 1;
+    arena = (Arena){(uintptr_t)memory, 0};
+    backward_memory(&call, &arena);
+
+    if (job->dx) pack_backward(call.w_x, job->w_ih, s->cell.x_gate, s, s->inputs);
+    pack_backward(call.w_h, job->w_hh, s->cell.h_gate, s, s->hidden);
+    copy_padded(call.fill_h, job->fill_h, s->hidden, s->padded);
+    copy_padded(call.fill_c, job->fill_c, s->hidden, s->padded);
+    holdfast_parallel(backward_part, &call, call.parts);
+
+    if (!call.failed) {
+        if (job->dw_ih) write_weights(&call, job->dw_ih, 0, s->inputs);
+        if (job->dw_hh) write_weights(&call, job->dw_hh, 1, s->hidden);
+        if (job->db_ih) write_bias(&call, job->db_ih, s->cell.x_gate, 0);
+        if (job->db_hh) write_bias(&call, job->db_hh, s->cell.h_gate, s->cell.h_slot);
+        for (int64_t j = 0; j < s->hidden; j++) {
+            float h = 0.0f, c = 0.0f;
+            for (int64_t part = 0; part < call.parts; part++) {
+                h += call.sums[part].dfill_h[j];
+                c += call.sums[part].dfill_c[j];
+            }
+            if (job->dfill_h) job->dfill_h[j] = h;
+            if (job->dfill_c) job->dfill_c[j] = c;
+        }
+    }
+    free(memory);
+    return call.failed;
+}
+
+#endif

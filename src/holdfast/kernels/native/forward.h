@@ -1,0 +1,222 @@
+/* The forward pass: input products by chunks of time, then step by step the state's product and the gates. */
+#ifndef HOLDFAST_FORWARD_H
+#define HOLDFAST_FORWARD_H
+
+#include "layout.h"
+
+typedef struct {
+    const Job *job;
+    Sizes s;
+    float *w_x, *w_h;       /* [units][inputs or hidden][gates][LANES] */
+    float *bias;            /* [4][padded] */
+    float *fill_h, *fill_c; /* [padded] */
+    int64_t parts;
+    int failed;
+} Forward;
+
+/* Scratch of one group of batch rows. */
+typedef struct {
+    const float **x_rows, **h_rows;
+    float **gate_rows;
+    float *cell_state; /* [rows][padded]: where c starts, and where it stays if nothing is kept */
+    float *gates;      /* [chunk][row] if nothing is kept */
+    float *result;
+} ForwardScratch;
+
+static void forward_scratch(ForwardScratch *f, Arena *arena, const Forward *call, int64_t rows) {
+    const Sizes *s = &call->s;
+    int64_t chunk = chunk_bound(s, rows);
+    f->x_rows = take(arena, (size_t)chunk * sizeof(float *));
+    f->gate_rows = take(arena, (size_t)chunk * sizeof(float *));
+    f->h_rows = take(arena, (size_t)rows * sizeof(float *));
+    f->cell_state = take_floats(arena, call->job->is_lstm ? rows * s->padded : 0);
+    f->gates = take_floats(arena, call->job->gates ? 0 : chunk * s->row);
+    f->result = take_floats(arena, MAX_ROWS * PANEL);
+}
+
+/* gates = bias + x W_ih^T for a chunk of rows. */
+static void project_inputs(const Forward *call, ForwardScratch *f, int64_t rows) {
+    const Sizes *s = &call->s;
+    const int64_t gates = s->cell.gates;
+    for (int64_t u = 0; u < s->units; u++) {
+        const float *panel = call->w_x + u * s->inputs * gates * LANES;
+        for (int64_t i = 0; i < block_count(rows); i++) {
+            int64_t first = block_start(rows, i), count = block_start(rows, i + 1) - first;
+            tiles[gates - 1][count - 1](s->inputs, f->x_rows + first, panel, f->result);
+            for (int64_t r = 0; r < count; r++)
+                for (int64_t g = 0; g < gates; g++) {
+                    int64_t at = g * s->padded + u * LANES;
+                    store(f->gate_rows[first + r] + at, load(f->result + (r * gates + g) * LANES) + load(call->bias + at));
+                }
+        }
+    }
+}
+
+/* The gates of LANES units of one row: in `gate` the input's part, in `recurrent` the state's. Leaves the activated
+ * gates in place if they are kept. */
+INLINE void lstm_gates(float *gate, int64_t stride, const float *recurrent, const float *c_before, float *c, float *h,
+                       int64_t count, int keep) {
+    vec i = sigmoid(load(gate) + load(recurrent));
+    vec f = sigmoid(load(gate + stride) + load(recurrent + LANES));
+    vec g = tanh_(load(gate + 2 * stride) + load(recurrent + 2 * LANES));
+    vec o = sigmoid(load(gate + 3 * stride) + load(recurrent + 3 * LANES));
+    vec cell = f * load(c_before) + i * g;
+    store(c, cell);
+    store_first(h, o * tanh_(cell), count);
+    if (keep) {
+        store(gate, i);
+        store(gate + stride, f);
+        store(gate + 2 * stride, g);
+        store(gate + 3 * stride, o);
+    }
+}
+
+INLINE void gru_gates(float *gate, int64_t stride, const float *recurrent, const float *bias_hn, const float *h_before,
+                      float *h, int64_t count, int keep) {
+    vec r = sigmoid(load(gate + stride) + load(recurrent));
+    vec z = sigmoid(load(gate + 2 * stride) + load(recurrent + LANES));
+    vec hn = load(recurrent + 2 * LANES) + load(bias_hn);
+    vec n = tanh_(load(gate) + r * hn);
+    store_first(h, n + z * (load_first(h_before, count) - n), count);
+    if (keep) {
+        store(gate, n);
+        store(gate + stride, r);
+        store(gate + 2 * stride, z);
+        store(gate + 3 * stride, hn);
+    }
+}
+
+/* Rows [first, first + rows) of the batch, through all of time. */
+INLINE void forward_group(const Forward *call, ForwardScratch *f, int64_t first, int64_t rows, const int lstm) {
+    const Job *job = call->job;
+    const Sizes *s = &call->s;
+    const int keep = job->gates != NULL;
+    const int64_t gates = lstm ? 4 : 3, hidden = s->hidden, padded = s->padded;
+    const int64_t chunk = chunk_steps(s, rows);
+    if (lstm)
+        for (int64_t b = 0; b < rows; b++)
+            copy_padded(f->cell_state + b * padded, job->c0 + (first + b) * hidden, hidden, padded);
+
+    for (int64_t t0 = 0; t0 < s->steps; t0 += chunk) {
+        int64_t t1 = smaller(t0 + chunk, s->steps);
+        for (int64_t t = t0, n = 0; t < t1; t++)
+            for (int64_t b = 0; b < rows; b++, n++) {
+                int64_t at = t * s->batch + first + b;
+                f->x_rows[n] = job->x + at * s->inputs;
+                f->gate_rows[n] = keep ? job->gates + at * s->row : f->gates + n * s->row;
+            }
+        project_inputs(call, f, (t1 - t0) * rows);
+
+        for (int64_t t = t0; t < t1; t++) {
+            const int64_t now = t * s->batch + first; /* the group's first row at this step */
+            const uint8_t *reset = job->resets && !job->cut ? job->resets + now : NULL;
+            const float *h_before = t ? job->y + (now - s->batch) * hidden : job->h0 + first * hidden;
+            float *const *gate_rows = (float *const *)f->gate_rows + (t - t0) * rows;
+            for (int64_t b = 0; b < rows; b++)
+                f->h_rows[b] = reset && reset[b] ? call->fill_h : h_before + b * hidden;
+
+            for (int64_t u = 0; u < s->units; u++) {
+                const float *panel = call->w_h + u * hidden * gates * LANES;
+                const int64_t unit = u * LANES, count = hidden - unit;
+                for (int64_t i = 0; i < block_count(rows); i++) {
+                    int64_t b0 = block_start(rows, i), b1 = block_start(rows, i + 1);
+                    tiles[gates - 1][b1 - b0 - 1](hidden, f->h_rows + b0, panel, f->result);
+                    for (int64_t b = b0; b < b1; b++) {
+                        float *gate = gate_rows[b] + unit, *h = job->y + (now + b) * hidden + unit;
+                        const float *recurrent = f->result + (b - b0) * gates * LANES;
+                        if (lstm) {
+                            float *own = f->cell_state + b * padded + unit;
+                            float *c = keep ? job->cells + (now + b) * padded + unit : own;
+                            const float *c_before = keep && t ? c - s->batch * padded : own;
+                            if (reset && reset[b]) c_before = call->fill_c + unit;
+                            lstm_gates(gate, padded, recurrent, c_before, c, h, count, keep);
+                        } else {
+                            gru_gates(gate, padded, recurrent, call->bias + 3 * padded + unit, f->h_rows[b] + unit, h, count,
+                                      keep);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    const int64_t last = (s->steps - 1) * s->batch + first;
+    for (int64_t b = 0; b < rows; b++) {
+        memcpy(job->h_n + (first + b) * hidden, s->steps ? job->y + (last + b) * hidden : job->h0 + (first + b) * hidden,
+               (size_t)hidden * sizeof(float));
+        if (lstm)
+            copy_cut(job->c_n + (first + b) * hidden,
+                     keep && s->steps ? job->cells + (last + b) * padded : f->cell_state + b * padded, hidden);
+    }
+}
+
+static void forward_part(void *context, int64_t part) {
+    Forward *call = context;
+    const int64_t from = call->s.batch * part / call->parts, to = call->s.batch * (part + 1) / call->parts;
+    const int64_t groups = (to - from + GROUP_ROWS - 1) / GROUP_ROWS;
+    if (groups == 0) return;
+    Arena arena = {0, 0};
+    ForwardScratch scratch;
+    forward_scratch(&scratch, &arena, call, (to - from + groups - 1) / groups);
+    void *memory = aligned_alloc(64, arena.used);
+    if (!memory) {
+        call->failed = 1;
+        return;
+    }
+    unsigned int mode = flush_denormals();
+    for (int64_t g = 0; g < groups; g++) {
+        int64_t first = from + (to - from) * g / groups, rows = from + (to - from) * (g + 1) / groups - first;
+        arena = (Arena){(uintptr_t)memory, 0};
+        forward_scratch(&scratch, &arena, call, rows);
+        if (call->job->is_lstm) forward_group(call, &scratch, first, rows, 1);
+        else forward_group(call, &scratch, first, rows, 0);
+    }
+    restore_denormals(mode);
+    free(memory);
+}
+
+static void forward_memory(Forward *call, Arena *arena) {
+    const Sizes *s = &call->s;
+    call->w_x = take_floats(arena, s->cell.gates * s->padded * s->inputs);
+    call->w_h = take_floats(arena, s->cell.gates * s->padded * s->hidden);
+    call->bias = take_floats(arena, s->row);
+    call->fill_h = take_floats(arena, s->padded);
+    call->fill_c = take_floats(arena, s->padded);
+}
+
+/* Weights of `gates` blocks [hidden, depth] as panels [units][depth][gates][LANES]. */
+static void pack_forward(float *out, const float *weights, const int64_t *order, const Sizes *s, int64_t depth) {
+    const int64_t gates = s->cell.gates;
+    for (int64_t u = 0; u < s->units; u++)
+        for (int64_t g = 0; g < gates; g++)
+            pack_transposed(out + (u * depth * gates + g) * LANES, gates * LANES,
+                            weights + (order[g] * s->hidden + u * LANES) * depth, depth, s->hidden - u * LANES, depth);
+}
+
+static int forward(const Job *job) {
+    Forward call = {.job = job, .s = sizes_of(job), .parts = job->threads};
+    const Sizes *s = &call.s;
+    Arena arena = {0, 0};
+    forward_memory(&call, &arena);
+    void *memory = aligned_alloc(64, arena.used);
+    if (!memory) return 1;
+    arena = (Arena){(uintptr_t)memory, 0};
+    forward_memory(&call, &arena);
+
+    pack_forward(call.w_x, job->w_ih, s->cell.x_gate, s, s->inputs);
+    pack_forward(call.w_h, job->w_hh, s->cell.h_gate, s, s->hidden);
+    zero(call.bias, s->row);
+    for (int64_t g = 0; g < s->cell.gates; g++)
+        for (int64_t j = 0; j < s->hidden; j++) {
+            /* the state's bias of the GRU's candidate lies in slot 3, apart from the input's in slot 0 */
+            if (job->b_ih) call.bias[g * s->padded + j] += job->b_ih[s->cell.x_gate[g] * s->hidden + j];
+            if (job->b_hh) call.bias[(s->cell.h_slot + g) * s->padded + j] += job->b_hh[s->cell.h_gate[g] * s->hidden + j];
+        }
+    copy_padded(call.fill_h, job->fill_h, s->hidden, s->padded);
+    copy_padded(call.fill_c, job->fill_c, s->hidden, s->padded);
+    holdfast_parallel(forward_part, &call, call.parts);
+    free(memory);
+    return call.failed;
+}
+
+#endif

@@ -1,0 +1,42 @@
+/* One call of a recurrence: sizes and pointers, nothing else. Mirrored field by field in native.py.
+ *
+ * All arrays are float32, contiguous, in torch's layout unless a comment says otherwise. `padded` is `hidden` rounded
+ * up to whole vectors of the chosen instruction set. A NULL input means "none", a NULL output "not wanted". */
+#ifndef HOLDFAST_JOB_H
+#define HOLDFAST_JOB_H
+
+#include <stdint.h>
+
+typedef struct {
+    int64_t steps, batch, inputs, hidden;
+    int64_t is_lstm; /* otherwise GRU */
+    int64_t cut;     /* resets stop gradients and leave values alone */
+    int64_t threads;
+
+    const float *x;               /* [steps, batch, inputs] */
+    const float *h0, *c0;         /* [batch, hidden]; c0 is NULL for GRU */
+    const uint8_t *resets;        /* [steps, batch] */
+    const float *fill_h, *fill_c; /* [hidden]; NULL means zeros */
+    const float *w_ih, *w_hh;     /* [gates * hidden, inputs], [gates * hidden, hidden] */
+    const float *b_ih, *b_hh;     /* [gates * hidden] */
+
+    float *y, *h_n, *c_n; /* [steps, batch, hidden], [batch, hidden]; the backward reads y */
+    float *gates;         /* [steps, batch, 4, padded]; NULL in a forward that nobody differentiates */
+    float *cells;         /* [steps, batch, padded], LSTM only, NULL where gates is */
+
+    const float *dy, *dh_n, *dc_n;
+    float *dx, *dh0, *dc0, *dfill_h, *dfill_c, *dw_ih, *dw_hh, *db_ih, *db_hh;
+} Job;
+
+/* What one instruction set offers. Both functions return 0, or 1 when memory ran out. */
+typedef struct {
+    const char *name;
+    int64_t lanes; /* floats in a vector: `padded` is a multiple of it */
+    int (*forward)(const Job *);
+    int (*backward)(const Job *);
+} Isa;
+
+/* Runs work(context, part) for part in [0, parts), on as many threads; see threads.c. */
+void holdfast_parallel(void (*work)(void *, int64_t), void *context, int64_t parts);
+
+#endif

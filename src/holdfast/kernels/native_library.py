@@ -1,0 +1,122 @@
+"""Finds, loads and calls the compiled kernel: ctypes and pointers, nothing of torch's ABI.
+
+`HOLDFAST_CPU_ISA=avx512|avx2|plain` forces an instruction set, which must be one that the CPU has.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from holdfast.kernels import native_build
+
+_INTEGERS = ("steps", "batch", "inputs", "hidden", "is_lstm", "cut", "threads")
+_POINTERS = (
+    *("x", "h0", "c0", "resets", "fill_h", "fill_c", "w_ih", "w_hh", "b_ih", "b_hh"),
+    *("y", "h_n", "c_n", "gates", "cells"),
+    *("dy", "dh_n", "dc_n"),
+    *("dx", "dh0", "dc0", "dfill_h", "dfill_c", "dw_ih", "dw_hh", "db_ih", "db_hh"),
+)
+# Rows are worth a second thread from about this many multiplications on (some 0.2 ms of work).
+_PAYS = 10_000_000
+
+
+class _Job(ctypes.Structure):
+    """native/job.h, field by field."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in _INTEGERS),
+        *((name, ctypes.c_void_p) for name in _POINTERS),
+    ]
+
+
+@dataclass(frozen=True)
+class Library:
+    """The loaded kernel, or why there is none."""
+
+    handle: ctypes.CDLL | None
+    path: Path | None = None
+    isa: str | None = None
+    lanes: int = 1
+    reason: str | None = None
+
+
+@functools.cache
+def load() -> Library:
+    """Loads the kernel, building it first if need be. Never raises: a library without handle says why."""
+    try:
+        path, handle = _find()
+        return Library(handle, path, *_choose_isa(handle))
+    except (native_build.BuildError, OSError, AttributeError) as error:
+        return Library(None, reason=str(error))
+
+
+def _find() -> tuple[Path, ctypes.CDLL]:
+    """The wheel's own library if it was made from these sources, or else the one in the cache."""
+    if native_build.PREBUILT.exists():
+        handle = _open(native_build.PREBUILT)
+        if handle.holdfast_key().decode() == native_build.key():
+            return native_build.PREBUILT, handle
+    path = native_build.library_path()
+    return path, _open(path)
+
+
+def _open(path: Path) -> ctypes.CDLL:
+    handle = ctypes.CDLL(str(path))
+    handle.holdfast_key.restype = ctypes.c_char_p
+    handle.holdfast_choose.restype = ctypes.c_char_p
+    handle.holdfast_lanes.restype = ctypes.c_int64
+    runtime = _torch_openmp()
+    if runtime is not None:
+        handle.holdfast_use_openmp(runtime)
+    return handle
+
+
+def _choose_isa(handle: ctypes.CDLL) -> tuple[str, int]:
+    wanted = os.environ.get("HOLDFAST_CPU_ISA", "")
+    chosen = handle.holdfast_choose(wanted.encode())
+    if chosen is None:
+        raise native_build.BuildError(
+            f"HOLDFAST_CPU_ISA={wanted!r} is not an instruction set of this CPU and build; one of "
+            f"{', '.join(map(repr, native_build.isas()))}"
+        )
+    return chosen.decode(), handle.holdfast_lanes()
+
+
+def _torch_openmp() -> ctypes.c_void_p | None:
+    """GOMP_parallel of the very runtime that torch has loaded, so that no second set of threads appears."""
+    for path in (Path(torch.__file__).parent / "lib").glob("libgomp*.so*"):
+        try:
+            return ctypes.cast(ctypes.CDLL(str(path)).GOMP_parallel, ctypes.c_void_p)
+        except (OSError, AttributeError) as error:
+            logging.getLogger(__name__).debug("no OpenMP from %s: %s", path, error)
+    return None
+
+
+def padded(hidden: int) -> int:
+    """`hidden` rounded up to whole vectors: the width of a gate in what the forward keeps."""
+    lanes = load().lanes
+    return (hidden + lanes - 1) // lanes * lanes
+
+
+def run(direction: str, sizes: tuple[int, int, int, int], is_lstm: bool, cut: bool, **tensors: Tensor | None) -> None:
+    """Calls the kernel. `sizes` is T, B, I, H; every tensor is contiguous, and None means none or not wanted."""
+    steps, batch, inputs, hidden = sizes
+    work = steps * batch * (inputs + hidden) * hidden * 4
+    threads = max(1, min(torch.get_num_threads(), batch, work // _PAYS))
+    job = _Job(steps, batch, inputs, hidden, is_lstm, cut, threads)
+    for name, tensor in tensors.items():
+        if tensor is not None:
+            setattr(job, name, tensor.data_ptr())
+    handle = load().handle
+    if handle is None:
+        raise RuntimeError(f"the native kernel is not available: {load().reason}")
+    if getattr(handle, f"holdfast_{direction}")(ctypes.byref(job)):
+        raise MemoryError(f"the native kernel found no memory for T={steps}, B={batch}, I={inputs}, H={hidden}")
