@@ -1,0 +1,179 @@
+"""What a run leaves behind: `progress.csv`, TensorBoard events, Weights & Biases, `config.json`, `meta.json`.
+
+The CSV is the record. One row per update, floats written so that they read back to the same bits: two
+identical runs give identical files in all columns but `time/*`, which come last. Each row is handed to the
+operating system at once, so a killed run loses at most the row being written.
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import io
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from holdfast.info import describe_process
+
+CSV_NAME = "progress.csv"
+
+
+class RunLog:
+    """Writes the metrics of a run to every place that was asked for.
+
+    A new log begins a new `progress.csv` at its first row. `rewind(update)` before the first row continues
+    the one that is there, cut back to that update.
+    """
+
+    def __init__(self, folder: Path, *, tensorboard: bool, wandb: bool, config: Mapping[str, Any]) -> None:
+        self.folder = Path(folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._csv_path = self.folder / CSV_NAME
+        self._columns: list[str] = []
+        self._file: IO[str] | None = None
+        self._use_tensorboard = tensorboard
+        self._purge_step: int | None = None
+        self._tensorboard: Any = None
+        self._use_wandb = wandb
+        self._wandb: Any = None
+        self._config = dict(config)
+        if wandb and importlib.util.find_spec("wandb") is None:
+            raise ModuleNotFoundError(
+                "--track needs Weights & Biases: pip install wandb, or leave --track out"
+            )
+
+    def write(self, row: Mapping[str, float], step: int) -> None:
+        """One row; `step` is the x axis in TensorBoard (environment steps)."""
+        self._write_csv(row)
+        if self._use_tensorboard:
+            self._write_tensorboard(row, step)
+        if self._use_wandb:
+            self._write_wandb(row)
+
+    def rewind(self, update: int) -> None:
+        """Cut `progress.csv` back to the rows with `update` at most this, and drop a torn last line."""
+        self._close_writers()
+        rows = [row for row in read_progress(self.folder) if float(row["update"]) <= update]
+        # A column that only later rows had goes too: the file is again what it was at that update.
+        self._columns = _ordered(name for row in rows for name, text in row.items() if text != "")
+        if rows:
+            self._replace_csv(rows)
+        else:
+            self._csv_path.unlink(missing_ok=True)
+        self._purge_step = int(float(rows[-1].get("steps") or update)) + 1 if rows else 0
+
+    def close(self) -> None:
+        """Flush and close everything."""
+        self._close_writers()
+        if self._wandb is not None:
+            self._wandb.finish()
+            self._wandb = None
+
+    # --- inside -----------------------------------------------------------------------------------------
+
+    def _write_csv(self, row: Mapping[str, float]) -> None:
+        new = [name for name in row if name not in self._columns]
+        if new:
+            earlier = read_progress(self.folder) if self._columns else []
+            self._columns = _ordered([*self._columns, *new])
+            self._replace_csv(earlier)
+        if self._file is None:
+            self._file = open(self._csv_path, "a", newline="")  # noqa: SIM115  (kept open over the run)
+        self._file.write(_line(_text(row[name]) if name in row else "" for name in self._columns))
+        self._file.flush()
+
+    def _replace_csv(self, rows: Iterable[Mapping[str, str]]) -> None:
+        """The whole file anew, under the present columns; a reader sees the old one or the new one."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        temporary = self._csv_path.with_suffix(".csv.new")
+        with open(temporary, "w", newline="") as file:
+            file.write(_line(self._columns))
+            file.writelines(_line(row.get(name, "") for name in self._columns) for row in rows)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, self._csv_path)
+
+    def _write_tensorboard(self, row: Mapping[str, float], step: int) -> None:
+        if self._tensorboard is None:
+            try:
+                from torch.utils.tensorboard import SummaryWriter
+            except ImportError:
+                self._use_tensorboard = False
+                return
+            self._tensorboard = SummaryWriter(str(self.folder), purge_step=self._purge_step or 0)
+        for name, value in row.items():
+            self._tensorboard.add_scalar(name, value, step)
+
+    def _write_wandb(self, row: Mapping[str, float]) -> None:
+        if self._wandb is None:
+            import wandb
+
+            resumed = self._purge_step is not None
+            id_file = self.folder / "wandb_id"
+            run_id = id_file.read_text().strip() if resumed and id_file.exists() else wandb.util.generate_id()
+            id_file.write_text(run_id)
+            self._wandb = wandb.init(
+                project="holdfast",
+                name="/".join(self.folder.parts[-2:]),
+                id=run_id,
+                resume="allow",
+                dir=str(self.folder),
+                config=self._config,
+            )
+        # After a resume the repeated updates are already there, with the same numbers; W&B keeps those.
+        self._wandb.log(dict(row), step=int(row["update"]))
+
+    def _close_writers(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        if self._tensorboard is not None:
+            self._tensorboard.close()
+            self._tensorboard = None
+
+
+def read_progress(run: str | Path) -> list[dict[str, str]]:
+    """The rows of a run's `progress.csv` as text, a torn last line left out; none without a file."""
+    path = Path(run) / CSV_NAME
+    if not path.exists():
+        return []
+    text = path.read_text()
+    whole_lines = text[: text.rfind("\n") + 1]
+    reader = csv.reader(io.StringIO(whole_lines, newline=""))
+    columns = next(reader, [])
+    return [dict(zip(columns, cells)) for cells in reader if len(cells) == len(columns)]
+
+
+def write_metadata(folder: Path, config: Mapping[str, Any]) -> None:
+    """`config.json`, the settings that `--config` reruns, and `meta.json`, what the run was made with."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_json(folder / "config.json", dict(config))
+    _write_json(folder / "meta.json", describe_process())
+
+
+def _ordered(names: Iterable[str]) -> list[str]:
+    """Each name once, in order of appearance, with `time/*` last."""
+    unique = list(dict.fromkeys(names))
+    return sorted(unique, key=lambda name: name.startswith("time/"))
+
+
+def _text(value: float) -> str:
+    return repr(int(value)) if isinstance(value, int) else repr(float(value))
+
+
+def _line(cells: Iterable[str]) -> str:
+    buffer = io.StringIO()
+    csv.writer(buffer, lineterminator="\n").writerow(cells)
+    return buffer.getvalue()
+
+
+def _write_json(path: Path, content: Any) -> None:
+    temporary = path.with_suffix(".json.new")
+    temporary.write_text(json.dumps(content, indent=2) + "\n")
+    os.replace(temporary, path)
