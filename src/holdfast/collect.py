@@ -1,0 +1,268 @@
+"""Segments from environments: `hf.collect` for your own loop, `Collector` for the trainer.
+
+    for segment in hf.collect(env, policy, steps=128):
+        loss = hf.ppo_loss(policy, segment)
+
+A segment is T steps of B environments with the state it started from. Truncated episodes are bootstrapped with
+V(final observation) from the state *before* the reset, leaving memory as it was. `EnvFeed` reads the environment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from holdfast import state as state_ops
+from holdfast.env_feed import EnvFeed
+from holdfast.gae import gae
+from holdfast.memory import Memory
+from holdfast.policy import RecurrentPolicy
+from holdfast.state import State, tree_map
+
+
+@dataclass
+class Segment:
+    """T steps of B environments, time first. `valid` is False where a step only played an environment's reset."""
+
+    obs: Any  # [T, B, ...]
+    actions: Tensor  # [T, B, ...]
+    resets: Tensor  # [T, B] bool
+    rewards: Tensor  # [T, B]
+    log_prob: Tensor  # [T, B]
+    value: Tensor  # [T, B]
+    terminated: Tensor  # [T, B] bool
+    truncated: Tensor  # [T, B] bool
+    advantage: Tensor  # [T, B]
+    returns: Tensor  # [T, B]
+    valid: Tensor  # [T, B] bool
+    start_state: State  # leaves [B, ...]: before step 0 and before its resets
+    action_mask: Any = None  # [T, B, ...] bool
+    chunk_states: list[State] = field(default_factory=list)  # the state before each training chunk; the first is start_state
+    episode_returns: list[float] = field(default_factory=list)
+    episode_lengths: list[int] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def num_steps(self) -> int:
+        return self.resets.shape[0]
+
+    @property
+    def num_envs(self) -> int:
+        return self.resets.shape[1]
+
+    _TIMED = ("obs", "actions", "resets", "rewards", "log_prob", "value", "terminated", "truncated", "advantage", "returns",
+              "valid", "action_mask")  # fmt: skip
+
+    def columns(self, length: int | None = None) -> Segment:
+        """The same steps as training sequences: [length, K*B, ...], one column per chunk and environment.
+
+            t →  0 1 2 3 | 4 5 6 7                0 1 2 3
+            env0 a a a a | b b b b      →   (0,0) a a a a
+            env1 c c c c | d d d d          (0,1) c c c c
+                                            (1,0) b b b b
+                                            (1,1) d d d d
+        """
+        length = length or self.num_steps
+        chunks = self.num_steps // length
+        if chunks == 1:
+            return self
+        if length * chunks != self.num_steps or len(self.chunk_states) != chunks:
+            raise ValueError(
+                f"this segment has {self.num_steps} steps and {len(self.chunk_states)} start states; it cannot be cut into "
+                f"chunks of {length}. Collect it with bptt={length}"
+            )
+
+        def cut(x: Tensor) -> Tensor:
+            return x.unflatten(0, (chunks, length)).transpose(0, 1).flatten(1, 2)
+
+        timed = {name: tree_map(cut, getattr(self, name)) for name in self._TIMED if getattr(self, name) is not None}
+        start = tree_map(lambda *s: torch.cat(s), *self.chunk_states)
+        return replace(self, **timed, start_state=start, chunk_states=[start])
+
+    def select(self, columns: Tensor) -> Segment:
+        """Some environments (columns) only."""
+        timed = {
+            name: tree_map(lambda x: x.index_select(1, columns), getattr(self, name))
+            for name in self._TIMED
+            if getattr(self, name) is not None
+        }
+        start = state_ops.select(self.start_state, columns)
+        return replace(self, **timed, start_state=start, chunk_states=[start])
+
+    def to(self, device: torch.device | str) -> Segment:
+        moved = {f.name: getattr(self, f.name) for f in fields(self)}
+        for name in (*self._TIMED, "start_state", "chunk_states"):
+            if moved[name] is not None:
+                moved[name] = tree_map(lambda x: x.to(device), moved[name])
+        return Segment(**moved)
+
+
+class Collector:
+    """Rolls a policy through an environment, a segment at a time.
+
+    bptt: length of the training chunks whose start states are kept (None: the whole segment). reward_scale: rewards are
+    multiplied by it before advantages are formed; `segment.rewards` stay raw.
+    """
+
+    def __init__(
+        self,
+        env: Any,
+        policy: RecurrentPolicy,
+        steps: int = 128,
+        *,
+        gamma: float = 0.99,
+        gae_lambda: float = 0.95,
+        bptt: int | None = None,
+        memory: Memory | None = None,
+        inputs: tuple[str, ...] = ("obs",),
+        autocast: torch.dtype | None = None,
+        seed: int | None = None,
+    ) -> None:
+        self.feed = EnvFeed(env, policy.core.device(), inputs)
+        self.policy, self.steps, self.gamma, self.gae_lambda = policy, steps, gamma, gae_lambda
+        self.bptt = bptt or steps
+        if steps < 1 or steps % self.bptt:
+            raise ValueError(f"bptt={bptt} must divide steps={steps}")
+        self.memory = policy.memory if memory is None else memory
+        self.autocast = autocast
+        self.seed = seed
+        self.reward_scale = 1.0
+        self.started = False
+        self._open_return = np.zeros(self.feed.num_envs)
+        self._open_length = np.zeros(self.feed.num_envs, dtype=np.int64)
+
+    def start(self) -> None:
+        """Begin new episodes everywhere, with fresh memory."""
+        self.feed.start(self.seed)
+        self.memory.reserve(self.feed.num_envs)
+        self.memory.reset()
+        self._open_return[:] = 0
+        self._open_length[:] = 0
+        self.started = True
+
+    def _precision(self) -> Any:
+        if self.autocast is None:
+            return contextlib.nullcontext()
+        return torch.autocast(self.feed.device.type, dtype=self.autocast)
+
+    @torch.no_grad()
+    def rollout(self) -> Segment:
+        """The next segment."""
+        if not self.started:
+            self.start()
+        feed, policy, memory, clock = self.feed, self.policy, self.memory, time.perf_counter
+        rows: dict[str, list[Any]] = {name: [] for name in ("obs", "actions", "resets", "rewards", "log_prob", "value",
+                                                            "terminated", "truncated", "valid", "action_mask")}  # fmt: skip
+        chunk_states: list[State] = []
+        final_values: dict[int, Tensor] = {}
+        in_env, began = 0.0, clock()
+        for t in range(self.steps):
+            if t % self.bptt == 0:
+                chunk_states.append(memory._take(feed.num_envs, None)[0])
+            with self._precision():
+                step = policy.act(feed.obs, feed.resets, memory=memory, action_mask=feed.action_mask)
+            for name in ("obs", "resets", "valid", "action_mask"):
+                rows[name].append(getattr(feed, name))
+            rows["actions"].append(step.action)
+            rows["log_prob"].append(step.log_prob)
+            rows["value"].append(step.value)
+            before = clock()
+            out = feed.step(step.action)
+            in_env += clock() - before
+            for name in ("rewards", "terminated", "truncated"):
+                rows[name].append(getattr(out, name))
+            if out.final_obs is not None:
+                final_values[t] = self._value_of_final(out.final_obs, out.truncated)
+        with self._precision():
+            last = policy.peek_value(feed.obs, resets=feed.resets, memory=memory).float()
+        stacked = {name: _stack(parts) for name, parts in rows.items() if parts[0] is not None}
+        segment = self._finish(stacked, last, final_values, chunk_states)
+        segment.seconds = {"env": in_env, "policy": clock() - began - in_env}
+        return segment
+
+    def _value_of_final(self, final_obs: Any, truncated: Tensor) -> Tensor:
+        """V(final observation) for the truncated rows, from the state they had before the reset: [B]."""
+        rows = truncated.nonzero().squeeze(1)
+        obs = tree_map(lambda o: o.index_select(0, rows), final_obs)
+        with self._precision():
+            value = self.policy.peek_value(obs, rows, memory=self.memory)
+        return torch.zeros(len(truncated), device=truncated.device).index_copy(0, rows, value.float())
+
+    def _finish(
+        self, rows: dict[str, Any], last: Tensor, final_values: dict[int, Tensor], chunk_states: list[State]
+    ) -> Segment:
+        value = rows["value"].float()
+        next_values = torch.cat([value[1:], last.unsqueeze(0)])
+        for t, final in final_values.items():
+            next_values[t] = torch.where(rows["truncated"][t], final, next_values[t])
+        next_values = next_values.masked_fill(rows["terminated"], 0.0)
+        dones = rows["terminated"] | rows["truncated"]
+        advantage, returns = gae(
+            rows["rewards"] * self.reward_scale, value, next_values, dones, self.gamma, self.gae_lambda
+        )
+        if self.feed.has_dummy_steps:
+            advantage = advantage.masked_fill(~rows["valid"], 0.0)
+            returns = torch.where(rows["valid"], returns, value)
+        ended_returns, ended_lengths = self._episodes(rows["rewards"], dones, rows["valid"])
+        return Segment(
+            **{**rows, "value": value, "log_prob": rows["log_prob"].float()},
+            advantage=advantage,
+            returns=returns,
+            start_state=chunk_states[0],
+            chunk_states=chunk_states,
+            episode_returns=ended_returns,
+            episode_lengths=ended_lengths,
+        )
+
+    def _episodes(self, rewards: Tensor, dones: Tensor, valid: Tensor) -> tuple[list[float], list[int]]:
+        """Returns and lengths of the episodes that ended here, in order of time."""
+        r, d, v = (x.cpu().numpy() for x in (rewards, dones, valid))
+        total = np.cumsum(r.astype(np.float64), 0) + self._open_return
+        length = np.cumsum(v, 0) + self._open_length
+        returns, lengths = [], []
+        counted_return, counted_length = np.zeros(r.shape[1]), np.zeros(r.shape[1], dtype=np.int64)
+        for t, b in zip(*d.nonzero()):
+            returns.append(float(total[t, b] - counted_return[b]))
+            lengths.append(int(length[t, b] - counted_length[b]))
+            counted_return[b], counted_length[b] = total[t, b], length[t, b]
+        self._open_return, self._open_length = total[-1] - counted_return, length[-1] - counted_length
+        return returns, lengths
+
+    # --- saving ------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "feed": self.feed.state_dict(),
+            "memory": self.memory.state_dict(),
+            "open_return": torch.from_numpy(self._open_return.copy()),
+            "open_length": torch.from_numpy(self._open_length.copy()),
+        }
+
+    def load_state_dict(self, d: dict[str, Any]) -> bool:
+        """Go on exactly, or, if the environment cannot give back its state, begin all episodes anew and return False."""
+        if not self.feed.load_state_dict(d["feed"]):
+            self.start()
+            return False
+        self.memory.load_state_dict(d["memory"])
+        self._open_return = d["open_return"].numpy().copy()
+        self._open_length = d["open_length"].numpy().copy()
+        self.started = True
+        return True
+
+
+def collect(env: Any, policy: RecurrentPolicy, steps: int = 128, **options: Any) -> Iterator[Segment]:
+    """Segments without end: `for segment in hf.collect(env, policy, steps=128)`. Options as `Collector`'s."""
+    collector = Collector(env, policy, steps, **options)
+    while True:
+        yield collector.rollout()
+
+
+def _stack(parts: list[Any]) -> Any:
+    return tree_map(lambda *x: torch.stack(x), parts[0], *parts[1:])

@@ -1,0 +1,217 @@
+"""`EnvFeed`: one way to read any gymnasium vector environment, whatever its autoreset mode and array library.
+
+It keeps what the policy sees next (`obs`, `resets`, `action_mask`) and whether the next step is a real one (`valid`), and
+turns the three autoreset modes into one form. It does not act, and keeps no statistics.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
+from torch import Tensor
+
+from holdfast.envs.base import TorchVectorEnv
+from holdfast.state import leaves, tree_map
+
+
+class EnvStep(NamedTuple):
+    """What one step gave, each [B]; invalid (dummy) steps have zero rewards and no ends."""
+
+    rewards: Tensor
+    terminated: Tensor
+    truncated: Tensor
+    final_obs: Any
+    """What the policy would have seen next in episodes that were truncated, all rows; None if there is none, or if the next
+    step plays it (NEXT_STEP)."""
+
+
+def autoreset_mode(env: Any) -> AutoresetMode:
+    """The mode an environment declares; one that does not say is refused."""
+    mode = (getattr(env, "metadata", None) or {}).get("autoreset_mode")
+    if isinstance(mode, AutoresetMode):
+        return mode
+    if isinstance(mode, str):
+        for known in AutoresetMode:
+            if mode.upper().replace("-", "_") in (known.name, known.value.upper()):
+                return known
+    raise ValueError(
+        f"{type(env).__name__} does not say how it resets (metadata['autoreset_mode'] is {mode!r}). Add to the environment: "
+        'self.metadata["autoreset_mode"] = gymnasium.vector.AutoresetMode.SAME_STEP (or NEXT_STEP, DISABLED)'
+    )
+
+
+def input_space(observation_space: spaces.Space[Any], action_space: spaces.Space[Any], inputs: tuple[str, ...]) -> Any:
+    """The space of what the policy sees: the environment's, or a Dict of `inputs`."""
+    if tuple(inputs) == ("obs",):
+        return observation_space
+    parts = {"obs": observation_space, "prev_action": action_space, "prev_reward": spaces.Box(-np.inf, np.inf, ())}
+    return spaces.Dict({name: parts[name] for name in inputs})
+
+
+class EnvFeed:
+    """Observations, flags and masks of a vector environment as tensors on `device`."""
+
+    def __init__(self, env: Any, device: torch.device | str = "cpu", inputs: tuple[str, ...] = ("obs",)) -> None:
+        for attribute in ("num_envs", "single_observation_space", "single_action_space"):
+            if not hasattr(env, attribute):
+                raise TypeError(
+                    f"{type(env).__name__} is not a gymnasium vector environment (it has no {attribute}); "
+                    "use gymnasium.make_vec(...) or gymnasium.vector.SyncVectorEnv([...])"
+                )
+        self.env, self.device, self.inputs = env, torch.device(device), tuple(inputs)
+        self.mode = autoreset_mode(env)
+        self.num_envs: int = env.num_envs
+        self.env_action_space = env.single_action_space
+        self.observation_space = input_space(env.single_observation_space, env.single_action_space, self.inputs)
+        self.action_space = env.single_action_space
+        self.has_dummy_steps = self.mode == AutoresetMode.NEXT_STEP
+        self._mask_method = getattr(env, "action_masks", None)
+        self._speaks_torch = False
+        self._never_overwrites = isinstance(env, TorchVectorEnv)
+        self.obs: Any = None
+        self.resets: Tensor = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
+        self.valid: Tensor = self._all_true()
+        self.action_mask: Any = None
+
+    def start(self, seed: int | None = None) -> None:
+        """Reset every environment."""
+        obs, info = self.env.reset(seed=seed)
+        self._speaks_torch = isinstance(leaves(obs)[0], Tensor)
+        self.resets, self.valid = self._all_true(), self._all_true()
+        self.action_mask = self._read_mask(info)
+        self.obs = self._compose(self._tensors(obs), None, None)
+
+    def step(self, action: Tensor) -> EnvStep:
+        """Take an action in every environment and move on to what comes next."""
+        obs, rewards, terminated, truncated, info = self.env.step(self.to_env(action))
+        rewards = self._tensor(rewards, torch.float32)
+        terminated, truncated = self._tensor(terminated, torch.bool), self._tensor(truncated, torch.bool)
+        obs = self._tensors(obs)
+        final: Any = None
+        if self.mode == AutoresetMode.NEXT_STEP:
+            played = self.valid
+            terminated, truncated = terminated & played, truncated & played
+            rewards = rewards.masked_fill(~played, 0.0)
+            self.resets, self.valid = ~played, ~(terminated | truncated)
+        else:
+            done = terminated | truncated
+            if self._any(truncated):
+                raw = obs if self.mode == AutoresetMode.DISABLED else self._final_obs(obs, info)
+                final = self._compose(raw, action, rewards, fresh=None)
+            if self.mode == AutoresetMode.DISABLED and self._any(done):
+                obs, info = self.env.reset(options={"reset_mask": done.cpu().numpy()})
+                obs = self._tensors(obs)
+            self.resets = done
+        self.action_mask = self._read_mask(info)
+        self.obs = self._compose(obs, action, rewards, fresh=self.resets)
+        return EnvStep(rewards, terminated, truncated, final)
+
+    def to_env(self, action: Tensor) -> Any:
+        """The action as the environment takes it: clipped to its Box, numpy if it speaks numpy."""
+        space = self.env_action_space
+        if isinstance(space, spaces.Box):
+            low = torch.as_tensor(space.low, device=action.device)
+            action = action.clamp(low, torch.as_tensor(space.high, device=action.device))
+        if self._speaks_torch:
+            return action
+        array = action.cpu().numpy()
+        return array.astype(space.dtype, copy=False) if space.dtype is not None else array
+
+    # --- saving ------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is pending, and the environment's own state where it offers one (None otherwise)."""
+        offers = hasattr(self.env, "state_dict") and hasattr(self.env, "load_state_dict")
+        return {
+            "env": self.env.state_dict() if offers else None,
+            "obs": tree_map(lambda o: o.cpu().clone(), self.obs),
+            "resets": self.resets.cpu().clone(),
+            "valid": self.valid.cpu().clone(),
+            "action_mask": None if self.action_mask is None else self.action_mask.cpu().clone(),
+        }
+
+    def load_state_dict(self, d: dict[str, Any]) -> bool:
+        """Go on from there; False if the environment cannot, and must be started afresh."""
+        if d["env"] is None or not hasattr(self.env, "load_state_dict"):
+            return False
+        self.env.load_state_dict(d["env"])
+        self._speaks_torch = True
+        self.obs = tree_map(lambda o: o.to(self.device), d["obs"])
+        self.resets, self.valid = d["resets"].to(self.device), d["valid"].to(self.device)
+        self.action_mask = None if d["action_mask"] is None else d["action_mask"].to(self.device)
+        # An environment with its own arrays may speak numpy all the same: it shows at the next step.
+        self._speaks_torch = hasattr(self.env, "device")
+        return True
+
+    # --- inside ------------------------------------------------------------------------------------------------------
+
+    def _all_true(self) -> Tensor:
+        return torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
+
+    def _any(self, flags: Tensor) -> bool:
+        return bool(flags.any())
+
+    def _tensor(self, x: Any, dtype: torch.dtype | None = None) -> Tensor:
+        t = torch.as_tensor(x, dtype=dtype, device=self.device)
+        # Segments keep these; an environment may overwrite its arrays in the next step.
+        return t if self._never_overwrites else t.clone()
+
+    def _tensors(self, obs: Any) -> Any:
+        def convert(o: Any) -> Tensor:
+            t = self._tensor(o)
+            return t.float() if t.dtype == torch.float64 else t
+
+        return tree_map(convert, obs)
+
+    def _compose(self, obs: Any, action: Tensor | None, reward: Tensor | None, fresh: Tensor | None = None) -> Any:
+        """The policy's input: the observation alone, or with the previous action and reward, zero at a fresh start."""
+        if self.inputs == ("obs",):
+            return obs
+        if action is None or reward is None:
+            sample = torch.as_tensor(np.zeros_like(self.env.action_space.sample()), device=self.device)
+            action, reward = sample, torch.zeros(self.num_envs, device=self.device)
+        if fresh is not None:
+            action = action.masked_fill(fresh.view(-1, *(1,) * (action.dim() - 1)), 0)
+            reward = reward.masked_fill(fresh, 0.0)
+        parts = {"obs": obs, "prev_action": action, "prev_reward": reward}
+        return {name: parts[name] for name in self.inputs}
+
+    def _final_obs(self, obs: Any, info: dict[str, Any]) -> Any:
+        """Dense final observations: `info["final_obs"]` where an episode ended, `obs` elsewhere."""
+        final = info.get("final_obs")
+        if final is None:
+            raise ValueError(
+                f"{type(self.env).__name__} declares SAME_STEP autoreset but gave no info['final_obs'] for a truncated episode"
+            )
+        if isinstance(leaves(final)[0], Tensor) or (
+            isinstance(final, np.ndarray) and final.dtype != object and final.shape[:1] == (self.num_envs,)
+        ):
+            return self._tensors(final)
+        dense = tree_map(lambda o: o.clone(), obs)
+        if isinstance(final, dict):  # gymnasium stacks dict observations per key
+            return tree_map(lambda o, f: self._fill_rows(o, f), dense, final)
+        for row, value in enumerate(final):
+            if value is not None:
+                tree_map(lambda d, v, row=row: d[row].copy_(torch.as_tensor(v)), dense, value)
+        return dense
+
+    def _fill_rows(self, dense: Tensor, final: Any) -> Tensor:
+        for row, value in enumerate(final):
+            if value is not None:
+                dense[row].copy_(torch.as_tensor(value))
+        return dense
+
+    def _read_mask(self, info: dict[str, Any]) -> Any:
+        if "action_mask" in info:
+            mask = info["action_mask"]
+        elif self._mask_method is not None:
+            mask = self._mask_method()
+        else:
+            return None
+        if isinstance(mask, np.ndarray) and mask.dtype == object:
+            mask = np.stack(list(mask))
+        return torch.as_tensor(np.asarray(mask) if not isinstance(mask, Tensor) else mask, device=self.device).bool()

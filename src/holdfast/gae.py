@@ -1,0 +1,49 @@
+"""Generalised advantage estimation (Schulman et al., 2016), and which observations begin an episode."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def gae(
+    rewards: Tensor, values: Tensor, next_values: Tensor, dones: Tensor, gamma: float = 0.99, lam: float = 0.95
+) -> tuple[Tensor, Tensor]:
+    """Advantages and returns, all [T, B].
+
+    next_values[t]: the value of what follows step t *inside its episode*: 0 where it terminated, V(final observation)
+    where it was truncated, V(next observation) elsewhere. dones[t]: the episode ended at t, either way.
+
+    >>> adv, ret = gae(torch.tensor([[1.0], [1.0]]), torch.zeros(2, 1), torch.tensor([[0.0], [5.0]]),
+    ...                torch.tensor([[False], [True]]), gamma=0.5, lam=1.0)
+    >>> adv.squeeze(1).tolist()            # 1 + 0.5 * 5 = 3.5, then 1 + 0.5 * 3.5
+    [2.75, 3.5]
+    """
+    deltas = rewards + gamma * next_values - values
+    carry = (gamma * lam) * (~dones).to(deltas.dtype)
+    advantage = torch.empty_like(deltas)
+    following = torch.zeros_like(deltas[0])
+    for t in range(len(deltas) - 1, -1, -1):
+        following = torch.addcmul(deltas[t], carry[t], following, out=advantage[t])
+    return advantage, advantage + values
+
+
+def resets_from(terminated: Tensor, truncated: Tensor, autoreset_mode: Any, previous_done: Tensor | None = None) -> Tensor:
+    """Which observations returned by `step` are the first of an episode.
+
+    Flags of one step [B] or of several [T, B]; entry t speaks of the observation that the same `step` call returned.
+    SAME_STEP (and DISABLED, once the caller has reset the finished ones): where that step ended an episode. NEXT_STEP:
+    where the step *before* did; `previous_done` [B] says so for the first entry (None: nowhere).
+    """
+    done = terminated | truncated
+    mode = getattr(autoreset_mode, "name", str(autoreset_mode)).upper().replace("-", "_")
+    if mode in ("SAME_STEP", "DISABLED", "SAMESTEP"):
+        return done
+    if mode not in ("NEXT_STEP", "NEXTSTEP"):
+        raise ValueError(f"unknown autoreset mode {autoreset_mode!r}; a gymnasium.vector.AutoresetMode")
+    if done.dim() == 1:
+        return torch.zeros_like(done) if previous_done is None else previous_done
+    first = torch.zeros_like(done[:1]) if previous_done is None else previous_done.unsqueeze(0)
+    return torch.cat([first, done[:-1]])

@@ -1,0 +1,186 @@
+"""Proximal policy optimisation (Schulman et al., 2017) for policies with memory: one page for the loss, one for the update.
+
+Minibatches are whole sequences, each from the state the rollout had there, with resets inside: what is trained is what
+was played. Nothing here touches memory or environments.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from holdfast.collect import Segment
+from holdfast.config import TrainConfig
+from holdfast.policy import RecurrentPolicy
+from holdfast.state import State, tree_map
+
+
+class PPOTerms(NamedTuple):
+    """The loss and its parts, all scalars."""
+
+    loss: Tensor
+    policy_loss: Tensor
+    value_loss: Tensor
+    entropy: Tensor
+    approx_kl: Tensor
+    clip_fraction: Tensor
+
+
+def ppo_terms(
+    policy: nn.Module,
+    segment: Segment,
+    *,
+    clip_range: float = 0.2,
+    clip_value: float | None = None,
+    entropy_coef: float = 0.01,
+    value_coef: float = 0.5,
+    all_valid: bool = False,
+) -> PPOTerms:
+    """The clipped objective on a segment, with its parts. `all_valid`: no step needs masking out."""
+    new = policy(segment.obs, segment.actions, segment.start_state, segment.resets, action_mask=segment.action_mask)
+
+    def mean(x: Tensor) -> Tensor:  # over real steps
+        if all_valid:
+            return x.mean()
+        return torch.where(segment.valid, x, 0.0).sum() / segment.valid.sum().clamp(min=1)
+
+    log_ratio = new.log_prob.float() - segment.log_prob
+    ratio = log_ratio.exp()
+    clipped = ratio.clamp(1 - clip_range, 1 + clip_range)
+    policy_loss = -mean(torch.minimum(segment.advantage * ratio, segment.advantage * clipped))
+
+    value = new.value.float()
+    value_error = (value - segment.returns) ** 2
+    if clip_value is not None:
+        near = segment.value + (value - segment.value).clamp(-clip_value, clip_value)
+        value_error = torch.maximum(value_error, (near - segment.returns) ** 2)
+    value_loss = 0.5 * mean(value_error)
+
+    entropy = mean(new.entropy.float())
+    loss = policy_loss + value_coef * value_loss - entropy_coef * entropy
+    with torch.no_grad():
+        approx_kl = mean(ratio - 1 - log_ratio)  # Schulman's k3: never negative, low variance
+        clip_fraction = mean(((ratio - 1).abs() > clip_range).float())
+    return PPOTerms(loss, policy_loss, value_loss, entropy, approx_kl, clip_fraction)
+
+
+def ppo_loss(policy: RecurrentPolicy, segment: Segment, **options: Any) -> Tensor:
+    """The PPO loss of a whole segment, advantages normalised; options as `ppo_terms`'.
+
+    loss = hf.ppo_loss(policy, segment); loss.backward()
+    """
+    return ppo_terms(policy, normalize_advantage(segment), **options).loss
+
+
+def normalize_advantage(segment: Segment) -> Segment:
+    """A copy with advantages of mean 0 and deviation 1 over its real steps."""
+    real = segment.valid.float()
+    n = real.sum().clamp(min=1)
+    centred = segment.advantage - (segment.advantage * real).sum() / n
+    deviation = ((centred**2 * real).sum() / n).sqrt()
+    return replace(segment, advantage=centred / (deviation + 1e-8))
+
+
+class PPO:
+    """The update: epochs of minibatches over one rollout."""
+
+    def __init__(self, policy: RecurrentPolicy, config: TrainConfig, training_leg: nn.Module | None = None) -> None:
+        self.policy, self.config = policy, config
+        self.training_leg = training_leg or policy  # what is called for gradients: the policy, or a wrapper such as DDP
+        self.optimizer = torch.optim.Adam(
+            policy.parameters(), lr=config.learning_rate, eps=config.adam_eps, fused=True
+        )
+        self.generator = torch.Generator().manual_seed(config.seed)
+        self.autocast = torch.bfloat16 if config.precision == "bf16" else None
+
+    def learning_rate(self, progress: float) -> float:
+        """At a fraction of the run done."""
+        if self.config.lr_schedule == "linear":
+            return self.config.learning_rate * (1 - progress)
+        if self.config.lr_schedule == "cosine":
+            return self.config.learning_rate * 0.5 * (1 + float(torch.cos(torch.tensor(progress * torch.pi))))
+        return self.config.learning_rate
+
+    def update(self, segment: Segment, progress: float, all_valid: bool = False) -> dict[str, float]:
+        """Train on one rollout; the metrics of it."""
+        config, device = self.config, segment.resets.device
+        rate = self.learning_rate(progress)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        if config.normalize_advantage:
+            segment = normalize_advantage(segment)
+        batch = segment.columns(config.bptt)
+        sums, count = torch.zeros(6, device=device), 0
+        for epoch in range(config.epochs):
+            if config.refresh_states and epoch > 0:
+                batch.start_state = self.refreshed_starts(segment)
+            kl_before, count_before = sums[4].clone(), count
+            for columns in self._minibatches(batch.num_envs, device):
+                part = batch if columns is None else batch.select(columns)
+                sums += self._step(part, all_valid)
+                count += 1
+            if config.target_kl is not None:
+                if float(sums[4] - kl_before) / (count - count_before) > 1.5 * config.target_kl:
+                    break
+        parts = (sums / count).tolist()
+        names = ("policy_loss", "value_loss", "entropy", "grad_norm", "approx_kl", "clip_fraction")
+        metrics = {f"train/{name}": value for name, value in zip(names, parts)}
+        metrics["train/explained_variance"] = _explained_variance(segment)
+        metrics["train/learning_rate"] = rate
+        metrics["train/epochs"] = float(epoch + 1)
+        return metrics
+
+    def _step(self, batch: Segment, all_valid: bool) -> Tensor:
+        config = self.config
+        with torch.autocast(batch.resets.device.type, self.autocast, enabled=self.autocast is not None):
+            terms = ppo_terms(
+                self.training_leg,
+                batch,
+                clip_range=config.clip_range,
+                clip_value=config.clip_value,
+                entropy_coef=config.entropy_coef,
+                value_coef=config.value_coef,
+                all_valid=all_valid,
+            )
+        self.optimizer.zero_grad(set_to_none=True)
+        terms.loss.backward()
+        norm = nn.utils.clip_grad_norm_(self.policy.parameters(), config.max_grad_norm)
+        self.optimizer.step()
+        with torch.no_grad():
+            return torch.stack([terms.policy_loss, terms.value_loss, terms.entropy, norm, terms.approx_kl, terms.clip_fraction])
+
+    def _minibatches(self, columns: int, device: torch.device) -> list[Tensor | None]:
+        if self.config.minibatches == 1:
+            return [None]
+        order = torch.randperm(columns, generator=self.generator).to(device)
+        return list(order.tensor_split(self.config.minibatches))
+
+    @torch.no_grad()
+    def refreshed_starts(self, segment: Segment) -> State:
+        """The start state of every chunk under the present weights, as `Segment.columns` lays them: the first is kept."""
+        length = self.config.bptt or segment.num_steps
+        states, state = [], segment.start_state
+        for begin in range(0, segment.num_steps, length):
+            states.append(state)
+            span = slice(begin, begin + length)
+            obs, actions, resets = (tree_map(lambda x: x[span], x) for x in (segment.obs, segment.actions, segment.resets))
+            mask = None if segment.action_mask is None else segment.action_mask[span]
+            state = self.policy.evaluate(obs, actions, state, resets, action_mask=mask, return_state=True).state
+        return tree_map(lambda *s: torch.cat(s), *states)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"optimizer": self.optimizer.state_dict(), "generator": self.generator.get_state()}
+
+    def load_state_dict(self, d: dict[str, Any]) -> None:
+        self.optimizer.load_state_dict(d["optimizer"])
+        self.generator.set_state(d["generator"])
+
+
+def _explained_variance(segment: Segment) -> float:
+    """1 - Var(returns - values) / Var(returns): 1 is a perfect critic, 0 a useless one."""
+    returns, value = segment.returns[segment.valid], segment.value[segment.valid]
+    variance = returns.var()
+    return float(1 - (returns - value).var() / variance) if float(variance) > 0 else float("nan")
