@@ -1,0 +1,211 @@
+"""LSTM and GRU over segments with resets on the CPU: Holdfast beside torch.nn, TorchRL and what people write by hand.
+
+    python benchmarks/cpu_recurrence.py                       # the tables of docs/benchmarks.md
+    python benchmarks/cpu_recurrence.py --shapes 64,128,.01 --columns nn,hoisted,portable
+
+One thread. Before anything is timed, every contender's output and gradients are compared with the float64 reference;
+a mismatch ends the run with exit status 1. The contenders of a shape take turns, and each cell is the minimum.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import platform
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from recurrence_contenders import CONTENDERS, Column
+from recurrence_problem import TOLERANCE, Contender, Problem, Shape
+from rich.console import Console
+from rich.table import Table
+
+import holdfast as hf
+
+SHAPES = ("64,128,0", "64,128,.01", "64,128,.1", "8,128,.01", "8,128,.1", "8,2048,.01")
+RESULTS = Path(__file__).parent / "results" / "cpu_recurrence.json"
+
+
+class Mismatch(Exception):
+    """A contender computes something else."""
+
+
+def check(problem: Problem, columns: list[Column]) -> dict[str, Contender]:
+    """Build the contenders of one shape; each must give the reference's output and gradients."""
+    answers = {True: problem.answer(True), False: problem.answer(False)}
+    contenders = {}
+    for column in columns:
+        contender = column.build(problem)
+        name, difference = contender.answer(problem).worst_difference(answers[column.resets])
+        if not difference <= TOLERANCE:
+            raise Mismatch(
+                f"{column.key} at {problem.cell} {problem.shape}: {name} differs by {difference:.2e} of its maximum"
+            )
+        contenders[column.key] = contender
+    return contenders
+
+
+def timed(run: Callable[[], Any]) -> float:
+    begin = time.perf_counter()
+    run()
+    return time.perf_counter() - begin
+
+
+def interleaved_minimum(runs: dict[str, Callable[[], Any]], repeats: dict[str, int]) -> dict[str, float]:
+    """Seconds: the minimum over each contender's repeats, taken in turns so that a slow moment hits all."""
+    best = dict.fromkeys(runs, float("inf"))
+    gc.collect()
+    gc.disable()
+    for round_ in range(max(repeats.values())):
+        for key, run in runs.items():
+            if round_ < repeats[key]:
+                best[key] = min(best[key], timed(run))
+    gc.enable()
+    return best
+
+
+def sequence_rows(args: argparse.Namespace, console: Console) -> list[dict[str, Any]]:
+    """Forward + backward of every cell and shape."""
+    rows = []
+    for cell in args.cells:
+        for text in args.shapes:
+            shape = Shape.parse(text)
+            columns = [c for c in args.columns if shape.steps <= c.max_steps]
+            problem = Problem(cell, shape)
+            contenders = check(problem, columns)
+            runs = {key: (lambda c=c, p=problem: c.run(p)) for key, c in contenders.items()}
+            repeats = {c.key: args.slow_repeats if c.slow else args.repeats for c in columns}
+            seconds = interleaved_minimum(runs, repeats)
+            rows.append({"cell": cell, "shape": str(shape), "ms": {k: 1e3 * s for k, s in seconds.items()}})
+            console.print(f"  {cell} {shape}: outputs and gradients agree, timed", style="dim")
+    return rows
+
+
+def step_rows(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """One step without gradients, B = 64, against torch.nn's cell. Microseconds per call."""
+    rows = []
+    for cell in args.cells:
+        batch, hidden, calls = 64, 128, 200
+        torch.manual_seed(0)
+        theirs = (torch.nn.LSTMCell if cell == "lstm" else torch.nn.GRUCell)(hidden, hidden)
+        core = (hf.LSTM if cell == "lstm" else hf.GRU)(hidden, hidden)
+        core.load_state_dict({f"{n}_l0": p for n, p in theirs.state_dict().items()})
+        x, state = torch.randn(batch, hidden), core.initial_state(batch)
+        start = [s.squeeze(1) for s in state.values()]
+        inner = tuple(start) if cell == "lstm" else start[0]
+        flags = {p: (torch.rand(calls, batch) < p).unbind(0) for p in (0.0, 0.01, 0.1)}
+        expected = theirs(x, inner)
+        if not torch.allclose(core(x, state)[0], expected[0] if cell == "lstm" else expected, atol=1e-6):
+            raise Mismatch(f"a {cell} step differs from torch.nn's")
+        runs: dict[str, Callable[[], Any]] = {"cell": lambda: [theirs(x, inner) for _ in range(calls)]}
+        runs["none"] = lambda: [core(x, state) for _ in range(calls)]
+        for p, f in flags.items():
+            runs[f"p={p:g}"] = lambda f=f: [core(x, state, r) for r in f]
+        with torch.no_grad():
+            seconds = interleaved_minimum(runs, dict.fromkeys(runs, args.repeats))
+        rows.append({"cell": cell, "us": {k: 1e6 * s / calls for k, s in seconds.items()}})
+    return rows
+
+
+def sequence_table(rows: list[dict[str, Any]], columns: list[Column], args: argparse.Namespace) -> Table:
+    title = f"forward + backward, one thread: ms, and the ratio to torch.nn without resets; minimum of {args.repeats}"
+    table = Table(title=title)
+    for heading in ("cell", "B, T, P(reset)"):
+        table.add_column(heading)
+    for column in columns:
+        note = f" (of {args.slow_repeats})" if column.slow and args.slow_repeats != args.repeats else ""
+        table.add_column(column.title + note, justify="right")
+    for row in rows:
+        base = row["ms"].get("nn")
+        cells = []
+        for column in columns:
+            ms = row["ms"].get(column.key)
+            ratio = "" if ms is None or base is None or column.key == "nn" else f"  [b]{ms / base:.2f}[/b]"
+            cells.append("-" if ms is None else f"{ms:.1f}{ratio}")
+        table.add_row(row["cell"], row["shape"], *cells)
+    return table
+
+
+def step_table(rows: list[dict[str, Any]], args: argparse.Namespace) -> Table:
+    table = Table(
+        title=f"one step without gradients, B = 64, H = 128: us, and the ratio to torch.nn's cell; minimum of {args.repeats}"
+    )
+    table.add_column("cell")
+    for key in rows[0]["us"]:
+        title = {"cell": "torch.nn cell", "none": "Holdfast, resets=None"}.get(
+            key, f"Holdfast, P(reset) {key[2:]}"
+        )
+        table.add_column(title, justify="right")
+    for row in rows:
+        base = row["us"]["cell"]
+        values = [
+            f"{us:.1f}" + ("" if key == "cell" else f"  [b]{us / base:.2f}[/b]")
+            for key, us in row["us"].items()
+        ]
+        table.add_row(row["cell"], *values)
+    return table
+
+
+def parse() -> argparse.Namespace:
+    keys = [c.key for c in CONTENDERS]
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--shapes", nargs="+", default=SHAPES, help="B,T,P or B,T,P,H; several")
+    parser.add_argument("--columns", default=",".join(keys), help=f"of {','.join(keys)}")
+    parser.add_argument("--cells", nargs="+", default=["lstm", "gru"], choices=["lstm", "gru"])
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument(
+        "--slow-repeats", type=int, default=3, help="for the contenders that take many times longer"
+    )
+    parser.add_argument("--no-step", action="store_true", help="leave out the table of single steps")
+    parser.add_argument("--output", type=Path, default=RESULTS, help="where the figures go, as JSON")
+    args = parser.parse_args()
+    unknown = set(args.columns.split(",")) - set(keys)
+    if unknown:
+        parser.error(f"unknown columns {sorted(unknown)}; choose from {keys}")
+    args.columns = [c for c in CONTENDERS if c.key in args.columns.split(",")]
+    return args
+
+
+def main() -> int:
+    args = parse()
+    torch.set_num_threads(1)
+    console = Console(width=200 if not sys.stdout.isatty() else None)
+    try:
+        rows = sequence_rows(args, console)
+        steps = [] if args.no_step else step_rows(args)
+    except Mismatch as mismatch:
+        console.print(f"mismatch: {mismatch}", style="bold red")
+        return 1
+    console.print(sequence_table(rows, args.columns, args))
+    if steps:
+        console.print(step_table(steps, args))
+    machine = {
+        "processor": processor(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "threads": 1,
+    }
+    args.output.parent.mkdir(parents=True, exist_ok=True)
+    args.output.write_text(
+        json.dumps({"machine": machine, "sequences": rows, "steps": steps}, indent=1) + "\n"
+    )
+    return 0
+
+
+def processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
