@@ -8,6 +8,7 @@ and inputs below 6e-5 lose relative precision. Gradients have no natural range, 
 incoming gradient becomes about 1/16, which leaves a factor of a million for growth on the way back through time.
 """
 
+# mypy: disable-error-code="no-untyped-def,no-untyped-call"
 from __future__ import annotations
 
 import torch
@@ -32,7 +33,9 @@ def amax_kernel(source, amax_bits, size, BLOCK: tl.constexpr):
     stride = tl.num_programs(0).to(tl.int64) * BLOCK
     for start in range(tl.program_id(0).to(tl.int64) * BLOCK, size, stride):
         offsets = start + tl.arange(0, BLOCK)
-        largest = tl.maximum(largest, tl.abs(tl.load(source + offsets, mask=offsets < size, other=0.0).to(tl.float32)))
+        largest = tl.maximum(
+            largest, tl.abs(tl.load(source + offsets, mask=offsets < size, other=0.0).to(tl.float32))
+        )
     # The bits of non-negative floats are ordered as the floats are, so an integer maximum is exact and deterministic.
     tl.atomic_max(amax_bits, tl.max(largest, axis=0).to(tl.int32, bitcast=True))
 
@@ -105,3 +108,11 @@ def gradient_amax(*gradients: Tensor | None) -> Tensor:
         if size:
             amax_kernel[(min(528, triton.cdiv(size, 4096)),)](gradient, amax_bits, size, BLOCK=4096)
     return amax_bits
+
+
+def unscaled_column_sums(d_gates: Tensor, amax_bits: Tensor) -> Tensor:
+    """Bias gradients [G] fp32 from scaled gate gradients [R, G]."""
+    sums = d_gates.sum(0, keepdim=True, dtype=torch.float32)
+    unscaled = torch.empty_like(sums)
+    convert(sums, unscaled, amax_bits)
+    return unscaled[0]

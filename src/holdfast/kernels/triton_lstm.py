@@ -1,184 +1,260 @@
-"""One LSTM layer on a GPU as two operators, forward and backward, with the signature of `reference.lstm`."""
+"""LSTM recurrence, forward and backward, in Triton: one program per tile of batch rows, all steps in one launch.
 
+For hidden sizes up to 128. W_hh stays on chip as fp16 for the whole sequence; h and c are carried in fp32. The
+hidden size is padded to a power of two inside, by masks.
+
+Buffers of one layer, rows r = t * B + b: `gates` [T*B, 4H] fp16 arrives with the input's pre-activations and leaves
+with the activated gates i, f, g, o (in place); `h_in`, `saved` [T*B, H] fp16 receive the state each step
+started from, after its reset.
+"""
+
+# mypy: disable-error-code="no-untyped-def,no-untyped-call"
 from __future__ import annotations
 
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
 
-from holdfast.kernels.half_products import convert, gradient_amax, mm_fp32, pack_inputs, pack_width, project
-from holdfast.kernels.triton_lstm_kernels import lstm_backward_kernel, lstm_forward_kernel
+from holdfast.kernels.half_products import scale_from_amax, unscaled_column_sums
 from holdfast.kernels.triton_tiles import recurrence_tile
 
 
-@torch.library.custom_op("holdfast::gpu_lstm", mutates_args=())
-def gpu_lstm(
-    x: Tensor,
-    h0: Tensor,
-    c0: Tensor,
-    resets: Tensor | None,
-    fill_h: Tensor | None,
-    fill_c: Tensor | None,
-    w_ih: Tensor,
+@triton.jit
+def tanh(x):
+    return 2.0 * tl.sigmoid(2.0 * x) - 1.0
+
+
+@triton.jit
+def load_gate_bias(bias, first, unit, mask):
+    """The bias of one gate, [1, HP] fp32; an absent one is zero."""
+    value = tl.zeros(unit.shape, tl.float32)
+    if bias is not None:
+        value += tl.load(bias + first + unit, mask=mask, other=0.0).to(tl.float32)
+    return value[None, :]
+
+
+@triton.jit
+def load_fill(fill, unit, mask):
+    """The value a reset substitutes, [1, HP] fp32; zeros when absent."""
+    value = tl.zeros(unit.shape, tl.float32)
+    if fill is not None:
+        value += tl.load(fill + unit, mask=mask, other=0.0).to(tl.float32)
+    return value[None, :]
+
+
+@triton.jit(do_not_specialize=["steps", "batch"])
+def lstm_forward_kernel(
+    gates, w_hh, b_ih, b_hh, h0, c0, resets, fill_h, fill_c, y, h_n, c_n, h_in, saved, steps, batch, h_in_stride,
+    H: tl.constexpr, HP: tl.constexpr, ROWS: tl.constexpr, SAVE: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    unit = tl.arange(0, HP)
+    row_ok, unit_ok = row < batch, unit < H
+    ok = row_ok[:, None] & unit_ok[None, :]
+    state_at = row[:, None] * H + unit[None, :]
+    gates_at = row[:, None] * (4 * H) + unit[None, :]
+    h_in_at = row[:, None].to(tl.int64) * h_in_stride + unit[None, :]
+
+    # [K = unit read, N = unit written]
+    w_ok = unit_ok[:, None] & unit_ok[None, :]
+    w_at = w_hh + unit[None, :] * H + unit[:, None]
+    w_i = tl.load(w_at, mask=w_ok, other=0.0).to(tl.float16)
+    w_f = tl.load(w_at + H * H, mask=w_ok, other=0.0).to(tl.float16)
+    w_g = tl.load(w_at + 2 * H * H, mask=w_ok, other=0.0).to(tl.float16)
+    w_o = tl.load(w_at + 3 * H * H, mask=w_ok, other=0.0).to(tl.float16)
+    bias_i = load_gate_bias(b_ih, 0, unit, unit_ok) + load_gate_bias(b_hh, 0, unit, unit_ok)
+    bias_f = load_gate_bias(b_ih, H, unit, unit_ok) + load_gate_bias(b_hh, H, unit, unit_ok)
+    bias_g = load_gate_bias(b_ih, 2 * H, unit, unit_ok) + load_gate_bias(b_hh, 2 * H, unit, unit_ok)
+    bias_o = load_gate_bias(b_ih, 3 * H, unit, unit_ok) + load_gate_bias(b_hh, 3 * H, unit, unit_ok)
+    value_h = load_fill(fill_h, unit, unit_ok)
+    value_c = load_fill(fill_c, unit, unit_ok)
+
+    h = tl.load(h0 + state_at, mask=ok, other=0.0).to(tl.float32)
+    c = tl.load(c0 + state_at, mask=ok, other=0.0).to(tl.float32)
+    next_i = tl.load(gates + gates_at, mask=ok, other=0.0)
+    next_f = tl.load(gates + gates_at + H, mask=ok, other=0.0)
+    next_g = tl.load(gates + gates_at + 2 * H, mask=ok, other=0.0)
+    next_o = tl.load(gates + gates_at + 3 * H, mask=ok, other=0.0)
+    first = tl.full((), 0, tl.int64)  # row of (t, 0)
+    total = tl.full((), 1, tl.int64) * steps * batch
+    for _ in range(steps):
+        here = gates + first * (4 * H) + gates_at
+        pre_i, pre_f = next_i.to(tl.float32) + bias_i, next_f.to(tl.float32) + bias_f
+        pre_g, pre_o = next_g.to(tl.float32) + bias_g, next_o.to(tl.float32) + bias_o
+        # The next step's loads start before this step's products.
+        ahead = here + batch * (4 * H)
+        ahead_ok = ok & (first + row[:, None] < total - batch)
+        next_i = tl.load(ahead, mask=ahead_ok, other=0.0)
+        next_f = tl.load(ahead + H, mask=ahead_ok, other=0.0)
+        next_g = tl.load(ahead + 2 * H, mask=ahead_ok, other=0.0)
+        next_o = tl.load(ahead + 3 * H, mask=ahead_ok, other=0.0)
+        if resets is not None:
+            reset = tl.load(resets + first + row, mask=row_ok, other=0)[:, None] != 0
+            h = tl.where(reset, value_h, h)
+            c = tl.where(reset, value_c, c)
+        h_half = h.to(tl.float16)
+        if SAVE:
+            tl.store(h_in + first * h_in_stride + h_in_at, h_half, mask=ok)
+            tl.store(saved + first * H + state_at, c.to(tl.float16), mask=ok)
+        i = tl.sigmoid(tl.dot(h_half, w_i, pre_i))
+        f = tl.sigmoid(tl.dot(h_half, w_f, pre_f))
+        g = tanh(tl.dot(h_half, w_g, pre_g))
+        o = tl.sigmoid(tl.dot(h_half, w_o, pre_o))
+        c = f * c + i * g
+        h = o * tanh(c)
+        if SAVE:
+            tl.store(here, i.to(tl.float16), mask=ok)
+            tl.store(here + H, f.to(tl.float16), mask=ok)
+            tl.store(here + 2 * H, g.to(tl.float16), mask=ok)
+            tl.store(here + 3 * H, o.to(tl.float16), mask=ok)
+        tl.store(y + first * H + state_at, h.to(y.dtype.element_ty), mask=ok)
+        first += batch
+    tl.store(h_n + state_at, h, mask=ok)
+    tl.store(c_n + state_at, c, mask=ok)
+
+
+@triton.jit(do_not_specialize=["steps", "batch"])
+def lstm_backward_kernel(
+    gates, saved, w_hh, resets, dy, dh_n, dc_n, amax_bits, d_gates, dh0, dc0, d_fill_h, d_fill_c, steps, batch,
+    H: tl.constexpr, HP: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Steps from the last to the first. `d_gates` [T*B, 4H] fp16 is scaled; dh0, dc0 and the fills' partial sums
+    [programs, H] are not."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    unit = tl.arange(0, HP)
+    row_ok, unit_ok = row < batch, unit < H
+    ok = row_ok[:, None] & unit_ok[None, :]
+    state_at = row[:, None] * H + unit[None, :]
+    gates_at = row[:, None] * (4 * H) + unit[None, :]
+    scale, inverse = scale_from_amax(tl.load(amax_bits))
+
+    # [K = gate unit, N = unit read]
+    w_ok = unit_ok[:, None] & unit_ok[None, :]
+    w_at = w_hh + unit[:, None] * H + unit[None, :]
+    w_i = tl.load(w_at, mask=w_ok, other=0.0).to(tl.float16)
+    w_f = tl.load(w_at + H * H, mask=w_ok, other=0.0).to(tl.float16)
+    w_g = tl.load(w_at + 2 * H * H, mask=w_ok, other=0.0).to(tl.float16)
+    w_o = tl.load(w_at + 3 * H * H, mask=w_ok, other=0.0).to(tl.float16)
+
+    dh = tl.zeros([ROWS, HP], tl.float32)
+    dc = tl.zeros([ROWS, HP], tl.float32)
+    if dh_n is not None:
+        dh += tl.load(dh_n + state_at, mask=ok, other=0.0).to(tl.float32) * scale
+    if dc_n is not None:
+        dc += tl.load(dc_n + state_at, mask=ok, other=0.0).to(tl.float32) * scale
+    sum_h = tl.zeros([ROWS, HP], tl.float32)
+    sum_c = tl.zeros([ROWS, HP], tl.float32)
+
+    first = tl.full((), 1, tl.int64) * (steps - 1) * batch  # row of (t, 0)
+    ahead = gates + first * (4 * H) + gates_at
+    next_i = tl.load(ahead, mask=ok, other=0.0)
+    next_f = tl.load(ahead + H, mask=ok, other=0.0)
+    next_g = tl.load(ahead + 2 * H, mask=ok, other=0.0)
+    next_o = tl.load(ahead + 3 * H, mask=ok, other=0.0)
+    next_c = tl.load(saved + first * H + state_at, mask=ok, other=0.0)
+    next_dy = tl.zeros([ROWS, HP], tl.float32)
+    if dy is not None:
+        next_dy = tl.load(dy + first * H + state_at, mask=ok, other=0.0).to(tl.float32)
+    for _ in range(steps):
+        i, f = next_i.to(tl.float32), next_f.to(tl.float32)
+        g, o = next_g.to(tl.float32), next_o.to(tl.float32)
+        c_before = next_c.to(tl.float32)
+        dh += next_dy * scale
+        ahead_ok = ok & (first + row[:, None] >= batch)
+        ahead = gates + (first - batch) * (4 * H) + gates_at
+        next_i = tl.load(ahead, mask=ahead_ok, other=0.0)
+        next_f = tl.load(ahead + H, mask=ahead_ok, other=0.0)
+        next_g = tl.load(ahead + 2 * H, mask=ahead_ok, other=0.0)
+        next_o = tl.load(ahead + 3 * H, mask=ahead_ok, other=0.0)
+        next_c = tl.load(saved + (first - batch) * H + state_at, mask=ahead_ok, other=0.0)
+        if dy is not None:
+            next_dy = tl.load(dy + (first - batch) * H + state_at, mask=ahead_ok, other=0.0).to(tl.float32)
+
+        squashed = tanh(f * c_before + i * g)
+        dc += dh * o * (1.0 - squashed * squashed)
+        d_i = (dc * g * i * (1.0 - i)).to(tl.float16)
+        d_f = (dc * c_before * f * (1.0 - f)).to(tl.float16)
+        d_g = (dc * i * (1.0 - g * g)).to(tl.float16)
+        d_o = (dh * squashed * o * (1.0 - o)).to(tl.float16)
+        here = d_gates + first * (4 * H) + gates_at
+        tl.store(here, d_i, mask=ok)
+        tl.store(here + H, d_f, mask=ok)
+        tl.store(here + 2 * H, d_g, mask=ok)
+        tl.store(here + 3 * H, d_o, mask=ok)
+        dh = tl.dot(d_i, w_i)
+        dh = tl.dot(d_f, w_f, dh)
+        dh = tl.dot(d_g, w_g, dh)
+        dh = tl.dot(d_o, w_o, dh)
+        dc = dc * f
+        if resets is not None:
+            reset = tl.load(resets + first + row, mask=row_ok, other=0)[:, None] != 0
+            if d_fill_h is not None:
+                sum_h += tl.where(reset, dh, 0.0)
+            if d_fill_c is not None:
+                sum_c += tl.where(reset, dc, 0.0)
+            dh = tl.where(reset, 0.0, dh)
+            dc = tl.where(reset, 0.0, dc)
+        first -= batch
+    tl.store(dh0 + state_at, dh * inverse, mask=ok)
+    tl.store(dc0 + state_at, dc * inverse, mask=ok)
+    if d_fill_h is not None:
+        tl.store(d_fill_h + tl.program_id(0) * H + unit, tl.sum(sum_h, axis=0) * inverse, mask=unit_ok)
+    if d_fill_c is not None:
+        tl.store(d_fill_c + tl.program_id(0) * H + unit, tl.sum(sum_c, axis=0) * inverse, mask=unit_ok)
+
+
+def forward(
+    gates: Tensor,
     w_hh: Tensor,
     b_ih: Tensor | None,
     b_hh: Tensor | None,
-    cut: bool,
+    h0: Tensor,
+    carry0: Tensor,
+    resets: Tensor | None,
+    fill_h: Tensor | None,
+    fill_c: Tensor | None,
+    y: Tensor,
+    h_in: Tensor,
+    saved: Tensor,
     save: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """y, h_n, c_n, and for the backward: packed [x | h] and gates [T*B, ...], c_in [T*B, H], all fp16."""
-    steps, batch, inputs = x.shape
-    hidden = w_hh.shape[1]
-    packed = pack_inputs(x.contiguous(), hidden if save else 0)
-    gates = project(packed, w_ih)
-    y = torch.empty(steps, batch, hidden, dtype=x.dtype, device=x.device)
-    h_n, c_n = torch.empty_like(h0), torch.empty_like(c0)
-    c_in = gates.new_empty((steps * batch, hidden) if save else (0,))
-    padded, rows, warps = recurrence_tile(hidden, batch)
-    first, width = pack_width(inputs, hidden)
+) -> tuple[Tensor, Tensor]:
+    """Same contract as `cuda_recurrence.forward`."""
+    steps, batch, hidden = y.shape
+    h_n, c_n = torch.empty_like(h0), torch.empty_like(h0)
+    padded, rows, warps = recurrence_tile(hidden)
     lstm_forward_kernel[(triton.cdiv(batch, rows),)](
-        gates, w_hh, b_ih, b_hh, h0, c0, resets, fill_h, fill_c, y, h_n, c_n, packed[:, first:], c_in,
-        steps, batch, width, H=hidden, HP=padded, ROWS=rows, SAVE=save, CUT=cut, num_warps=warps,
+        gates, w_hh, b_ih, b_hh, h0, carry0, resets, fill_h, fill_c, y, h_n, c_n, h_in, saved, steps, batch,
+        h_in.stride(0), H=hidden, HP=padded, ROWS=rows, SAVE=save, num_warps=warps,
     )  # fmt: skip
-    if not save:
-        packed, gates = packed.new_empty(0), packed.new_empty(0)
-    return y, h_n, c_n, packed, gates, c_in
+    return h_n, c_n
 
 
-@gpu_lstm.register_fake
-def _(x, h0, c0, resets, fill_h, fill_c, w_ih, w_hh, b_ih, b_hh, cut, save):  # type: ignore[no-untyped-def]
-    steps, batch, inputs = x.shape
-    hidden = w_hh.shape[1]
-    _, width = pack_width(inputs, hidden)
-    y = x.new_empty(steps, batch, hidden)
-    if save:
-        shapes = [(steps * batch, width), (steps * batch, 4 * hidden), (steps * batch, hidden)]
-    else:
-        shapes = [(0,), (0,), (0,)]
-    return y, torch.empty_like(h0), torch.empty_like(c0), *(x.new_empty(s, dtype=torch.float16) for s in shapes)
-
-
-@torch.library.custom_op("holdfast::gpu_lstm_backward", mutates_args=())
-def gpu_lstm_backward(
+def backward(
+    gates: Tensor,
+    saved: Tensor,
+    h_in: Tensor,
+    w_hh: Tensor,
+    resets: Tensor | None,
     dy: Tensor | None,
     dh_n: Tensor | None,
     dc_n: Tensor | None,
-    packed: Tensor,
-    gates: Tensor,
-    c_in: Tensor,
-    h0: Tensor,
-    resets: Tensor | None,
-    w_ih: Tensor,
-    w_hh: Tensor,
-    x_dtype: torch.dtype,
-    need_dx: bool,
-    need_fill_h: bool,
-    need_fill_c: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """dx, dh0, dc0, d_fill_h, d_fill_c, dw_ih, dw_hh, db; those not needed are empty."""
-    batch, hidden = h0.shape
-    count, inputs = packed.shape[0], w_ih.shape[1]
-    steps = count // batch
-    dy, dh_n, dc_n = (None if g is None else g.contiguous() for g in (dy, dh_n, dc_n))
-    amax = gradient_amax(dy, dh_n, dc_n)
-    d_gates = torch.empty_like(gates)
-    dh0, dc0 = torch.empty_like(h0), torch.empty_like(h0)
-    padded, rows, warps = recurrence_tile(hidden, batch)
+    amax_bits: Tensor,
+    steps: int,
+    y_dtype: torch.dtype,
+    fill: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Same contract as `cuda_recurrence.backward`."""
+    count, hidden = saved.shape
+    batch = count // steps
+    d_gates = gates.new_empty(count, 4 * hidden)
+    dh0, dc0 = (torch.empty(batch, hidden, dtype=torch.float32, device=gates.device) for _ in range(2))
+    padded, rows, warps = recurrence_tile(hidden)
     programs = triton.cdiv(batch, rows)
-    fill_h, fill_c = (
-        torch.empty(programs, hidden, dtype=torch.float32, device=h0.device) if needed else None
-        for needed in (need_fill_h, need_fill_c)
-    )
+    fill_h, fill_c = (dh0.new_empty(programs, hidden) if fill else None for _ in range(2))
     lstm_backward_kernel[(programs,)](
-        gates, c_in, w_hh, resets, dy, dh_n, dc_n, amax, d_gates, dh0, dc0, fill_h, fill_c,
-        steps, batch, H=hidden, HP=padded, ROWS=rows, num_warps=warps,
+        gates, saved, w_hh, resets, dy, dh_n, dc_n, amax_bits, d_gates, dh0, dc0, fill_h, fill_c, steps, batch,
+        H=hidden, HP=padded, ROWS=rows, num_warps=warps,
     )  # fmt: skip
-    dx = torch.empty((steps, batch, inputs) if need_dx else (0,), dtype=x_dtype, device=h0.device)
-    if need_dx:
-        convert(torch.mm(d_gates, w_ih.to(torch.float16)), dx.view(count, inputs), amax)
-    dw = mm_fp32(d_gates.t(), packed)
-    dw_ih, dw_hh = torch.empty_like(w_ih), torch.empty_like(w_hh)
-    first, _ = pack_width(inputs, hidden)
-    convert(dw[:, :inputs], dw_ih, amax)
-    convert(dw[:, first : first + hidden], dw_hh, amax)
-    db = torch.empty(1, 4 * hidden, dtype=w_ih.dtype, device=h0.device)
-    convert(d_gates.sum(0, keepdim=True, dtype=torch.float32), db, amax)
-    empty = h0.new_empty(0)
-    d_fill_h = empty if fill_h is None else fill_h.sum(0)
-    d_fill_c = empty.clone() if fill_c is None else fill_c.sum(0)
-    return dx, dh0, dc0, d_fill_h, d_fill_c, dw_ih, dw_hh, db[0].clone()
-
-
-@gpu_lstm_backward.register_fake
-def _(dy, dh_n, dc_n, packed, gates, c_in, h0, resets, w_ih, w_hh, x_dtype, need_dx, need_fill_h, need_fill_c):  # type: ignore[no-untyped-def]
-    batch, hidden = h0.shape
-    dx_shape = (packed.shape[0] // batch, batch, w_ih.shape[1]) if need_dx else (0,)
-    return (
-        h0.new_empty(dx_shape, dtype=x_dtype),
-        torch.empty_like(h0),
-        torch.empty_like(h0),
-        h0.new_empty(hidden if need_fill_h else 0, dtype=torch.float32 if need_fill_h else h0.dtype),
-        h0.new_empty(hidden if need_fill_c else 0, dtype=torch.float32 if need_fill_c else h0.dtype),
-        torch.empty_like(w_ih),
-        torch.empty_like(w_hh),
-        w_ih.new_empty(4 * hidden),
-    )
-
-
-def _setup_context(ctx, inputs, output):  # type: ignore[no-untyped-def]
-    x, h0, _, resets, fill_h, fill_c, w_ih, w_hh, b_ih, b_hh, _, _ = inputs
-    packed, gates, c_in = output[3:]
-    ctx.save_for_backward(packed, gates, c_in, h0, resets, w_ih, w_hh)
-    ctx.set_materialize_grads(False)
-    ctx.x_dtype = x.dtype
-    ctx.dtypes = [None if p is None else p.dtype for p in (fill_h, fill_c, b_ih, b_hh)]
-
-
-def _backward(ctx, dy, dh_n, dc_n, *_saved):  # type: ignore[no-untyped-def]
-    if dy is None and dh_n is None and dc_n is None:
-        return (None,) * 12
-    packed, gates, c_in, h0, resets, w_ih, w_hh = ctx.saved_tensors
-    need = ctx.needs_input_grad
-    fill_h, fill_c, b_ih, b_hh = ctx.dtypes
-    dx, dh0, dc0, d_fill_h, d_fill_c, dw_ih, dw_hh, db = gpu_lstm_backward(
-        dy, dh_n, dc_n, packed, gates, c_in, h0, resets, w_ih, w_hh, ctx.x_dtype, need[0], need[4], need[5]
-    )
-    return (
-        dx if need[0] else None,
-        dh0,
-        dc0,
-        None,
-        d_fill_h.to(fill_h) if need[4] else None,
-        d_fill_c.to(fill_c) if need[5] else None,
-        dw_ih,
-        dw_hh,
-        None if b_ih is None else db.to(b_ih),
-        None if b_hh is None else db.to(b_hh),
-        None,
-        None,
-    )
-
-
-gpu_lstm.register_autograd(_backward, setup_context=_setup_context)
-
-
-def lstm(
-    x: Tensor,
-    h0: Tensor,
-    c0: Tensor,
-    resets: Tensor | None,
-    fill_h: Tensor | None,
-    fill_c: Tensor | None,
-    w_ih: Tensor,
-    w_hh: Tensor,
-    b_ih: Tensor | None,
-    b_hh: Tensor | None,
-    cut: bool = False,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """One LSTM layer over a sequence: y [T, B, H], h_n [B, H], c_n [B, H]. Products in fp16, state in fp32."""
-    tensors = (x, h0, c0, fill_h, fill_c, w_ih, w_hh, b_ih, b_hh)
-    save = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
-    if resets is None or cut:
-        fill_h = fill_c = None
-    y, h_n, c_n, *_ = gpu_lstm(x, h0, c0, resets, fill_h, fill_c, w_ih, w_hh, b_ih, b_hh, cut, save)
-    return y, h_n, c_n
+    d_fill_h, d_fill_c = (None if f is None else f.sum(0) for f in (fill_h, fill_c))
+    return d_gates, dh0, dc0, unscaled_column_sums(d_gates, amax_bits), d_fill_h, d_fill_c

@@ -1,0 +1,137 @@
+"""Compiles CUDA C++ at run time with the NVRTC library that comes with torch, and launches it. No compiler is needed.
+
+Compiled code is kept in `$HOLDFAST_CACHE` (default `~/.cache/holdfast`), named by a hash of source, options and
+compiler version, so that later processes load it in milliseconds.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+_MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+
+
+@functools.cache
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+@functools.cache
+def _nvrtc() -> ctypes.CDLL:
+    """The NVRTC of the CUDA version torch was built with: already loaded, in a wheel beside torch, or in a toolkit."""
+    if torch.version.cuda is None:
+        raise OSError("torch was built without CUDA")
+    name = f"libnvrtc.so.{torch.version.cuda.split('.')[0]}"
+    folders = [Path(p) / "nvidia" for p in sys.path if p] + [Path(torch.__file__).parent.parent / "nvidia"]
+    wheels = [str(p) for folder in folders if folder.is_dir() for p in sorted(folder.glob(f"*/lib/{name}"))]
+    toolkits = [str(Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "lib64" / name)]
+    for candidate in [name, *wheels, *toolkits]:
+        try:
+            return ctypes.CDLL(candidate)
+        except OSError:
+            continue
+    raise OSError(f"{name} was not found beside torch, on the library path or in CUDA_HOME")
+
+
+@functools.cache
+def is_available() -> bool:
+    """Whether CUDA C++ can be compiled and launched in this process."""
+    try:
+        _driver(), _nvrtc()
+    except OSError:
+        return False
+    return torch.cuda.is_available()
+
+
+def _check(code: int, what: str) -> None:
+    if code != 0:
+        text = ctypes.c_char_p()
+        _driver().cuGetErrorString(code, ctypes.byref(text))
+        raise RuntimeError(f"{what} failed: CUDA error {code} ({(text.value or b'unknown').decode()})")
+
+
+def compile_to_cubin(source: str, options: Sequence[str]) -> bytes:
+    """Machine code of `source`, from the cache where it is there."""
+    nvrtc = _nvrtc()
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    nvrtc.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
+    key = "\0".join([source, *options, f"{major.value}.{minor.value}"])
+    folder = Path(os.environ.get("HOLDFAST_CACHE", Path.home() / ".cache" / "holdfast"))
+    cached = folder / f"{hashlib.sha256(key.encode()).hexdigest()}.cubin"
+    if cached.is_file():
+        return cached.read_bytes()
+    program = ctypes.c_void_p()
+    code = nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"recurrence.cu", 0, None, None)
+    if code != 0:
+        raise RuntimeError(f"nvrtcCreateProgram failed with code {code}")
+    arguments = (ctypes.c_char_p * len(options))(*[o.encode() for o in options])
+    code = nvrtc.nvrtcCompileProgram(program, len(options), arguments)
+    size = ctypes.c_size_t()
+    if code != 0:
+        nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
+        log = ctypes.create_string_buffer(size.value)
+        nvrtc.nvrtcGetProgramLog(program, log)
+        raise RuntimeError(f"NVRTC could not compile a kernel:\n{log.value.decode()}")
+    nvrtc.nvrtcGetCUBINSize(program, ctypes.byref(size))
+    cubin = ctypes.create_string_buffer(size.value)
+    nvrtc.nvrtcGetCUBIN(program, cubin)
+    nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+    _keep(cached, cubin.raw)
+    return cubin.raw
+
+
+def _keep(path: Path, data: bytes) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+            file.write(data)
+        os.replace(file.name, path)
+    except OSError:
+        return  # a read-only home costs the cache, nothing else
+
+
+class Kernel:
+    """One compiled `__global__` function on one device."""
+
+    def __init__(
+        self, source: str, name: str, options: Sequence[str], shared_bytes: int, device: int
+    ) -> None:
+        self.shared_bytes = shared_bytes
+        with torch.cuda.device(device):
+            torch.cuda.current_stream()  # makes the device's context current
+            cubin = compile_to_cubin(source, options)
+            module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
+            _check(_driver().cuModuleLoadData(ctypes.byref(module), cubin), f"loading {name}")
+            _check(
+                _driver().cuModuleGetFunction(ctypes.byref(self._function), module, name.encode()),
+                f"finding {name}",
+            )
+            _check(
+                _driver().cuFuncSetAttribute(self._function, _MAX_DYNAMIC_SHARED, shared_bytes),
+                f"reserving {shared_bytes} bytes of shared memory for {name}",
+            )
+
+    def launch(
+        self, blocks: int, threads: int, arguments: Sequence[ctypes._SimpleCData], together: bool
+    ) -> None:  # type: ignore[type-arg]
+        """On the current stream. `together`: all blocks at once or an error (they wait for each other)."""
+        pointers = (ctypes.c_void_p * len(arguments))(*[ctypes.addressof(a) for a in arguments])
+        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        if together:
+            code = _driver().cuLaunchCooperativeKernel(
+                self._function, blocks, 1, 1, threads, 1, 1, self.shared_bytes, stream, pointers
+            )
+        else:
+            code = _driver().cuLaunchKernel(
+                self._function, blocks, 1, 1, threads, 1, 1, self.shared_bytes, stream, pointers, None
+            )
+        _check(code, "launching a recurrence kernel")
