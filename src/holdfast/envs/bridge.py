@@ -56,6 +56,8 @@ def make(
             kwargs["device"] = device
         env = gym.make_vec(spec, num_envs, **kwargs)
     else:
+        if spec.id.startswith("popgym-"):
+            kwargs.setdefault("disable_env_checker", True)  # it warns of info dicts that some of them share
         wrappers: list[Any] = [VelocityMask, _as_one_array] if mask_velocity else [_as_one_array]
         env = gym.make_vec(
             spec,
