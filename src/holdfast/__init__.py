@@ -13,12 +13,29 @@ from holdfast.policy import Evaluation, RecurrentPolicy, Step
 if TYPE_CHECKING:
     from holdfast import doctor as doctor
     from holdfast.actor_critic import ActorCritic
+    from holdfast.collect import Collector, Segment, collect
+    from holdfast.config import TrainConfig
+    from holdfast.evaluation import evaluate
+    from holdfast.gae import gae, resets_from
+    from holdfast.ppo import ppo_loss
+    from holdfast.trainer import Callback, Trainer, load
 
 __version__ = "0.1.0"
 
 # What needs gymnasium or more is imported when it is first used: `import holdfast` costs little more than torch.
 _LAZY = {
     "ActorCritic": "holdfast.actor_critic",
+    "Callback": "holdfast.trainer",
+    "Collector": "holdfast.collect",
+    "Segment": "holdfast.collect",
+    "TrainConfig": "holdfast.config",
+    "Trainer": "holdfast.trainer",
+    "collect": "holdfast.collect",
+    "evaluate": "holdfast.evaluation",
+    "gae": "holdfast.gae",
+    "load": "holdfast.trainer",
+    "ppo_loss": "holdfast.ppo",
+    "resets_from": "holdfast.gae",
     "doctor": "holdfast.doctor",
 }
 
@@ -26,16 +43,27 @@ __all__ = [
     "GRU",
     "LSTM",
     "ActorCritic",
+    "Callback",
+    "Collector",
     "Core",
     "Evaluation",
     "Memory",
     "Memoryless",
     "Parallel",
     "RecurrentPolicy",
+    "Segment",
     "Stack",
     "Step",
+    "TrainConfig",
+    "Trainer",
+    "collect",
     "debug",
     "doctor",
+    "evaluate",
+    "gae",
+    "load",
+    "ppo_loss",
+    "resets_from",
 ]
 
 

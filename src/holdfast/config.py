@@ -45,6 +45,8 @@ class TrainConfig:
     """Length of the sequences trained on; must divide num_steps. None: whole segments."""
     total_steps: int = 1_000_000
     """Environment steps in all."""
+    stop_at: float | None = None
+    """Stop early when the mean return of the last 100 episodes reaches this; None: never."""
     vectorization: Literal["sync", "async"] = "sync"
     """How gymnasium environments run: in this process, or one process each."""
     mask_velocity: bool = False
@@ -177,7 +179,8 @@ class TrainConfig:
 
 PRESETS: dict[str, dict[str, Any]] = {
     "repeat-previous-easy": dict(
-        env="holdfast/RepeatPreviousEasy-v0", hidden_size=64, num_envs=64, num_steps=64, total_steps=600_000
+        env="holdfast/RepeatPreviousEasy-v0", hidden_size=64, num_envs=64, num_steps=64, total_steps=400_000,
+        learning_rate=3e-3, gamma=0.9, gae_lambda=0.9
     ),
     "repeat-first-easy": dict(
         env="holdfast/RepeatFirstEasy-v0", hidden_size=64, num_envs=64, num_steps=64, total_steps=600_000

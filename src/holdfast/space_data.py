@@ -1,0 +1,45 @@
+"""gymnasium spaces as plain data and back, so that a checkpoint can say what a policy was made for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+
+
+def to_data(space: spaces.Space[Any]) -> dict[str, Any]:
+    """Numbers, strings, tensors, lists and dicts only."""
+    if isinstance(space, spaces.Box):
+        low, high = (torch.as_tensor(np.array(bound, dtype=np.float64)) for bound in (space.low, space.high))
+        return {"kind": "Box", "low": low, "high": high, "dtype": str(space.dtype)}
+    if isinstance(space, spaces.Discrete):
+        return {"kind": "Discrete", "n": int(space.n), "start": int(space.start)}
+    if isinstance(space, spaces.MultiDiscrete):
+        return {"kind": "MultiDiscrete", "nvec": space.nvec.tolist(), "start": space.start.tolist()}
+    if isinstance(space, spaces.MultiBinary):
+        return {"kind": "MultiBinary", "shape": list(space.shape)}
+    if isinstance(space, spaces.Dict):
+        return {"kind": "Dict", "parts": {key: to_data(part) for key, part in space.items()}}
+    if isinstance(space, spaces.Tuple):
+        return {"kind": "Tuple", "parts": [to_data(part) for part in space]}
+    raise TypeError(f"the space {space} cannot be saved")
+
+
+def from_data(data: dict[str, Any]) -> spaces.Space[Any]:
+    kind = data["kind"]
+    if kind == "Box":
+        dtype = np.dtype(data["dtype"])
+        return spaces.Box(data["low"].numpy().astype(dtype), data["high"].numpy().astype(dtype), dtype=dtype.type)
+    if kind == "Discrete":
+        return spaces.Discrete(data["n"], start=data["start"])
+    if kind == "MultiDiscrete":
+        return spaces.MultiDiscrete(data["nvec"], start=data["start"])
+    if kind == "MultiBinary":
+        return spaces.MultiBinary(data["shape"])
+    if kind == "Dict":
+        return spaces.Dict({key: from_data(part) for key, part in data["parts"].items()})
+    if kind == "Tuple":
+        return spaces.Tuple([from_data(part) for part in data["parts"]])
+    raise ValueError(f"unknown space kind {kind!r}")

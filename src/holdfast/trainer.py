@@ -1,0 +1,432 @@
+"""`Trainer`: rollouts, updates, logs, checkpoints, evaluation, in one loop that can be stopped anywhere and resumed.
+
+    result = hf.Trainer(hf.TrainConfig.preset("repeat-previous-easy")).run()
+
+PPO itself is in `ppo.py`, segments come from `collect.py`; this file decides when what happens and keeps the run.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from holdfast import __version__, checkpoint, envs, replay_check, space_data, telemetry
+from holdfast.actor_critic import ActorCritic
+from holdfast.collect import Collector, Segment
+from holdfast.config import TrainConfig
+from holdfast.display import Display
+from holdfast.evaluation import EvalResult, evaluate
+from holdfast.policy import RecurrentPolicy
+from holdfast.ppo import PPO
+from holdfast.reward_scale import RewardScale
+from holdfast.run_log import RunLog, write_metadata
+
+RECENT_EPISODES = 100  # rollout/ep_rew_mean is over these
+NAN = float("nan")
+
+
+class Callback:
+    """Hooks into a run; return False from any of them to stop it after the present update."""
+
+    def on_rollout_end(self, trainer: Trainer, segment: Segment) -> bool | None: ...
+
+    def on_update_end(self, trainer: Trainer, row: dict[str, float]) -> bool | None: ...
+
+    def on_eval(self, trainer: Trainer, result: EvalResult) -> bool | None: ...
+
+
+@dataclass
+class TrainResult:
+    """What a run came to. `mean_return` is over fresh evaluation episodes with sampled actions."""
+
+    mean_return: float
+    std_error: float
+    steps: int
+    updates: int
+    seconds: float
+    run_dir: Path
+    stopped_by: str  # "finished", "interrupt", "callback" or "target"
+
+
+class Trainer:
+    """A training run. Give `env` (any gymnasium vector environment) or `policy` to use your own in place of the config's.
+
+    `eval_env`: environments for evaluation, made from the config unless given; needed with an `env` of your own and
+    `eval_every`.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        env: Any = None,
+        policy: RecurrentPolicy | None = None,
+        callbacks: Sequence[Any] = (),
+        eval_env: Any = None,
+    ) -> None:
+        self.config = config
+        if env is not None and eval_env is None and config.eval_every:
+            raise ValueError("evaluation during training needs environments of its own: pass eval_env=, or set eval_every=0")
+        self.eval_env = eval_env
+        self.callbacks = list(callbacks)
+        self.device = _device(config.device)
+        if config.threads is not None:
+            torch.set_num_threads(config.threads)
+        random.seed(config.seed)
+        np.random.seed(config.seed % 2**32)
+        torch.manual_seed(config.seed)
+        self._own_env = env is None
+        self.env = self._make_env(config.num_envs) if env is None else env
+        if self.env.num_envs != config.num_envs:
+            raise ValueError(f"the environment has {self.env.num_envs} copies, the config says num_envs={config.num_envs}")
+        self._own_policy = policy is None
+        self.policy = self._make_policy() if policy is None else policy
+        self.policy.to(self.device)
+        autocast = torch.bfloat16 if config.precision == "bf16" else None
+        self.collector = Collector(
+            self.env,
+            self.policy,
+            config.num_steps,
+            gamma=config.gamma,
+            gae_lambda=config.gae_lambda,
+            bptt=config.bptt,
+            inputs=config.inputs,
+            autocast=autocast,
+            seed=config.seed,
+        )
+        self.autocast = autocast
+        self.ppo = PPO(self.policy, config)
+        self.reward_scale = RewardScale(config.num_envs, config.gamma, self.device) if config.normalize_reward else None
+        self.update = 0  # finished updates
+        self.steps = 0
+        self.best_return = -float("inf")
+        self.seconds = 0.0  # training time of earlier parts of this run
+        self.recent_returns: deque[float] = deque(maxlen=RECENT_EPISODES)
+        self.recent_lengths: deque[int] = deque(maxlen=RECENT_EPISODES)
+        self.resumed_from: Path | None = None
+        self._stop: str | None = None
+
+    # --- the loop ----------------------------------------------------------------------------------------------------
+
+    def run(self) -> TrainResult:
+        """Train to the end (or to Ctrl-C, which saves and returns), then evaluate on fresh episodes."""
+        config, folder = self.config, self.config.folder
+        self._prepare_folder(folder)
+        log = RunLog(folder, tensorboard=config.tensorboard, wandb=config.track, config=config.to_dict())
+        if self.resumed_from is not None:
+            log.rewind(self.update)
+        display = Display(config, config.num_updates)
+        if self.resumed_from is not None:
+            display.note(f"resumed from {self.resumed_from}{self._resume_words}")
+        warnings = telemetry.Warnings(config, getattr(self.env, "single_action_space", None))
+        began = time.perf_counter()
+        try:
+            with self._interruptible(display):
+                while self.update < config.num_updates and self._stop is None:
+                    before = time.perf_counter()
+                    row, segment = self._one_update()
+                    row["time/fps"] = segment.resets.numel() / (time.perf_counter() - before)
+                    row["time/elapsed"] = self.seconds + time.perf_counter() - began
+                    log.write(row, self.steps)
+                    display.update(row, warnings.look(row, segment))
+                    self._after_update(row, folder)
+        finally:
+            log.close()
+            display.close()
+        self.seconds += time.perf_counter() - began
+        self.save(checkpoint.path_for(folder, self.update))
+        checkpoint.prune(folder, config.keep_checkpoints)
+        if self.eval_env is None and not self._own_env:
+            self.eval_env = self.env  # training is over, and saved: it may be used up
+        final = self.evaluate(config.final_eval_episodes)
+        return TrainResult(
+            final.mean_return, final.std_error, self.steps, self.update, self.seconds, folder, self._stop or "finished"
+        )
+
+    def _one_update(self) -> tuple[dict[str, float], Segment]:
+        config = self.config
+        segment = self.collector.rollout()
+        self._ask("on_rollout_end", segment)
+        self.recent_returns.extend(segment.episode_returns)
+        self.recent_lengths.extend(segment.episode_lengths)
+        all_valid = not self.collector.feed.has_dummy_steps
+        checked = self.update % max(1, config.replay_check_every) == 0
+        began = time.perf_counter()
+        gap = replay_check.check(self.policy, segment.columns(config.bptt), self.autocast) if checked else NAN
+        losses = self.ppo.update(segment, self.update / config.num_updates, all_valid)
+        seconds = time.perf_counter() - began
+        stale = self._staleness(segment) if checked else NAN
+        # Statistics move only here, between an update and the next rollout.
+        if self.reward_scale is not None:
+            self.reward_scale.update(segment.rewards, segment.terminated | segment.truncated)
+            self.collector.reward_scale = self.reward_scale.value
+        if isinstance(self.policy, ActorCritic) and self.policy.normalizes:
+            self.policy.update_normalizer(segment.obs)
+        self.update += 1
+        self.steps += int(segment.valid.sum()) if not all_valid else segment.resets.numel()
+        row = {
+            "update": self.update,
+            "steps": self.steps,
+            "rollout/ep_rew_mean": _mean(self.recent_returns),
+            "rollout/ep_len_mean": _mean(self.recent_lengths),
+            "rollout/episodes": len(segment.episode_returns),
+            **losses,
+            **telemetry.memory_metrics(self.collector.memory.read(), segment.resets),
+            "memory/replay_gap": gap,
+            "memory/staleness": stale,
+            "eval/mean_return": NAN,
+            "eval/mean_length": NAN,
+            "time/env": segment.seconds["env"],
+            "time/policy": segment.seconds["policy"],
+            "time/update": seconds,
+        }
+        if config.eval_every and self.update % config.eval_every == 0:
+            result = self.evaluate(config.eval_episodes)
+            row["eval/mean_return"], row["eval/mean_length"] = result.mean_return, result.mean_length
+            self._ask("on_eval", result)
+        self._ask("on_update_end", row)
+        if config.stop_at is not None and len(self.recent_returns) == RECENT_EPISODES:
+            if row["rollout/ep_rew_mean"] >= config.stop_at:
+                self._stop = self._stop or "target"
+        return row, segment
+
+    def _after_update(self, row: dict[str, float], folder: Path) -> None:
+        evaluated = row["eval/mean_return"]
+        if evaluated > self.best_return:  # False for NaN
+            self.best_return = evaluated
+            self.save(checkpoint.folder_of(folder) / "best.pt")
+        if self.config.checkpoint_every and self.update % self.config.checkpoint_every == 0:
+            self.save(checkpoint.path_for(folder, self.update))
+            checkpoint.prune(folder, self.config.keep_checkpoints)
+
+    def _staleness(self, segment: Segment) -> float:
+        """Stored against recomputed: where this segment ended, under the weights before and after the update."""
+        with torch.no_grad(), torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None):
+            state = segment.start_state
+            now = self.policy.evaluate(
+                segment.obs, segment.actions, state, segment.resets, action_mask=segment.action_mask, return_state=True
+            ).state
+        return telemetry.staleness(self.collector.memory._take(segment.num_envs, None)[0], now)
+
+    def evaluate(self, episodes: int, deterministic: bool = False) -> EvalResult:
+        """Fresh episodes in environments of their own, with memory of their own; training does not notice."""
+        if self.eval_env is None:
+            self.eval_env = self._make_env(min(self.config.num_envs, episodes))
+        with torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None):
+            return evaluate(
+                self.policy,
+                self.eval_env,
+                episodes,
+                deterministic=deterministic,
+                seed=self.config.seed + 1_000_003 * (self.update + 1),
+                inputs=self.config.inputs,
+            )
+
+    # --- saving and resuming -------------------------------------------------------------------------------------------
+
+    def save(self, path: str | Path) -> None:
+        """Everything that is needed to go on as if nothing had happened."""
+        checkpoint.save(path, self._payload())
+
+    def _payload(self) -> dict[str, Any]:
+        spaces_known = isinstance(self.policy, ActorCritic)
+        numpy_state = np.random.get_state(legacy=False)
+        return {
+            "holdfast": __version__,
+            "config": self.config.to_dict(),
+            "policy": {k: v.cpu() for k, v in self.policy.state_dict().items()},
+            "own_policy": self._own_policy,
+            "observation_space": space_data.to_data(self.policy.observation_space) if spaces_known else None,
+            "action_space": space_data.to_data(self.policy.action_space) if spaces_known else None,
+            "ppo": self.ppo.state_dict(),
+            "collector": self.collector.state_dict(),
+            "reward_scale": None if self.reward_scale is None else self.reward_scale.state_dict(),
+            "rng": {
+                "torch": torch.get_rng_state(),
+                "cuda": torch.cuda.get_rng_state_all() if self.device.type == "cuda" else [],
+                "numpy": _plain(numpy_state),
+                "python": _plain(random.getstate()),
+            },
+            "threads": torch.get_num_threads(),
+            "update": self.update,
+            "steps": self.steps,
+            "seconds": self.seconds,
+            "best_return": self.best_return,
+            "recent_returns": list(self.recent_returns),
+            "recent_lengths": list(self.recent_lengths),
+        }
+
+    @classmethod
+    def resume(
+        cls,
+        path: str | Path,
+        env: Any = None,
+        policy: RecurrentPolicy | None = None,
+        callbacks: Sequence[Any] = (),
+        eval_env: Any = None,
+        **overrides: Any,
+    ) -> Trainer:
+        """Continue a run from its folder or from one of its checkpoints. `overrides` change settings (total_steps=...)."""
+        file, saved = checkpoint.load_from(path)
+        config = TrainConfig.from_dict({**saved["config"], **overrides})
+        if not saved["own_policy"] and policy is None:
+            raise ValueError(f"{file} was trained with a policy of your own: pass it, Trainer.resume(path, policy=...)")
+        if config.run_dir is None and file.parent.name == "checkpoints":
+            config.run_dir = str(file.parent.parent)
+        torch.set_num_threads(saved["threads"])
+        trainer = cls(config, env, policy, callbacks, eval_env)
+        trainer.policy.load_state_dict(saved["policy"])
+        trainer.ppo.load_state_dict(saved["ppo"])
+        if trainer.reward_scale is not None:
+            trainer.reward_scale.load_state_dict(saved["reward_scale"])
+            trainer.collector.reward_scale = trainer.reward_scale.value
+        exact = trainer.collector.load_state_dict(saved["collector"])
+        trainer._resume_words = (
+            "" if exact else ": this environment cannot restore its state, so all episodes were restarted with fresh memory"
+        )
+        for name in ("update", "steps", "seconds", "best_return"):
+            setattr(trainer, name, saved[name])
+        trainer.recent_returns.extend(saved["recent_returns"])
+        trainer.recent_lengths.extend(saved["recent_lengths"])
+        trainer.resumed_from = file
+        rng = saved["rng"]
+        random.setstate(_tuples(rng["python"]))
+        np.random.set_state(_numpy_state(rng["numpy"]))
+        torch.set_rng_state(rng["torch"])
+        if trainer.device.type == "cuda" and rng["cuda"]:
+            torch.cuda.set_rng_state_all(rng["cuda"])
+        return trainer
+
+    _resume_words = ""
+
+    # --- inside ------------------------------------------------------------------------------------------------------
+
+    def _make_env(self, num_envs: int) -> Any:
+        config = self.config
+        return envs.make(
+            config.env,
+            num_envs,
+            device=self.device,
+            vectorization=config.vectorization,
+            mask_velocity=config.mask_velocity,
+            env_kwargs=config.env_kwargs,
+        )
+
+    def _make_policy(self) -> ActorCritic:
+        from holdfast.env_feed import input_space
+
+        env = self.env
+        observation_space = input_space(env.single_observation_space, env.single_action_space, self.config.inputs)
+        return policy_from(self.config, observation_space, env.single_action_space)
+
+    def _prepare_folder(self, folder: Path) -> None:
+        if self.resumed_from is None:
+            if checkpoint.rolling(folder):
+                raise FileExistsError(
+                    f"{folder} already holds a run; resume it (holdfast train --resume {folder}), remove it, or choose another "
+                    "name or run_dir"
+                )
+            folder.mkdir(parents=True, exist_ok=True)
+        write_metadata(folder, self.config)
+
+    def _ask(self, hook: str, argument: Any) -> None:
+        for callback in self.callbacks:
+            method = getattr(callback, hook, None)
+            if method is not None and method(self, argument) is False:
+                self._stop = "callback"
+
+    @contextmanager
+    def _interruptible(self, display: Display) -> Iterator[None]:
+        """Ctrl-C finishes the present update, then stops; a second one stops at once."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def stop(*_: Any) -> None:
+            if self._stop is not None:
+                raise KeyboardInterrupt
+            self._stop = "interrupt"
+            display.note("stopping after this update; Ctrl-C again to stop at once")
+
+        previous = signal.signal(signal.SIGINT, stop)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, previous)
+
+
+def policy_from(config: TrainConfig, observation_space: Any, action_space: Any) -> ActorCritic:
+    """The policy a config describes."""
+    return ActorCritic(
+        observation_space,
+        action_space,
+        None if config.core == "none" else config.core,
+        config.hidden_size,
+        config.critic_core,
+        num_layers=config.num_layers,
+        reset=config.reset,
+        encoder_sizes=config.encoder_sizes,
+        head_sizes=config.head_sizes,
+        activation=config.activation,
+        normalize_obs=config.normalize_obs,
+    )
+
+
+def load(path_or_run: str | Path, policy: RecurrentPolicy | None = None, device: str = "cpu") -> RecurrentPolicy:
+    """The policy of a checkpoint or of a run's newest one, ready for use: weights and normaliser, fresh memory.
+
+    A policy class of your own is passed as an instance, and gets the weights.
+    """
+    file, saved = checkpoint.load_from(path_or_run)
+    if policy is None:
+        if saved["observation_space"] is None or not saved["own_policy"]:
+            raise ValueError(f"{file} holds the weights of a policy of your own: pass an instance, hf.load(path, policy=MyPolicy())")
+        config = TrainConfig.from_dict(saved["config"])
+        spaces = (space_data.from_data(saved[name]) for name in ("observation_space", "action_space"))
+        policy = policy_from(config, *spaces)
+    policy.load_state_dict(saved["policy"])
+    return policy.to(device)
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(name)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device='cuda', but torch sees no GPU; use device='cpu' or 'auto'")
+    return device
+
+
+def _mean(values: deque[Any]) -> float:
+    return float(np.mean(values)) if values else NAN
+
+
+def _plain(value: Any) -> Any:
+    """Tuples to lists, numpy to tensors and numbers."""
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [_plain(v) for v in value]
+    if isinstance(value, np.ndarray):
+        return [int(v) for v in value] if value.dtype.kind in "iu" else value.tolist()
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(v) for v in value) if isinstance(value, list) else value
+
+
+def _numpy_state(state: dict[str, Any]) -> dict[str, Any]:
+    inner = dict(state["state"])
+    inner["key"] = np.array(inner["key"], dtype=np.uint32)
+    return {**state, "state": inner}
