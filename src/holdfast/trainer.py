@@ -337,7 +337,7 @@ class Trainer:
                     "name or run_dir"
                 )
             folder.mkdir(parents=True, exist_ok=True)
-        write_metadata(folder, self.config)
+        write_metadata(folder, self.config.to_dict())
 
     def _ask(self, hook: str, argument: Any) -> None:
         for callback in self.callbacks:
