@@ -1,0 +1,283 @@
+"""Gradients of the training leg: they must flow inside an episode, stop at its start, and hold no older graph."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from holdfast.doctor.checks.base import Case, NotApplicable, check, place
+from holdfast.doctor.credit import CreditMap
+from holdfast.doctor.exam import Exam
+from holdfast.doctor.observations import map_tensors, tensors_in
+from holdfast.doctor.script import STEPS
+from holdfast.doctor.subject import Replay, Segment
+
+
+@check("gradient-flow", "inside an episode, the outcome of a step teaches the steps before it")
+def gradient_flow(case: Case) -> str:
+    exam = case.exam
+    first, last = exam.windows()[1]
+    if not _reaches_parameters(case, exam.segment(first, last)):
+        return ""
+    values = _credit(exam, first, last)  # [T, T, B]
+    exam.credit = CreditMap(values, exam.script.resets[first:last].cpu(), first)
+    return _judge_flow(case, values, _same_episode(exam.credit.resets))
+
+
+def _reaches_parameters(case: Case, segment: Segment) -> bool:
+    """Whether training gives any parameter a gradient, after a rollout has been played as in real life."""
+    exam = case.exam
+    parameters = [p for m in exam.subject.modules() for p in m.parameters() if p.requires_grad]
+    if not parameters:
+        return True
+    score = _score(exam, exam.replay_with_graph(segment))
+    if not score.requires_grad:
+        case.report("gradients-severed", "the outputs of the training leg carry no graph at all")
+        return False
+    gradients = torch.autograd.grad(score.sum(), parameters, allow_unused=True)
+    alive = sum(g is not None and bool(g.isfinite().all()) and bool((g != 0).any()) for g in gradients)
+    if alive == 0:
+        case.report("gradients-severed", f"none of {len(parameters)} parameters gets a finite, non-zero gradient")
+    return alive > 0
+
+
+def _judge_flow(case: Case, values: Tensor, same: Tensor) -> str:
+    """Zeros where credit belongs, lag by lag. Steps with no gradient of their own (dead units) do not count."""
+    alive = torch.einsum("ttb->tb", values) > 0
+    eligible = same & alive[:, None, :] & alive[None, :, :]
+    zero = eligible & (values == 0)
+    reach, missing, total = 0, 0, 0
+    for lag in range(1, len(values)):
+        cells = eligible.diagonal(-lag, 0, 1)
+        if not bool(cells.any()):
+            continue
+        lost = int(zero.diagonal(-lag, 0, 1).sum())
+        missing, total = missing + lost, total + int(cells.sum())
+        if lost < 0.9 * int(cells.sum()):
+            reach = lag
+    if total and (missing > 0.2 * total or reach < _longest(eligible)):
+        case.report(
+            "over-detached",
+            f"{missing} of {total} pairs of steps inside one episode have a gradient of exactly 0; in a segment of "
+            f"{len(values)} steps credit reaches {reach} step{'s' if reach != 1 else ''} back",
+        )
+    return f"credit reaches {reach} steps back in a segment of {len(values)}"
+
+
+def _longest(eligible: Tensor) -> int:
+    return max(lag for lag in range(len(eligible)) if bool(eligible.diagonal(-lag, 0, 1).any()))
+
+
+@check("gradient-isolation", "no gradient crosses an episode's start, or goes from one environment to another")
+def gradient_isolation(case: Case) -> str:
+    exam = case.exam
+    if exam.subject.carries_across_episodes:
+        raise NotApplicable("by declaration: memory goes on across episodes")
+    if exam.credit is None:
+        raise NotApplicable("there is no gradient to look at")
+    values, first = exam.credit.values, exam.credit.first
+    forbidden = ~_same_episode(exam.credit.resets)
+    leak = torch.where(forbidden, values, torch.zeros_like(values))
+    floor = 1e-9 * float(values.max())
+    if bool((leak > floor).any()):
+        t, s, row = (leak == leak.max()).nonzero()[0].tolist()
+        case.report(
+            "gradient-crosses-reset",
+            f"the output at {place(first + t, row)} has a gradient of {float(leak.max()):.2g} with respect to the observation "
+            f"at t={first + s}, in an earlier episode",
+        )
+        return ""
+    return _start_state_and_rows(case, floor)
+
+
+def _start_state_and_rows(case: Case, floor: float) -> str:
+    exam = case.exam
+    first, last = exam.windows()[1]
+    segment = exam.segment(first, last)
+    start = map_tensors(lambda x: x.detach().clone().requires_grad_() if x.is_floating_point() else x, segment.start)
+    leaves = [x for x in tensors_in(start) if x.requires_grad]
+    obs, observed = _differentiable(segment.obs)
+    score = _score(exam, exam.replay_with_graph(segment.with_(obs=obs, marks=(start, *segment.marks[1:]))))
+    after = exam.script.resets[first:last].cpu().long().cumsum(0) > 0  # [T, B] past the first episode start
+    if leaves and bool(after.any()):
+        for gradient in torch.autograd.grad(
+            score[after.to(score.device)].sum(), leaves, retain_graph=True, allow_unused=True
+        ):
+            if gradient is not None and float(gradient.abs().max()) > floor:
+                case.report(
+                    "gradient-crosses-reset",
+                    f"steps after an episode's start have a gradient of {float(gradient.abs().max()):.2g} with respect to "
+                    "the state that the segment started from",
+                )
+                return ""
+    row = exam.rows // 2
+    for gradient in torch.autograd.grad(score[:, row].sum(), observed, allow_unused=True) if observed else ():
+        others = [b for b in range(exam.rows) if b != row]
+        if gradient is not None and others and float(gradient[:, others].abs().max()) > floor:
+            case.report(
+                "wrong-environment", f"the outputs of env {row} have a gradient with respect to other environments"
+            )
+            return ""
+    return "every gradient across an episode's start is 0"
+
+
+@check("bounded-graph", "what is carried on holds no graph")
+def bounded_graph(case: Case) -> str:
+    exam = case.exam
+    try:
+        return _live_segments(case) or _epochs(case)
+    except RuntimeError as error:
+        if "second time" not in str(error):
+            raise
+        case.report(
+            "graph-kept", "the second training segment ends in 'Trying to backward through the graph a second time'"
+        )
+        return ""
+    finally:
+        for module in exam.subject.modules():
+            module.zero_grad(set_to_none=True)
+
+
+def _live_segments(case: Case) -> str:
+    """Three segments of live steps, each followed by a backward pass where the steps carry a graph."""
+    exam, subject = case.exam, case.exam.subject
+    subject.begin(exam.rows)
+    for segment in range(3):
+        scores = []
+        for t in range(segment * STEPS, segment * STEPS + STEPS):
+            with torch.enable_grad():
+                scores.append(exam.step(t, exam.script.obs, exam.flags_at(t, True, t == 0)).output)
+        subject.end_segment()
+        held = _graph_size(tensors_in(subject.state()))
+        if held and segment == 1:
+            case.report(
+                "graph-kept",
+                f"after 2 segments of {STEPS} steps the carried state holds a graph of {held} operations or more",
+            )
+            return " "
+        live = [score for score in scores if score.requires_grad]
+        if live:
+            torch.stack(live).sum().backward()
+    return ""
+
+
+def _epochs(case: Case) -> str:
+    """Several epochs over the same segments."""
+    exam = case.exam
+    for window in (*exam.windows()[:2], *exam.windows()[:2]):
+        score = _score(exam, exam.replay_with_graph(exam.segment(*window)))
+        if score.requires_grad:
+            score.sum().backward()
+    held = _graph_size(tensors_in(exam.rollout().marks))
+    if held:
+        case.report("graph-kept", f"the stored start states hold a graph of {held} operations or more")
+    return f"{3 * STEPS} steps and 4 backward passes leave no graph behind"
+
+
+def _graph_size(tensors: list[Tensor], limit: int = 2000) -> int:
+    """How many operations can be reached from these tensors, counted up to a limit."""
+    todo: list[Any] = [x.grad_fn for x in tensors if x.grad_fn is not None]
+    seen = set(todo)
+    while todo and len(seen) < limit:
+        for parent, _ in todo.pop().next_functions:
+            if parent is not None and parent not in seen:
+                seen.add(parent)
+                todo.append(parent)
+    return len(seen)
+
+
+# --- the credit map ------------------------------------------------------------------------------------
+def _credit(exam: Exam, first: int, last: int) -> Tensor:
+    """`[T, T, B]` sizes of d output[t] / d observation[s]."""
+    segment = exam.segment(first, last)
+    obs, leaves = _differentiable(segment.obs)
+    if leaves:
+        score = _score(exam, exam.replay_with_graph(segment.with_(obs=obs)))
+        return _sizes(score, lambda gradients: gradients, leaves)
+    with _inputs_of_the_recurrent_layer(exam) as captured:
+        score = _score(exam, exam.replay_with_graph(segment))
+    arrange = _arrangement(captured, last - first, exam.rows)
+    return _sizes(score, arrange, captured)
+
+
+def _sizes(score: Tensor, arrange: Any, leaves: list[Tensor]) -> Tensor:
+    lines = []
+    for t in range(len(score)):
+        gradients = torch.autograd.grad(score[t].sum(), leaves, retain_graph=True, allow_unused=True)
+        filled = [torch.zeros_like(x) if g is None else g for g, x in zip(gradients, leaves)]
+        total = sum(g.detach().double().abs().flatten(2).sum(-1) for g in arrange(filled))
+        lines.append(total.cpu())  # type: ignore[union-attr]
+    return torch.stack(lines)
+
+
+def _score(exam: Exam, result: Replay) -> Tensor:
+    """`[T, B]` one number per step that every column has a part in, with fixed uneven weights."""
+    columns = result.output
+    if result.log_prob is not None:
+        columns = torch.cat([columns, result.log_prob.unsqueeze(-1).to(columns.dtype)], dim=-1)
+    weights = torch.linspace(0.5, 1.5, columns.shape[-1], device=columns.device, dtype=columns.dtype)
+    signs = 1 - 2 * (torch.arange(columns.shape[-1], device=columns.device) % 2)
+    return (columns * weights * signs).sum(-1)
+
+
+def _differentiable(obs: Any) -> tuple[Any, list[Tensor]]:
+    fresh = map_tensors(lambda x: x.detach().clone().requires_grad_() if x.is_floating_point() else x, obs)
+    return fresh, [x for x in tensors_in(fresh) if x.requires_grad]
+
+
+def _same_episode(resets: Tensor) -> Tensor:
+    """`[T, T, B]`: step s is in the episode of step t, and not after it."""
+    episode = resets.long().cumsum(0)
+    steps = torch.arange(len(resets))
+    return (episode[:, None] == episode[None, :]) & (steps[:, None] >= steps[None, :]).unsqueeze(-1)
+
+
+@contextlib.contextmanager
+def _inputs_of_the_recurrent_layer(exam: Exam) -> Iterator[list[Tensor]]:
+    """For observations that have no gradient (whole numbers): what the first recurrent layer is fed with."""
+    captured: list[Tensor] = []
+    first: list[nn.Module] = []
+
+    def tap(layer: nn.Module, args: Any) -> Any:
+        first.append(layer)
+        if layer is not first[0] or not args or not isinstance(args[0], Tensor):
+            return None
+        captured.append(torch.zeros_like(args[0], requires_grad=True))
+        return (args[0] + captured[-1], *args[1:])
+
+    handles = [
+        layer.register_forward_pre_hook(tap)
+        for module in exam.subject.modules()
+        for layer in module.modules()
+        if is_recurrent(layer)
+    ]
+    try:
+        yield captured
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def is_recurrent(layer: nn.Module) -> bool:
+    """A layer that carries a state: torch's own, or one that can make an initial state."""
+    return isinstance(layer, (nn.RNNBase, nn.RNNCellBase)) or (
+        hasattr(layer, "initial_state") and hasattr(layer, "output_size")
+    )
+
+
+def _arrangement(captured: list[Tensor], steps: int, rows: int) -> Any:
+    """How to lay captured inputs out as `[T, B, ...]`."""
+    shapes = {tuple(x.shape[:2]) for x in captured}
+    if len(captured) == 1 and shapes == {(steps, rows)}:
+        return lambda gradients: gradients
+    if len(captured) == 1 and shapes == {(rows, steps)}:
+        return lambda gradients: [gradients[0].transpose(0, 1)]
+    if len(captured) == steps and all(x.numel() % rows == 0 for x in captured):
+        return lambda gradients: [torch.stack([g.reshape(rows, -1) for g in gradients])]
+    raise NotApplicable(
+        "observations are whole numbers, and its recurrent layer is fed in pieces the doctor cannot place"
+    )

@@ -1,0 +1,5 @@
+from holdfast.doctor.report import Report
+
+
+def page(report: Report) -> str:
+    return ""

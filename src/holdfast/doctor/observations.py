@@ -1,0 +1,115 @@
+"""Random observations for any gymnasium space, a shape, or an example: what the scripted environments show."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+#: unbounded observations are drawn from a normal distribution this wide: wide enough to move a hidden state
+SPREAD = 1.5
+
+
+def device_of(modules: Sequence[nn.Module]) -> torch.device:
+    """The device of the first parameter or buffer, the CPU when there is none."""
+    for module in modules:
+        for tensor in [*module.parameters(), *module.buffers()]:
+            return tensor.device
+    return torch.device("cpu")
+
+
+class Observations:
+    """Draws stacked random observations.
+
+    `space`: a gymnasium space (Box, Discrete, MultiDiscrete, MultiBinary, Dict, Tuple), a shape such as `(4,)`, a
+    size such as `4`, or a function `(count, generator) -> observations`.
+    """
+
+    def __init__(self, space: Any) -> None:
+        if isinstance(space, int):
+            space = (space,)
+        if isinstance(space, tuple) and not all(isinstance(n, int) for n in space):
+            raise TypeError(f"observation_space: expected a gymnasium space or a shape of ints, got {space!r}")
+        self.space = space
+
+    def sample(self, count: int, generator: torch.Generator, device: torch.device) -> Any:
+        if callable(self.space) and not hasattr(self.space, "sample"):
+            return map_tensors(lambda x: x.to(device), self.space(count, generator))
+        return map_tensors(lambda x: x.to(device), _draw(self.space, count, generator))
+
+
+def _draw(space: Any, count: int, generator: torch.Generator) -> Any:
+    if isinstance(space, tuple):
+        return torch.randn(count, *space, generator=generator) * SPREAD
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Dict):
+        return {key: _draw(inner, count, generator) for key, inner in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(_draw(inner, count, generator) for inner in space.spaces)
+    if isinstance(space, spaces.Discrete):
+        return torch.randint(int(space.n), (count,), generator=generator) + int(space.start)
+    if isinstance(space, spaces.MultiDiscrete):
+        sizes = torch.as_tensor(space.nvec, dtype=torch.float32)
+        draw = (torch.rand(count, *sizes.shape, generator=generator) * sizes).floor().long()
+        return torch.minimum(draw, sizes.long() - 1)
+    if isinstance(space, spaces.MultiBinary):
+        return torch.randint(2, (count, *space.shape), generator=generator, dtype=torch.int8)
+    if isinstance(space, spaces.Box):
+        return _draw_box(space, count, generator)
+    raise TypeError(
+        f"observation_space: cannot draw from {type(space).__name__}; pass a function (count, generator) -> "
+        "observations instead"
+    )
+
+
+def _draw_box(space: Any, count: int, generator: torch.Generator) -> Tensor:
+    low = torch.as_tensor(space.low, dtype=torch.float64)
+    high = torch.as_tensor(space.high, dtype=torch.float64)
+    uniform = torch.rand(count, *space.shape, generator=generator, dtype=torch.float64)
+    normal = torch.randn(count, *space.shape, generator=generator, dtype=torch.float64) * SPREAD
+    # a bound beyond a million is the environment saying "anything": CartPole's velocities go to 3e38
+    narrow = (low.abs() < 1e6) & (high.abs() < 1e6)
+    width = torch.where(narrow, high - low, torch.zeros_like(low))
+    draw = torch.where(narrow, low.nan_to_num(0.0, 0.0, 0.0) + uniform * width, normal.clamp(low, high))
+    dtype = torch.as_tensor(space.low).dtype
+    return draw.floor().to(dtype) if not dtype.is_floating_point else draw.to(dtype)
+
+
+def map_tensors(function: Any, tree: Any) -> Any:
+    """`function` on every tensor of nested dicts, tuples (named too), lists; other leaves are kept."""
+    if isinstance(tree, Tensor):
+        return function(tree)
+    if isinstance(tree, dict):
+        return {key: map_tensors(function, item) for key, item in tree.items()}
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return type(tree)(*(map_tensors(function, item) for item in tree))
+    if isinstance(tree, (list, tuple)):
+        return type(tree)(map_tensors(function, item) for item in tree)
+    return tree
+
+
+def tensors_in(tree: Any) -> list[Tensor]:
+    """The tensors of a tree, in order."""
+    found: list[Tensor] = []
+
+    def keep(x: Tensor) -> Tensor:
+        found.append(x)
+        return x
+
+    map_tensors(keep, tree)
+    return found
+
+
+def stack(trees: Sequence[Any]) -> Any:
+    """Trees of equal form, stacked along a new first dimension."""
+    first = trees[0]
+    if isinstance(first, Tensor):
+        return torch.stack(list(trees))
+    if isinstance(first, dict):
+        return {key: stack([tree[key] for tree in trees]) for key in first}
+    if isinstance(first, (list, tuple)):
+        return type(first)(stack([tree[i] for tree in trees]) for i in range(len(first)))
+    return list(trees)

@@ -1,0 +1,69 @@
+"""`forward_eval(obs, state)` and `forward(obs, state)` with a `state` dict: PufferLib's form."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from holdfast.doctor.columns import columns
+from holdfast.doctor.observations import map_tensors
+from holdfast.doctor.subject import Replay, Segment, Step, Subject
+
+
+class Puffer(Subject):
+    """A policy whose state dict holds `lstm_h` and `lstm_c` (`[B, H]`) and `done`.
+
+    Rollout: `forward_eval(obs [B, ...], state) -> (logits, value)`, the state dict being updated in place, under
+    `no_grad`. Training: `forward(obs [B, T, ...], state) -> (logits, value)`, with `done` `[B, T]`. `start`: what the
+    trainer hands to training as first state: `"stored"`, or `"nothing"` as PufferLib's own trainer does.
+    """
+
+    def __init__(
+        self,
+        policy: nn.Module,
+        observation_space: Any,
+        *,
+        hidden_size: int | None = None,
+        start: Literal["stored", "nothing"] = "stored",
+        num_envs: int = 5,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(observation_space, name=name or type(policy).__name__)
+        self.policy: Any = policy
+        size = hidden_size or getattr(policy, "hidden_size", None)
+        if size is None:
+            raise TypeError(f"{type(policy).__name__} has no `hidden_size`: pass hidden_size=")
+        self.hidden_size = int(size)
+        self.start, self.num_envs = start, num_envs
+        self._state: dict[str, Any] = {}
+
+    def begin(self, num_envs: int) -> None:
+        parameter = next(iter(self.policy.parameters()))
+        self._state = {key: parameter.new_zeros(num_envs, self.hidden_size) for key in ("lstm_h", "lstm_c")}
+
+    def step(self, obs: Any, terminated: Tensor, truncated: Tensor, env_ids: Tensor) -> Step:
+        self._state["done"] = terminated | truncated
+        with torch.no_grad():
+            result = self.policy.forward_eval(obs, self._state)
+        return Step(columns(result, len(env_ids)))
+
+    def mark(self) -> Any:
+        return {key: self._state[key].clone() for key in ("lstm_h", "lstm_c")}
+
+    def state(self) -> Any:
+        return [self._state[key] for key in ("lstm_h", "lstm_c")]
+
+    def replay(self, segment: Segment) -> Replay:
+        steps, rows = segment.terminated.shape
+        stored = segment.start if self.start == "stored" else {"lstm_h": None, "lstm_c": None}
+        state = {**stored, "done": (segment.terminated | segment.truncated).T}
+        result = self.policy(map_tensors(lambda x: x.transpose(0, 1), segment.obs), state)
+        output = columns(result, rows * steps)
+        return Replay(output.reshape(rows, steps, -1).transpose(0, 1))
+
+    def poison(self, row: int) -> None:
+        for key in ("lstm_h", "lstm_c"):
+            self._state[key] = self._state[key].clone()
+            self._state[key][row] = float("nan")

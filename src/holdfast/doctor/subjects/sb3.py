@@ -1,0 +1,164 @@
+"""sb3-contrib's `RecurrentPPO`: its policy in the rollout leg, its own rollout buffer in the training leg."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from holdfast.doctor.observations import map_tensors, tensors_in
+from holdfast.doctor.subject import Replay, Segment, Step, Subject
+
+
+class SB3(Subject):
+    """A `RecurrentPPO` model (or one loaded from a .zip); only its policy and buffer class are used, never its env."""
+
+    def __init__(self, model: Any, *, num_envs: int = 5, name: str | None = None) -> None:
+        if not hasattr(model, "policy") or not hasattr(model.policy, "lstm_actor"):
+            raise TypeError(
+                f"subjects.SB3 expects a sb3_contrib.RecurrentPPO model, got {type(model).__name__}"
+                + (" (its policy has no LSTM)" if hasattr(model, "policy") else "")
+            )
+        super().__init__(model.observation_space, name=name or type(model).__name__)
+        self.policy: Any = model.policy
+        self.buffer_class = type(model.rollout_buffer)
+        self.observation_space, self.action_space = model.observation_space, model.action_space
+        self.num_envs = num_envs
+        self._states: Any = None
+        self._episode_starts: Tensor | None = None
+
+    def begin(self, num_envs: int) -> None:
+        from sb3_contrib.common.recurrent.type_aliases import RNNStates
+
+        lstm = self.policy.lstm_actor
+        shape = (lstm.num_layers, num_envs, lstm.hidden_size)
+        zeros = [torch.zeros(shape, device=self.policy.device) for _ in range(4)]
+        self._states = RNNStates((zeros[0], zeros[1]), (zeros[2], zeros[3]))
+        # `_last_episode_starts` of a new run is all True in SB3
+        self._episode_starts = torch.ones(num_envs, device=self.policy.device)
+
+    def step(self, obs: Any, terminated: Tensor, truncated: Tensor, env_ids: Tensor) -> Step:
+        starts = (terminated | truncated).float()
+        if self._episode_starts is not None:
+            starts, self._episode_starts = self._episode_starts, None
+        self.policy.set_training_mode(False)
+        with torch.no_grad(), self._action_parameters() as captured:
+            actions, values, log_prob, self._states = self.policy(obs, self._states, starts)
+        return Step(torch.cat([captured[0], values.reshape(-1, 1)], dim=1), actions, log_prob)
+
+    def mark(self) -> Any:
+        return map_tensors(torch.clone, self._states)
+
+    def state(self) -> Any:
+        return self._states
+
+    def poison(self, row: int) -> None:
+        self._states = map_tensors(torch.clone, self._states)
+        map_tensors(lambda x: x[:, row].fill_(float("nan")), self._states)
+
+    def replay(self, segment: Segment) -> Replay:
+        steps, rows = segment.terminated.shape
+        self.policy.set_training_mode(True)
+        flat = map_tensors(lambda x: x.flatten(0, 1), segment.obs)
+        outputs: list[Tensor] = []
+        scores: list[Tensor] = []
+        places: list[Tensor] = []
+        whole = any(x.requires_grad for x in tensors_in(segment.obs))
+        for sample in self._samples(segment, whole):
+            real = sample.mask > 1e-8
+            index = sample.returns.long()  # `_samples` put each step's place there
+            obs = map_tensors(lambda x, index=index: x[index], flat)
+            actions = sample.actions
+            if not hasattr(self.action_space, "low") and not hasattr(self.action_space, "nvec"):
+                actions = actions.long().flatten()
+            with self._action_parameters() as captured:
+                values, log_prob, _ = self.policy.evaluate_actions(
+                    obs, actions, sample.lstm_states, sample.episode_starts
+                )
+            outputs.append(torch.cat([captured[0], values.reshape(-1, 1)], dim=1)[real])
+            scores.append(log_prob[real])
+            places.append(index[real])
+        order = torch.argsort(torch.cat(places))
+        output, log_prob = torch.cat(outputs)[order], torch.cat(scores)[order]
+        return Replay(output.reshape(steps, rows, -1), log_prob.reshape(steps, rows))
+
+    def peek_value(self, obs: Any, env_ids: Tensor) -> Tensor:
+        state = tuple(x[:, env_ids].contiguous() for x in self._states.vf)
+        zeros = torch.zeros(len(env_ids), device=self.policy.device)
+        self.policy.set_training_mode(False)
+        with torch.no_grad():
+            value: Tensor = self.policy.predict_values(obs, state, zeros)
+        return value.reshape(len(env_ids))
+
+    def evaluation(self) -> Subject:
+        return _Predict(self)
+
+    def _samples(self, segment: Segment, whole: bool) -> Iterator[Any]:
+        """The segment through SB3's buffer: in minibatches that start anywhere, or whole and in order."""
+        steps, rows = segment.terminated.shape
+        lstm = self.policy.lstm_actor
+        buffer = self.buffer_class(
+            steps,
+            self.observation_space,
+            self.action_space,
+            (steps, lstm.num_layers, rows, lstm.hidden_size),
+            self.policy.device,
+            n_envs=rows,
+        )
+        for t in range(steps):
+            buffer.add(
+                map_tensors(lambda x, t=t: x[t].detach().cpu().numpy(), segment.obs),
+                segment.actions[t].reshape(rows, -1).cpu().numpy(),
+                np.zeros(rows, dtype=np.float32),
+                segment.resets[t].float().cpu().numpy(),
+                torch.zeros(rows),
+                torch.zeros(rows),
+                lstm_states=segment.marks[t],
+            )
+        buffer.returns = np.arange(steps * rows, dtype=np.float32).reshape(steps, rows)
+        if whole:
+            np.random.seed(_seed_of_split_zero(steps * rows))
+        yield from buffer.get(None if whole else 2 * steps + 1)
+
+    @contextlib.contextmanager
+    def _action_parameters(self) -> Iterator[list[Tensor]]:
+        """Collects what the action head gives (logits or means): it is not among what the policy returns."""
+        captured: list[Tensor] = []
+
+        def keep(module: nn.Module, args: Any, result: Tensor) -> None:
+            captured.append(result.reshape(result.shape[0], -1))
+
+        handle = self.policy.action_net.register_forward_hook(keep)
+        try:
+            yield captured
+        finally:
+            handle.remove()
+
+
+class _Predict(Subject):
+    """SB3's documented play loop: `predict(obs, state=..., episode_start=...)`. Its output is the action head's."""
+
+    def __init__(self, training: SB3) -> None:
+        super().__init__(name=training.name)
+        self.training = training
+        self._state: Any = None
+
+    def begin(self, num_envs: int) -> None:
+        self._state = None
+
+    def step(self, obs: Any, terminated: Tensor, truncated: Tensor, env_ids: Tensor) -> Step:
+        first = (terminated | truncated).cpu().numpy() | (self._state is None)
+        with self.training._action_parameters() as captured:
+            _, self._state = self.training.policy.predict(
+                map_tensors(lambda x: x.cpu().numpy(), obs), self._state, first, deterministic=True
+            )
+        return Step(captured[0])
+
+
+def _seed_of_split_zero(count: int) -> int:
+    """A numpy seed with which the buffer's random split falls on 0, so that no sequence is cut."""
+    return next(seed for seed in range(100_000) if np.random.RandomState(seed).randint(count) == 0)

@@ -1,0 +1,141 @@
+"""Policies that keep their hidden state as an attribute of the module: `self.lstm_hidden = ...` in `forward`."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from holdfast.doctor.columns import columns
+from holdfast.doctor.observations import map_tensors, tensors_in
+from holdfast.doctor.subject import NotOffered, Replay, Segment, Step, Subject
+
+
+class Stateful(Subject):
+    """A module that remembers by itself.
+
+    `act`: the method called with `[B, ...]` observations at each step. `hidden`: the attribute (or attributes) with the
+    state. `reset`: how it learns of a new episode: the name of a keyword of `act` that takes a `[B]` bool mask, or of a
+    method of the module, called with the mask, or with nothing when it takes nothing (and then when every environment
+    starts anew). `train`: the method for a stored segment, called with `[T, B, ...]` observations and, if it has a
+    parameter for them, `[T, B]` resets; None steps through `act` with gradients. `detach`: a method called between
+    segments. `no_grad`: whether the rollout runs under `torch.no_grad()`; without it, the doctor also trains through
+    live steps, segment after segment, as such scripts do. `forget`: a method that clears all memory.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        act: str = "forward",
+        hidden: str | tuple[str, ...] = "lstm_hidden",
+        reset: str | None = None,
+        *,
+        observation_space: Any,
+        train: str | None = None,
+        detach: str | None = None,
+        forget: str | None = None,
+        no_grad: bool = True,
+        output: Callable[[Any], Any] | None = None,
+        num_envs: int = 5,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(observation_space, name=name or type(module).__name__)
+        self.module = module
+        self.act, self.train, self.detach, self.forget = act, train, detach, forget
+        self.hidden = (hidden,) if isinstance(hidden, str) else hidden
+        self.reset, self.no_grad, self.output, self.num_envs = reset, no_grad, output, num_envs
+        for attribute in (act, train, reset if not self._is_keyword(act) else None, detach, forget):
+            if attribute is not None and not hasattr(module, attribute):
+                raise AttributeError(f"{type(module).__name__} has no `{attribute}`, which the subject was told of")
+        self._initial = {key: _copy(getattr(module, key, None)) for key in self.hidden}
+        self._first = True
+
+    # A reset method that takes no argument cannot reset one environment of several.
+    @property
+    def takes_mask(self) -> bool:
+        return self.reset is None or self._is_keyword(self.act) or self._count(self.reset) > 0
+
+    def begin(self, num_envs: int) -> None:
+        for key, value in self._initial.items():
+            setattr(self.module, key, _copy(value))
+
+    def change_batch(self, num_envs: int) -> None:
+        if self.forget is not None:
+            getattr(self.module, self.forget)()
+
+    def step(self, obs: Any, terminated: Tensor, truncated: Tensor, env_ids: Tensor) -> Step:
+        with torch.no_grad() if self.no_grad else contextlib.nullcontext():
+            result = self._call(self.act, obs, terminated | truncated)
+        rows = len(terminated)
+        return Step(self._columns(result, rows))
+
+    def mark(self) -> Any:
+        return {key: _copy(getattr(self.module, key, None)) for key in self.hidden}
+
+    def state(self) -> Any:
+        return [getattr(self.module, key, None) for key in self.hidden]
+
+    def replay(self, segment: Segment) -> Replay:
+        for key, value in segment.start.items():
+            setattr(self.module, key, _copy(value))
+        if self.detach is not None:
+            getattr(self.module, self.detach)()
+        resets = segment.terminated | segment.truncated
+        steps, rows = resets.shape
+        with torch.enable_grad():
+            if self.train is not None:
+                result = self._call(self.train, segment.obs, resets)
+                return Replay(self._columns(result, steps * rows).reshape(steps, rows, -1))
+            outputs = []
+            for t in range(steps):
+                obs = map_tensors(lambda x, t=t: x[t], segment.obs)
+                outputs.append(self._columns(self._call(self.act, obs, resets[t]), rows))
+        return Replay(torch.stack(outputs))
+
+    def end_segment(self) -> None:
+        if self.detach is not None:
+            getattr(self.module, self.detach)()
+
+    def poison(self, row: int) -> None:
+        for tensor in tensors_in(self.state()):
+            batch = 1 if tensor.dim() == 3 else 0
+            with torch.no_grad():
+                tensor.select(batch, row).fill_(float("nan"))
+
+    def reset_memory(self) -> None:
+        if self.forget is None:
+            raise NotOffered("no method that clears its memory was named (forget=)")
+        getattr(self.module, self.forget)()
+
+    def _call(self, method: str, obs: Any, resets: Tensor) -> Any:
+        if self.reset is None:
+            return getattr(self.module, method)(obs)
+        if self._is_keyword(method):
+            return getattr(self.module, method)(obs, **{self.reset: resets})
+        if method == self.train:
+            return getattr(self.module, method)(obs, *([resets] if self._count(method) > 1 else []))
+        if not self.takes_mask:
+            if bool(resets.all()):
+                getattr(self.module, self.reset)()
+        elif bool(resets.any()):
+            getattr(self.module, self.reset)(resets)
+        return getattr(self.module, method)(obs)
+
+    def _columns(self, result: Any, rows: int) -> Tensor:
+        return columns(self.output(result) if self.output is not None else result, rows)
+
+    def _is_keyword(self, method: str) -> bool:
+        return self.reset in inspect.signature(getattr(self.module, method)).parameters
+
+    def _count(self, method: str) -> int:
+        return len(inspect.signature(getattr(self.module, method)).parameters)
+
+
+def _copy(value: Any) -> Any:
+    tensors = map_tensors(lambda x: x.detach().clone(), value)
+    return tensors if value is not tensors else copy.copy(value)
