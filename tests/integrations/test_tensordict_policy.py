@@ -75,7 +75,7 @@ def step_td(B, obs=None, dones=None, truncateds=None, ids=None, start=None):
 
 
 def roll(policy, B, T, p=0.2, first=False):
-    """T rollout steps with random flags; the training batch [B, T], the start state, and what the rollout gave."""
+    """T rollout steps with random flags: the batch [B, T] with what the rollout gave, and the start state."""
     steps, start = [], None
     for t in range(T):
         td = step_td(B, dones=torch.rand(B) < p, truncateds=torch.rand(B) < p)
@@ -256,9 +256,7 @@ def test_bad_input_is_refused_with_a_reason_and_memory_stays_as_it_was():
     with pytest.raises(ValueError, match="belong to training"):
         policy(step_td(3), state=policy.start_state(step_td(3)))
     with pytest.raises(ValueError, match="does not fit"):
-        policy(
-            step_td(6), state=policy.policy.initial_state(2), action=torch.zeros(6, dtype=torch.long), bptt=2
-        )
+        policy(step_td(6), state=policy.policy.initial_state(2), action=torch.zeros(6, dtype=torch.long), bptt=2)
     with pytest.raises(ValueError, match="action has shape"):
         batch = TensorDict({"env_obs": torch.zeros(2, 3, OBS), "dones": torch.ones(2, 3)}, batch_size=[2, 3])
         policy(batch, action=torch.zeros(5, dtype=torch.long))
@@ -267,9 +265,7 @@ def test_bad_input_is_refused_with_a_reason_and_memory_stays_as_it_was():
 
 def test_dict_observations_and_action_masks_go_through():
     space = gym.spaces.Dict({"a": gym.spaces.Box(-1, 1, (2,)), "b": gym.spaces.Discrete(4)})
-    policy = TensorDictPolicy(
-        hf.ActorCritic(space, gym.spaces.Discrete(ACTIONS), hidden_size=4), obs_key="sensors"
-    )
+    policy = TensorDictPolicy(hf.ActorCritic(space, gym.spaces.Discrete(ACTIONS), hidden_size=4), obs_key="sensors")
     mask = torch.tensor([[True, False, False], [False, False, True]])
 
     def td():
@@ -287,7 +283,7 @@ def test_the_same_policy_with_another_observation_key_gives_the_same():
     torch.testing.assert_close(a(step_td(2, obs))["values"], b(td)["values"])
 
 
-# --- the wrapper's own behaviours -------------------------------------------------------------------------------
+# --- the wrapper's own behaviours ---------------------------------------------------------------------
 
 
 def test_an_nn_lstm_assigned_by_the_policy_is_taken_over_with_its_weights():
@@ -324,7 +320,7 @@ def test_storing_copies_what_the_policy_may_still_change():
     assert (policy.start_state(step_td(2))["h"] == 1).all()
 
 
-# --- compiled ------------------------------------------------------------------------------------------------------
+# --- compiled --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("ids", [False, True])

@@ -56,9 +56,7 @@ def training_shape(td: TensorDictBase, bptt: int | None, start: State) -> tuple[
     shape = tuple(td.batch_size)
     if len(shape) == 2:
         if bptt is not None and bptt != shape[1]:
-            raise ValueError(
-                f"bptt={bptt} came with batch dimensions [B, TT] = {list(shape)}; leave bptt out"
-            )
+            raise ValueError(f"bptt={bptt} came with batch dimensions [B, TT] = {list(shape)}; leave bptt out")
         return shape
     if len(shape) != 1:
         raise ValueError(f"batch dimensions are {list(shape)}, expected [B, TT], or [B*TT] with bptt=TT")
@@ -66,8 +64,7 @@ def training_shape(td: TensorDictBase, bptt: int | None, start: State) -> tuple[
         rows = None if start is None else state_ops.batch_size(start)
         if rows is None:
             raise ValueError(
-                f"a flat batch [{shape[0]}] does not say how long its segments are; "
-                "pass bptt=TT, or shape it [B, TT]"
+                f"a flat batch [{shape[0]}] does not say how long its segments are; pass bptt=TT, or shape it [B, TT]"
             )
         return rows, _whole(shape[0], rows, "rows of the start state")
     return _whole(shape[0], bptt, "bptt"), bptt
@@ -93,9 +90,7 @@ def _flag(td: TensorDictBase, name: str, batch: int, steps: int) -> Tensor | Non
     if flag is None:
         return None
     if flag.numel() != batch * steps:
-        raise ValueError(
-            f"{name!r} has shape {tuple(flag.shape)}, expected one flag per row: {batch} x {steps}"
-        )
+        raise ValueError(f"{name!r} has shape {tuple(flag.shape)}, expected one flag per row: {batch} x {steps}")
     flag = flag if flag.dtype == torch.bool else flag != 0
     return flag.reshape(batch, steps).t()  # [TT, B]
 

@@ -48,9 +48,7 @@ class ManagedLSTM(LSTM):
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """x [TT, B, I] ([B, TT, I] if batch_first), hx (h, c) each [layers, B, H], as torch.nn.LSTM."""
         if x.dim() != 3:
-            raise ValueError(
-                f"lstm got shape {tuple(x.shape)}, expected three dimensions [TT, B, {self.input_size}]"
-            )
+            raise ValueError(f"lstm got shape {tuple(x.shape)}, expected three dimensions [TT, B, {self.input_size}]")
         if self.batch_first:
             x = x.transpose(0, 1)
         state = None if hx is None else {"h": hx[0].transpose(0, 1), "c": hx[1].transpose(0, 1)}
@@ -76,9 +74,7 @@ class ManagedLSTM(LSTM):
                 "self.lstm must be one-directional, without projection and without dropout: a policy cannot "
                 "read the future, and dropout makes training differ from the rollout it trains on"
             )
-        ours = cls(
-            lstm.input_size, lstm.hidden_size, lstm.num_layers, bias=lstm.bias, batch_first=lstm.batch_first
-        )
+        ours = cls(lstm.input_size, lstm.hidden_size, lstm.num_layers, bias=lstm.bias, batch_first=lstm.batch_first)
         like = next(lstm.parameters())
         ours.to(dtype=like.dtype, device=like.device)
         ours.load_state_dict(lstm.state_dict())

@@ -33,9 +33,7 @@ class TensorDictPolicy(nn.Module):
     `full_log_probs` is written when the action distribution has it (discrete actions).
     """
 
-    def __init__(
-        self, policy: RecurrentPolicy, *, obs_key: Any = None, mask_key: Any = "action_mask"
-    ) -> None:
+    def __init__(self, policy: RecurrentPolicy, *, obs_key: Any = None, mask_key: Any = "action_mask") -> None:
         super().__init__()
         if not isinstance(policy, RecurrentPolicy):
             raise TypeError(f"TensorDictPolicy takes an hf.RecurrentPolicy, got a {type(policy).__name__}")
@@ -59,9 +57,7 @@ class TensorDictPolicy(nn.Module):
         if action is not None:
             return self._train(td, state, action, bptt)
         if state is not None or (bptt or 1) != 1:
-            raise ValueError(
-                "state= and bptt= belong to training, which needs action=; a rollout step uses the memory"
-            )
+            raise ValueError("state= and bptt= belong to training, which needs action=; a rollout step uses the memory")
         return self._rollout(td)
 
     @torch.no_grad()
