@@ -26,7 +26,9 @@ def make_core(core: str | Core | None, input_size: int, hidden_size: int, num_la
     """A core by name; None is the memoryless control: an MLP of the same width, without state."""
     if isinstance(core, Core):
         if core.input_size != input_size:
-            raise ValueError(f"the core takes {core.input_size} features, the encoder gives {input_size}; set encoder_sizes")
+            raise ValueError(
+                f"the core takes {core.input_size} features, the encoder gives {input_size}; set encoder_sizes"
+            )
         return core
     if core is None or core == "none":
         return Memoryless(input_size)
@@ -70,9 +72,11 @@ class ActorCritic(RecurrentPolicy):
             actor_slice = critic_slice = slice(0, whole.output_size)
         elif critic_core in ("separate", "none"):
             if isinstance(core, Core) and critic_core == "separate":
-                raise ValueError("pass hf.Parallel(actor=..., critic=...) as core, with critic_core='shared', or a core by name")
+                raise ValueError(
+                    "pass hf.Parallel(actor=..., critic=...) as core, with critic_core='shared', or a core by name"
+                )
             second = None if critic_core == "none" else core
-            critic = make_core(second, features, hidden_size, num_layers, reset)  # type: ignore[arg-type]
+            critic = make_core(second, features, hidden_size, num_layers, reset)
             whole = Parallel(actor=actor_core, critic=critic)
             actor_slice, critic_slice = whole.slices["actor"], whole.slices["critic"]
         else:
@@ -125,7 +129,7 @@ class ActorCritic(RecurrentPolicy):
         return (action[0] if single else action), state
 
     def update_normalizer(self, obs: Any) -> None:
-        """Move the observation statistics by [N, ...] or [T, B, ...] observations. Never between a rollout and its update."""
+        """Move the statistics by [N, ...] or [T, B, ...] observations; not between a rollout and its update."""
         for encoder, leaf in _vectors(self.encoder, obs):
             encoder.update(leaf)
 

@@ -6,12 +6,15 @@ nothing: on the host and outside a compiler, or anywhere after `hf.debug(True)`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
 _debug = False
+_env_ids: Tensor | None = None  # of the rows now in a core, while debugging; None: the rows are numbered
 
 
 def debug(enabled: bool = True) -> None:
@@ -44,20 +47,35 @@ def check_resets(resets: Any, shape: tuple[int, ...], device: torch.device) -> N
             "True where the observation is the first of an episode"
         )
     if resets.device != device:
-        raise ValueError(f"resets is on {resets.device}, the input on {device}; move it with resets.to({str(device)!r})")
+        raise ValueError(
+            f"resets is on {resets.device}, the input on {device}; move it with resets.to({str(device)!r})"
+        )
 
 
-def trace_nonfinite(y: Tensor, x: Tensor, env_ids: Any = None) -> None:
+@contextmanager
+def rows_are(env_ids: Tensor | None) -> Iterator[None]:
+    """Inside, `trace_nonfinite` names environments by these ids. Debug mode only."""
+    global _env_ids
+    before, _env_ids = _env_ids, env_ids
+    try:
+        yield
+    finally:
+        _env_ids = before
+
+
+def trace_nonfinite(y: Tensor, x: Tensor) -> None:
     """Raise if `y` [T, B, O] or [B, O] holds NaN or Inf, naming the first step and environment. Debug mode only."""
     bad = ~torch.isfinite(y.detach()).flatten(start_dim=y.dim() - 1).all(-1)  # [T, B] or [B]
     if not bool(bad.any()):
         return
     where = bad.nonzero()[0].tolist()
     row = where[-1]
-    env = row if env_ids is None else int(env_ids[row])
+    env = row if _env_ids is None else int(_env_ids[row])
     step = f"step t={where[0]}, " if len(where) == 2 else ""
     x_bad = not bool(torch.isfinite(x.detach()[tuple(where)]).all())
-    source = "its input is already non-finite there" if x_bad else "its input there is finite: look at state and weights"
+    source = (
+        "its input is already non-finite there" if x_bad else "its input there is finite: look at state and weights"
+    )
     raise FloatingPointError(
         f"non-finite core output at {step}environment {env} (first of {int(bad.sum())} bad rows); {source}"
     )

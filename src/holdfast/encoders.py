@@ -11,6 +11,17 @@ import torch.nn.functional as F
 from gymnasium import spaces
 from torch import Tensor, nn
 
+
+def _rows(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """`x`, if it is [N, *shape]: never a silent reshape of time into environments."""
+    if tuple(x.shape[1:]) != tuple(shape) or x.dim() == 0:
+        raise ValueError(
+            f"observations of shape {tuple(x.shape)} came, expected {('N', *shape)}: one row per environment in act, "
+            "[T, B, ...] in evaluate"
+        )
+    return x
+
+
 ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "silu": nn.SiLU, "gelu": nn.GELU}
 
 
@@ -34,8 +45,13 @@ def mlp(size: int, hidden: Sequence[int], activation: str = "tanh") -> tuple[nn.
 class Vector(nn.Module):
     """A numeric Box, flattened; optionally normalised by running statistics that only `update` moves."""
 
+    mean: Tensor  # [size]
+    var: Tensor  # [size]
+    count: Tensor  # observations taken in
+
     def __init__(self, space: spaces.Box, normalize: bool) -> None:
         super().__init__()
+        self.shape = space.shape
         self.size = int(np.prod(space.shape)) if space.shape else 1
         self.normalize = normalize
         if normalize:
@@ -44,7 +60,7 @@ class Vector(nn.Module):
             self.register_buffer("count", torch.tensor(1e-4, dtype=torch.float64))
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x.reshape(x.shape[0], self.size)
+        x = _rows(x, self.shape).reshape(x.shape[0], self.size)
         if not self.normalize:
             return x
         return ((x - self.mean) * torch.rsqrt(self.var + 1e-8)).clamp(-10.0, 10.0)
@@ -53,7 +69,9 @@ class Vector(nn.Module):
     def update(self, x: Tensor) -> None:
         """Take [N, ...] observations into the statistics (parallel variance formula, out of place)."""
         x = x.reshape(-1, self.size).double()
-        self.merge(x.mean(0), x.var(0, unbiased=False), torch.tensor(float(len(x)), dtype=torch.float64, device=x.device))
+        self.merge(
+            x.mean(0), x.var(0, unbiased=False), torch.tensor(float(len(x)), dtype=torch.float64, device=x.device)
+        )
 
     @torch.no_grad()
     def merge(self, mean: Tensor, var: Tensor, n: Tensor) -> None:
@@ -68,12 +86,13 @@ class Vector(nn.Module):
 class OneHot(nn.Module):
     """Discrete or MultiDiscrete as one-hot vectors side by side."""
 
-    def __init__(self, nvec: Sequence[int], starts: Sequence[int]) -> None:
+    def __init__(self, nvec: Sequence[int], starts: Sequence[int], shape: tuple[int, ...] = ()) -> None:
         super().__init__()
+        self.shape = shape
         self.nvec, self.starts, self.size = list(nvec), list(starts), int(sum(nvec))
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x.reshape(x.shape[0], len(self.nvec)).long()
+        x = _rows(x, self.shape).reshape(x.shape[0], len(self.nvec)).long()
         parts = [F.one_hot(x[:, i] - self.starts[i], n) for i, n in enumerate(self.nvec)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
@@ -83,6 +102,7 @@ class Image(nn.Module):
 
     def __init__(self, space: spaces.Box) -> None:
         super().__init__()
+        self.shape = space.shape
         self.channels_last = space.shape[-1] in (1, 3, 4) and space.shape[0] not in (1, 3, 4)
         channels, height, width = (space.shape[2], *space.shape[:2]) if self.channels_last else space.shape
         side = min(height, width)
@@ -100,6 +120,7 @@ class Image(nn.Module):
         self.size = int(flat.shape[1])
 
     def forward(self, x: Tensor) -> Tensor:
+        x = _rows(x, self.shape)
         if self.channels_last:
             x = x.permute(0, 3, 1, 2)
         first = self.network[0]
@@ -117,7 +138,7 @@ class Composite(nn.Module):
         self.size = sum(part.size for part in self.parts)  # type: ignore[misc]
 
     def forward(self, x: Any) -> Tensor:
-        return torch.cat([part(x[key]).float() for key, part in zip(self.keys, self.parts)], -1)
+        return torch.cat([part(x[key]) for key, part in zip(self.keys, self.parts)], -1)  # cat promotes to the widest
 
 
 def for_space(space: spaces.Space[Any], normalize: bool = False) -> nn.Module:
@@ -129,7 +150,7 @@ def for_space(space: spaces.Space[Any], normalize: bool = False) -> nn.Module:
     if isinstance(space, spaces.Discrete):
         return OneHot([int(space.n)], [int(space.start)])
     if isinstance(space, spaces.MultiDiscrete):
-        return OneHot([int(n) for n in space.nvec.flatten()], [int(s) for s in space.start.flatten()])
+        return OneHot([int(n) for n in space.nvec.flatten()], [int(s) for s in space.start.flatten()], space.shape)
     if isinstance(space, spaces.MultiBinary):
         return Vector(spaces.Box(0, 1, space.shape), False)
     if isinstance(space, spaces.Dict):

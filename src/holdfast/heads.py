@@ -21,18 +21,30 @@ from holdfast.checks import may_look_at
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
 
-def check_mask(mask: Tensor, shape: tuple[int, ...], what: str) -> None:
-    """Structure always; that something is allowed only where values may be looked at."""
+def check_mask(mask: Tensor, shape: tuple[int, ...], what: str, may_be_empty: Tensor | None = None) -> None:
+    """Structure always; that each row allows something only where values may be looked at.
+
+    may_be_empty: rows that need not allow anything, because nobody can get there.
+    """
+    _check_mask_structure(mask, shape, what)
+    if may_look_at(mask):
+        empty = ~mask.any(-1)
+        if may_be_empty is not None:
+            empty = empty & ~may_be_empty
+        if bool(empty.any()):
+            row = empty.nonzero()[0].tolist()
+            raise ValueError(
+                f"the action mask {what} forbids every action in row {row[0]} ({int(empty.sum())} such rows); "
+                "allow at least one, e.g. a no-op"
+            )
+
+
+def _check_mask_structure(mask: Tensor, shape: tuple[int, ...], what: str) -> None:
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
         got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
         raise TypeError(f"the action mask {what} is {got}, expected a bool tensor (True = allowed)")
     if tuple(mask.shape) != shape:
         raise ValueError(f"the action mask {what} has shape {tuple(mask.shape)}, expected {shape}")
-    if may_look_at(mask):
-        empty = ~mask.any(-1)
-        if bool(empty.any()):
-            row = empty.nonzero()[0].tolist()
-            raise ValueError(f"the action mask {what} forbids every action in row {row[0]} ({int(empty.sum())} rows in all)")
 
 
 class Categorical:
@@ -101,12 +113,15 @@ class MultiCategorical:
             total = sum(self.nvec)
             if mask.dim() != 2 or mask.shape[-1] != total:
                 raise ValueError(
-                    f"the action mask has shape {tuple(mask.shape)}, expected [N, {total}] (the heads {self.nvec} side by side); "
+                    f"the action mask has shape {tuple(mask.shape)}, expected [N, {total}] "
+                    f"(the heads {self.nvec} side by side); "
                     "for a head that depends on another pass a list with one mask per head"
                 )
             return list(mask.split(self.nvec, dim=-1))
         if len(mask) != len(self.nvec):
-            raise ValueError(f"{len(mask)} action masks came for {len(self.nvec)} heads; one per head, None where all is allowed")
+            raise ValueError(
+                f"{len(mask)} action masks came for {len(self.nvec)} heads; one per head, None where all is allowed"
+            )
         return list(mask)
 
     def _check_masks(self) -> None:
@@ -117,8 +132,12 @@ class MultiCategorical:
             if isinstance(mask, Tensor) and mask.dim() == 3:
                 parent = self.parents.get(j, j - 1)
                 if not 0 <= parent < j:
-                    raise ValueError(f"head {j} has a mask [N, n_i, n_j] but no earlier head to depend on (parent {parent})")
-                check_mask(mask, (n, self.nvec[parent], size), f"of head {j} given head {parent}")
+                    raise ValueError(
+                        f"head {j} has a mask [N, n_i, n_j] but no earlier head to depend on (parent {parent})"
+                    )
+                above = self.masks[parent]  # choices that head `parent` cannot make need no allowed action here
+                unreachable = ~above if isinstance(above, Tensor) and above.dim() == 2 else None
+                check_mask(mask, (n, self.nvec[parent], size), f"of head {j} given head {parent}", unreachable)
             else:
                 check_mask(mask, (n, size), f"of head {j}")
 
@@ -170,10 +189,7 @@ class Bernoulli:
 
     def __init__(self, logits: Tensor, mask: Tensor | None = None) -> None:
         if mask is not None:
-            if mask.dtype != torch.bool or mask.shape != logits.shape:
-                raise ValueError(
-                    f"the action mask is {mask.dtype} {tuple(mask.shape)}, expected bool {tuple(logits.shape)} (True = may be 1)"
-                )
+            _check_mask_structure(mask, tuple(logits.shape), "of the bits (True = may be 1)")
             logits = logits.masked_fill(~mask, -torch.inf)
         self.logits = logits
         self.mask = mask

@@ -16,6 +16,7 @@ current initial state, so a learned start is never stale. Memory knows nothing a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ from holdfast.checks import may_look_at
 from holdfast.cores.base import Core
 from holdfast.state import State
 
-EnvIds = Tensor | Sequence[int] | slice | range | None
+EnvIds = Tensor | Sequence[int] | slice | range | int | None
 
 # How the ids of one call are held: all rows in order, or a LongTensor on the core's device.
 _ALL = None
@@ -41,7 +42,9 @@ class Memory:
 
     def __init__(self, core: Core, max_envs: int = 2**20) -> None:
         if not isinstance(core, Core):
-            raise TypeError(f"Memory needs a core (hf.LSTM, ...), got a {type(core).__name__}; for a policy: policy.core")
+            raise TypeError(
+                f"Memory needs a core (hf.LSTM, ...), got a {type(core).__name__}; for a policy: policy.core"
+            )
         self.core = core
         self.max_envs = max_envs
         self._state: State = None  # leaves [rows, ...]
@@ -68,14 +71,16 @@ class Memory:
 
     @torch.no_grad()
     def read(self, env_ids: EnvIds = None) -> State:
-        """A snapshot of the rows of `env_ids`, in that order; None: all known rows in id order."""
+        """A snapshot of the rows of `env_ids`, in that order; None: all known rows in id order.
+
+        It has no graph and can be used in backward, also when it was taken under `torch.inference_mode`.
+        """
         self._follow_core()
         if env_ids is None and self._num_envs != self.num_rows:
             env_ids = self._known.nonzero().squeeze(1)
         ids = self._ids(env_ids)
-        if ids is _ALL:
-            return self._read_all()
-        return self._read_rows(ids)
+        # _without_graph rebuilds the tree, so that a caller who replaces a leaf of it does not replace ours.
+        return _without_graph(self._read_all() if ids is _ALL else self._read_rows(ids))
 
     @torch.no_grad()
     def write(self, state: State, env_ids: EnvIds = None) -> None:
@@ -84,25 +89,23 @@ class Memory:
         Detaches and copies. Checks everything before it changes anything.
         """
         self._follow_core()
-        batch = state_ops.batch_size(state)
-        if batch is None:
-            batch = len(self._known) if env_ids is None else len(self._as_tensor(env_ids))
-        if env_ids is None:
-            self._check_all_rows(batch)
         ids = self._ids(env_ids)
-        expected = batch if ids is _ALL else len(ids)
-        self.core.check_state(state, expected)
+        batch = _rows_of(state, default=self.num_rows) if ids is _ALL else len(ids)
+        self.core.check_state(state, batch)
+        if ids is _ALL:
+            self._check_all_rows(batch)
         self._ensure(batch if ids is _ALL else ids)
         self._store(state_ops.clone(_without_graph(state)), ids)
 
     def reset(self, env_ids: EnvIds = None) -> None:
-        """Make rows fresh; they stay known. None: all."""
+        """Make rows fresh; they stay known. None: all. Unknown ids are fresh already."""
         self._follow_core()
         ids = self._ids(env_ids)
         if ids is _ALL:
             self._fresh = torch.ones_like(self._fresh)
         else:
-            self._ensure(ids)
+            if may_look_at(ids):
+                ids = ids[ids < self.num_rows]
             self._fresh = self._fresh.index_fill(0, ids, True)
         self._any_fresh = self.num_rows > 0
 
@@ -128,7 +131,9 @@ class Memory:
         if isinstance(num_envs, bool) or not isinstance(num_envs, int) or num_envs < 0:
             raise ValueError(f"reserve takes a number of environments, got {num_envs!r}")
         if num_envs > self.max_envs:
-            raise ValueError(f"{num_envs} environments are more than max_envs={self.max_envs}; raise it: Memory(core, max_envs=...)")
+            raise ValueError(
+                f"{num_envs} environments are more than max_envs={self.max_envs}; raise it: Memory(core, max_envs=...)"
+            )
         self._follow_core()
         dense = self._num_envs == self.num_rows  # no holes: counting needs no look at the tensor
         self._resize(max(num_envs, self.num_rows))
@@ -141,19 +146,26 @@ class Memory:
     # --- what a policy uses in its step: no copies that can be avoided -----------------------------------------------
 
     def _take(self, batch: int, env_ids: EnvIds) -> tuple[State, Tensor | None]:
-        """The state of the `batch` environments that act now, and their ids as `_put` wants them. Rows appear here."""
+        """The state of the `batch` environments that act now, and their ids as `_put` wants them; changes nothing."""
         self._follow_core()
-        if env_ids is None:
-            self._check_all_rows(batch)
         ids = self._ids(env_ids)
-        if ids is not _ALL and len(ids) != batch:
-            raise ValueError(f"{batch} observations came with {len(ids)} env_ids; pass one id per row")
-        self._ensure(batch if ids is _ALL else ids)
-        return (self._read_all() if ids is _ALL else self._read_rows(ids)), ids
+        if ids is not _ALL:
+            if len(ids) != batch:
+                raise ValueError(f"{batch} observations came with {len(ids)} env_ids; pass one id per row")
+            return self._read_rows(ids), ids
+        self._check_all_rows(batch)
+        if batch > self.num_rows:  # new environments: as many fresh rows below the known ones
+            new = self._initial(batch - self.num_rows)
+            return state_ops.tree_map(lambda s, n: torch.cat([s, n]), self._read_all(), new), ids
+        return self._read_all(), ids
 
     def _put(self, state: State, ids: Tensor | None) -> None:
-        """Store what the core has just returned to us alone."""
+        """Store what the core has just returned. Rows appear here, so that an error before it leaves no trace."""
+        self._ensure(_rows_of(state, default=self.num_rows) if ids is None else ids)
         self._store(_without_graph(state), ids)
+        if ids is _ALL:
+            # A core may have passed a leaf through untouched, and then an earlier snapshot holds it too.
+            self._handed_out = True
 
     # --- copies ----------------------------------------------------------------------------------------------------
 
@@ -170,10 +182,11 @@ class Memory:
     def load_state_dict(self, d: dict[str, Any]) -> None:
         """Take over a copy; refused whole if it is of another core."""
         self._follow_core()
-        try:
-            rows, known, fresh, stored = d["num_rows"], d["known"], d["fresh"], d["leaves"]
-        except (TypeError, KeyError) as error:
-            raise ValueError(f"not a Memory state_dict: {error!r} is missing; use what memory.state_dict() returned") from None
+        parts = ("num_rows", "known", "fresh", "leaves")
+        if not isinstance(d, dict) or not all(part in d for part in parts):
+            got = f"a dict with keys {sorted(map(str, d))}" if isinstance(d, dict) else f"a {type(d).__name__}"
+            raise ValueError(f"expected what memory.state_dict() returned (keys {', '.join(parts)}), got {got}")
+        rows, known, fresh, stored = (d[part] for part in parts)
         dtype, device = self.core.state_dtype(), self.core.device()
         spec = self.core.row_shapes()
         shapes = [(rows, *r.shape) for r in state_ops.leaves(spec)]
@@ -209,13 +222,15 @@ class Memory:
             env_ids = range(env_ids.start or 0, stop, env_ids.step or 1)
         if isinstance(env_ids, range):
             return torch.arange(env_ids.start, env_ids.stop, env_ids.step)
-        if isinstance(env_ids, int) and not isinstance(env_ids, bool):
-            return torch.tensor([env_ids])
-        if not isinstance(env_ids, Tensor):
-            env_ids = torch.as_tensor(env_ids)
-            if env_ids.numel() == 0:
-                env_ids = env_ids.long()
-        return env_ids
+        if isinstance(env_ids, Integral) and not isinstance(env_ids, bool):
+            return torch.tensor([int(env_ids)])
+        if isinstance(env_ids, Tensor):
+            return env_ids
+        try:
+            ids = torch.as_tensor(env_ids)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise TypeError(f"env_ids are {env_ids!r}, expected integers: a list, slice, range or tensor") from error
+        return ids.long() if ids.numel() == 0 else ids
 
     def _ids(self, env_ids: EnvIds) -> Tensor | None:
         """Checked ids on the core's device, or `_ALL`."""
@@ -237,8 +252,8 @@ class Memory:
                     f"env_ids hold {high}, but ids must be below max_envs={self.max_envs}; "
                     "ids are row numbers, so number your environments from 0, or raise max_envs"
                 )
-            if len(torch.unique(ids)) != len(ids):
-                seen, counts = torch.unique(ids, return_counts=True)
+            seen, counts = ids.unique(return_counts=True)
+            if len(seen) != len(ids):
                 raise ValueError(f"env_ids hold {seen[counts > 1].tolist()} more than once; one row per environment")
         return ids.to(self._fresh.device)
 
@@ -263,17 +278,15 @@ class Memory:
         high = int(ids.max())
         if high >= self.num_rows:
             self._resize(high + 1)
-        self._known[ids.cpu()] = True
-        self._num_envs = int(self._known.sum())
+        known = self._known.index_fill(0, ids.cpu(), True)
+        self._known, self._num_envs = known, int(known.sum())
 
     def _resize(self, rows: int) -> None:
         """Exactly `rows` rows; new ones are fresh and unknown. Amortised by nobody: growth is rare."""
         old = self.num_rows
         if rows > old:
             extra = rows - old
-            self._state = state_ops.tree_map(
-                lambda s: torch.cat([s, s.new_zeros(extra, *s.shape[1:])]), self._state
-            )
+            self._state = state_ops.tree_map(lambda s: torch.cat([s, s.new_zeros(extra, *s.shape[1:])]), self._state)
             self._fresh = torch.cat([self._fresh, self._fresh.new_ones(extra)])
             self._known = torch.cat([self._known, self._known.new_zeros(extra)])
             self._any_fresh, self._handed_out = True, False
@@ -318,6 +331,12 @@ class Memory:
 
     def _is_inference(self) -> bool:
         return any(leaf.is_inference() for leaf in self._leaves())
+
+
+def _rows_of(state: State, default: int) -> int:
+    """The batch size of `state`, which may be anything; `check_state` says what is wrong with it."""
+    first = next((leaf for leaf in state_ops.leaves(state)), None)
+    return int(first.shape[0]) if isinstance(first, Tensor) and first.dim() else default
 
 
 def _without_graph(state: State) -> State:

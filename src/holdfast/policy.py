@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast import state as state_ops
-from holdfast.checks import is_debug, trace_nonfinite
+from holdfast.checks import is_debug, rows_are
 from holdfast.cores.base import Core
 from holdfast.memory import EnvIds, Memory
 from holdfast.state import State, leaves, tree_map
@@ -51,17 +51,21 @@ class RecurrentPolicy(nn.Module):
         self.memory = Memory(core)
         self._decode_takes_mask = "action_mask" in inspect.signature(self.decode).parameters
 
-    # --- what users write --------------------------------------------------------------------------------------------
+    # --- what users write -------------------------------------------------------------------------------------------
 
     def encode(self, obs: Any) -> Tensor:
         """Observations with one leading dimension N (B in act, T*B in evaluate) -> features [N, core.input_size]."""
-        raise NotImplementedError("write encode(self, obs) in your policy: observations [N, ...] -> [N, core.input_size]")
+        raise NotImplementedError(
+            "write encode(self, obs) in your policy: observations [N, ...] -> [N, core.input_size]"
+        )
 
     def decode(self, features: Tensor, action_mask: Any = None) -> tuple[Any, Tensor]:
         """Features [N, core.output_size] -> (distribution with batch shape [N], value [N])."""
-        raise NotImplementedError("write decode(self, features) in your policy: [N, core.output_size] -> (distribution, value)")
+        raise NotImplementedError(
+            "write decode(self, features) in your policy: [N, core.output_size] -> (distribution, value)"
+        )
 
-    # --- the rollout leg ---------------------------------------------------------------------------------------------
+    # --- the rollout leg --------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def act(
@@ -83,32 +87,28 @@ class RecurrentPolicy(nn.Module):
         obs, resets, action_mask = self._tensors(obs), self._flags(resets), self._mask(action_mask)
         x = self._encode(obs)
         state, ids = memory._take(x.shape[0], env_ids)
-        y, state = self.core(x, state, resets)
-        if is_debug():
-            trace_nonfinite(y, x, ids)
+        y, state = self._remember(x, state, resets, ids)
         dist, value = self._decode(y, action_mask)
         action = dist.mode if deterministic else dist.sample()
-        step = Step(action, dist.log_prob(action), value)
+        log_prob = dist.log_prob(action)
+        _check_batch_shape(log_prob, x.shape[0])
         memory._put(state, ids)  # last, so that an error above leaves memory as it was
-        return Step(*(t.cpu().numpy() for t in step)) if numpy_in else step
+        if numpy_in:
+            return Step(_numpy(action), _numpy(log_prob), _numpy(value))
+        return Step(action, log_prob, value)
 
     @torch.no_grad()
-    def peek_value(
-        self, obs: Any, env_ids: EnvIds = None, *, resets: Any = None, memory: Memory | None = None
-    ) -> Any:
+    def peek_value(self, obs: Any, env_ids: EnvIds = None, *, resets: Any = None, memory: Memory | None = None) -> Any:
         """V(obs) [B] with the state each environment has now; memory is left as it was."""
         memory = self.memory if memory is None else memory
         numpy_in = _is_numpy(obs)
         x = self._encode(self._tensors(obs))
-        if env_ids is None:
-            memory._check_all_rows(x.shape[0])
-            env_ids = range(x.shape[0])
-        state = memory.read(env_ids)
-        y, _ = self.core(x, state, self._flags(resets))
+        state, ids = memory._take(x.shape[0], env_ids)
+        y, _ = self._remember(x, state, self._flags(resets), ids)
         _, value = self._decode(y, None)
-        return value.cpu().numpy() if numpy_in else value
+        return _numpy(value) if numpy_in else value
 
-    # --- the training leg --------------------------------------------------------------------------------------------
+    # --- the training leg -------------------------------------------------------------------------------------------
 
     def evaluate(
         self,
@@ -124,20 +124,20 @@ class RecurrentPolicy(nn.Module):
         obs, actions = self._tensors(obs), self._tensors(actions)
         resets, action_mask = self._flags(resets), self._mask(action_mask)
         T, B = _segment_shape(obs)
-        x = self._encode(tree_map(lambda o: o.flatten(0, 1), obs)).unflatten(0, (T, B))
+        x = self._encode(_merge_time(obs, T, B, "observations")).reshape(T, B, self.core.input_size)
         y, state = self.core(x, state, resets)
-        mask = None if action_mask is None else tree_map(lambda m: None if m is None else m.flatten(0, 1), action_mask)
+        mask = None if action_mask is None else _merge_time(action_mask, T, B, "an action mask")
         dist, value = self._decode(y.flatten(0, 1), mask)
-        log_prob, entropy = dist.log_prob(actions.flatten(0, 1)), dist.entropy()
+        log_prob, entropy = dist.log_prob(_merge_time(actions, T, B, "actions")), dist.entropy()
         _check_batch_shape(log_prob, T * B)
-        parts = (t.unflatten(0, (T, B)) for t in (log_prob, entropy, value))
-        return Evaluation(*parts, state if return_state else None)
+        log_prob, entropy, value = (t.view(T, B) for t in (log_prob, entropy, value))
+        return Evaluation(log_prob, entropy, value, state if return_state else None)
 
     def forward(self, *args: Any, **kwargs: Any) -> Evaluation:
         """`evaluate`, so that DDP, hooks and `torch.compile(policy)` reach the training leg."""
         return self.evaluate(*args, **kwargs)
 
-    # --- SB3's way ---------------------------------------------------------------------------------------------------
+    # --- SB3's way --------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def predict(
@@ -148,13 +148,14 @@ class RecurrentPolicy(nn.Module):
         x = self._encode(obs)
         if resets is not None and resets.shape != (x.shape[0],) and resets.numel() == x.shape[0]:
             resets = resets.reshape(-1)
-        start = None if state is None else tree_map(lambda s: torch.as_tensor(s, device=self._device()), state)
+        dtype, device = self.core.state_dtype(), self._device()
+        start = None if state is None else tree_map(lambda s: torch.as_tensor(s, dtype=dtype, device=device), state)
         y, new_state = self.core(x, start, resets)
         dist, _ = self._decode(y, None)
         action = dist.mode if deterministic else dist.sample()
-        return action.cpu().numpy(), tree_map(lambda s: s.cpu().numpy(), new_state)
+        return _numpy(action), tree_map(_numpy, new_state)
 
-    # --- memory, one-liners --------------------------------------------------------------------------------------------
+    # --- memory, one-liners ---------------------------------------------------------------------------------------
 
     def has_memory(self) -> bool:
         """Whether anything is carried from step to step."""
@@ -177,9 +178,11 @@ class RecurrentPolicy(nn.Module):
         """Every environment starts afresh."""
         self.memory.reset()
 
-    def reset_env_memory(self, env_id: int | EnvIds) -> None:
-        """This environment starts afresh."""
-        self.memory.reset([env_id] if isinstance(env_id, int) else env_id)
+    def reset_env_memory(self, env_id: EnvIds) -> None:
+        """This environment (or these) starts afresh."""
+        if env_id is None:
+            raise TypeError("reset_env_memory takes an environment id; for all of them: reset_memory()")
+        self.memory.reset(env_id)
 
     def initial_state(self, batch_size: int) -> State:
         """A fresh state."""
@@ -189,7 +192,7 @@ class RecurrentPolicy(nn.Module):
         """The same state without its graph."""
         return state_ops.detach(state)
 
-    # --- inside ----------------------------------------------------------------------------------------------------------
+    # --- inside -----------------------------------------------------------------------------------------------------
 
     def _device(self) -> torch.device:
         return self.core.device()
@@ -202,11 +205,20 @@ class RecurrentPolicy(nn.Module):
             raise ValueError(f"encode returned {got}, expected [N, core.input_size] = ({n}, {self.core.input_size})")
         return x
 
+    def _remember(self, x: Tensor, state: State, resets: Tensor | None, ids: Tensor | None) -> tuple[Tensor, State]:
+        """The core, with environments named by their ids in what `hf.debug` reports."""
+        if not is_debug():
+            return self.core(x, state, resets)
+        with rows_are(ids):
+            return self.core(x, state, resets)
+
     def _decode(self, y: Tensor, action_mask: Any) -> tuple[Any, Tensor]:
         if self._decode_takes_mask:
             dist, value = self.decode(y, action_mask)
         elif action_mask is not None:
-            raise ValueError(f"{type(self).__name__}.decode takes no action_mask; write decode(self, features, action_mask=None)")
+            raise ValueError(
+                f"{type(self).__name__}.decode takes no action_mask; write decode(self, features, action_mask=None)"
+            )
         else:
             dist, value = self.decode(y)
         if value.shape != y.shape[:1]:
@@ -239,6 +251,27 @@ def _is_numpy(obs: Any) -> bool:
     return not isinstance(leaves(obs)[0], Tensor)
 
 
+def _numpy(tensor: Tensor) -> np.ndarray[Any, Any]:
+    """On the host; numpy has no bfloat16, float32 holds it exactly."""
+    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).cpu().numpy()
+
+
+def _merge_time(tree: Any, T: int, B: int, what: str) -> Any:
+    """[T, B, ...] -> [T * B, ...] for every leaf; None stays."""
+
+    def merge(leaf: Tensor | None) -> Tensor | None:
+        if leaf is None:
+            return None
+        if leaf.shape[:2] != (T, B):
+            raise ValueError(
+                f"{what} of shape {tuple(leaf.shape)} came in a segment of {T} steps and {B} environments; "
+                f"expected [{T}, {B}, ...], time first"
+            )
+        return leaf.flatten(0, 1)
+
+    return tree_map(merge, tree)
+
+
 def _segment_shape(obs: Any) -> tuple[int, int]:
     first = leaves(obs)[0]
     if first.dim() < 2:
@@ -249,6 +282,6 @@ def _segment_shape(obs: Any) -> tuple[int, int]:
 def _check_batch_shape(log_prob: Tensor, n: int) -> None:
     if log_prob.shape != (n,):
         raise ValueError(
-            f"the distribution from decode gives log_prob of shape {tuple(log_prob.shape)}, expected ({n},): its batch shape must "
-            "be [N]; wrap several dimensions in torch.distributions.Independent(dist, 1)"
+            f"the distribution from decode gives log_prob of shape {tuple(log_prob.shape)}, expected ({n},): "
+            "its batch shape must be [N]; wrap several dimensions in torch.distributions.Independent(dist, 1)"
         )

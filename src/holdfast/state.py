@@ -95,9 +95,7 @@ def rows_mask(mask: Tensor, like: Tensor) -> Tensor:
     return mask.view(mask.shape[0], *(1,) * (like.dim() - 1))
 
 
-def mismatch(
-    state: State, rows: State, batch: int, dtype: torch.dtype, device: torch.device
-) -> str | None:
+def mismatch(state: State, rows: State, batch: int, dtype: torch.dtype, device: torch.device) -> str | None:
     """What differs between `state` and a tree of `RowShape`s (keys, shapes, dtype, device), or None."""
     if isinstance(rows, RowShape):
         return _leaf_mismatch(state, (batch, *rows.shape), dtype, device)

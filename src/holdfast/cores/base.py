@@ -106,36 +106,43 @@ class Core(nn.Module):
         what = state_ops.mismatch(state, self.row_shapes(), batch_size, self.state_dtype(), self.device())
         if what:
             raise ValueError(
-                f"this state does not fit {type(self).__name__}({self.extra_repr()}) with a batch of {batch_size}: {what}. "
+                f"this state does not fit {type(self).__name__}({self.extra_repr()}) with a batch of {batch_size}: "
+                f"{what}. "
                 "Pass a state that this core returned, core.initial_state(batch_size), or None"
             )
 
     def state_dtype(self) -> torch.dtype:
-        for p in self.parameters():
-            return p.dtype
-        return torch.get_default_dtype()
+        like = self._any_tensor()
+        return torch.get_default_dtype() if like is None else like.dtype
 
     def device(self) -> torch.device:
+        like = self._any_tensor()
+        return torch.device("cpu") if like is None else like.device
+
+    def _any_tensor(self) -> Tensor | None:
+        """A parameter or floating-point buffer: what shows the module's dtype and device."""
         for p in self.parameters():
-            return p.device
-        return torch.device("cpu")
+            return p
+        return next((b for b in self.buffers() if b.is_floating_point()), None)
 
     def _check_input(self, x: Any) -> None:
         name = type(self).__name__
         if not isinstance(x, Tensor):
-            raise TypeError(f"{name} got a {type(x).__name__}, expected a tensor [T, B, {self.input_size}] or [B, {self.input_size}]")
+            raise TypeError(
+                f"{name} got a {type(x).__name__}, expected a tensor [T, B, {self.input_size}] "
+                f"or [B, {self.input_size}]"
+            )
         if x.dim() not in (2, 3) or x.shape[-1] != self.input_size:
             raise ValueError(
-                f"{name} got an input of shape {tuple(x.shape)}, expected [T, B, {self.input_size}] (a sequence, time first) "
-                f"or [B, {self.input_size}] (one step)"
+                f"{name} got an input of shape {tuple(x.shape)}, expected [T, B, {self.input_size}] "
+                f"(a sequence, time first) or [B, {self.input_size}] (one step)"
             )
         if x.device != self.device():
             raise ValueError(f"{name} is on {self.device()}, its input on {x.device}; move one of them with .to(...)")
-        if x.dtype != self.state_dtype() and not (
-            x.is_floating_point() and torch.is_autocast_enabled(x.device.type)
-        ):
+        if x.dtype != self.state_dtype() and not (x.is_floating_point() and torch.is_autocast_enabled(x.device.type)):
             raise TypeError(
-                f"{name} has dtype {self.state_dtype()}, its input {x.dtype}; convert one of them, or use torch.autocast"
+                f"{name} has dtype {self.state_dtype()}, its input {x.dtype}; "
+                "convert one of them, or use torch.autocast"
             )
 
 

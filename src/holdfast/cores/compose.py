@@ -67,7 +67,9 @@ class Parallel(Core):
     def __init__(self, **cores: Core) -> None:
         super().__init__()
         if not cores:
-            raise ValueError("Parallel needs at least one core, e.g. Parallel(actor=hf.LSTM(64, 128), critic=hf.LSTM(64, 128))")
+            raise ValueError(
+                "Parallel needs at least one core, e.g. Parallel(actor=hf.LSTM(64, 128), critic=hf.LSTM(64, 128))"
+            )
         self.cores = nn.ModuleDict({name: _require_core(core, "Parallel") for name, core in cores.items()})
         sizes = {name: core.input_size for name, core in cores.items()}
         if len(set(sizes.values())) > 1:

@@ -56,7 +56,9 @@ class GatedCore(Core):
         for layer in range(num_layers):
             size = input_size if layer == 0 else hidden_size
             self.register_parameter(f"weight_ih_l{layer}", nn.Parameter(torch.empty(self.gates * hidden_size, size)))
-            self.register_parameter(f"weight_hh_l{layer}", nn.Parameter(torch.empty(self.gates * hidden_size, hidden_size)))
+            self.register_parameter(
+                f"weight_hh_l{layer}", nn.Parameter(torch.empty(self.gates * hidden_size, hidden_size))
+            )
             if bias:
                 self.register_parameter(f"bias_ih_l{layer}", nn.Parameter(torch.empty(self.gates * hidden_size)))
                 self.register_parameter(f"bias_hh_l{layer}", nn.Parameter(torch.empty(self.gates * hidden_size)))
@@ -98,13 +100,20 @@ class GatedCore(Core):
             return torch.get_autocast_dtype(x.device.type)
         return self.state_dtype()
 
-    def _weights(self, layer: int, dtype: torch.dtype) -> tuple[Tensor | None, ...]:
+    def _weights(self, layer: int, dtype: torch.dtype) -> tuple[Any, Any, Any, Any]:
         """w_ih, w_hh, b_ih, b_hh in `dtype`. Cast anew in each call: autocast's cache would keep casts made under
         no_grad, and the next pass would get no gradients."""
-        weights = tuple([getattr(self, name) for name in self._names[layer]])
-        if dtype != self.state_dtype():
-            weights = tuple(w.to(dtype) for w in weights)
-        return weights if self.bias else (*weights, None, None)
+        names = self._names[layer]
+        w_ih, w_hh = getattr(self, names[0]), getattr(self, names[1])
+        b_ih, b_hh = (getattr(self, names[2]), getattr(self, names[3])) if self.bias else (None, None)
+        if dtype == w_hh.dtype:
+            return w_ih, w_hh, b_ih, b_hh
+        return (
+            w_ih.to(dtype),
+            w_hh.to(dtype),
+            None if b_ih is None else b_ih.to(dtype),
+            None if b_hh is None else b_hh.to(dtype),
+        )
 
     def _reset(self, state: State, resets: Tensor | None) -> State:
         """The state after the resets of one step; resets [B]."""
@@ -138,6 +147,6 @@ class GatedCore(Core):
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         # Learned starts are optional, so that a torch.nn state_dict loads; they then stay as they are.
-        super()._load_from_state_dict(state_dict, prefix, *args)  # type: ignore[no-untyped-call]
+        super()._load_from_state_dict(state_dict, prefix, *args)
         missing = args[2]
         missing[:] = [k for k in missing if not k.startswith(f"{prefix}initial_")]

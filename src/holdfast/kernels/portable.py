@@ -104,7 +104,7 @@ def _lstm_forward(
     S = c0.dtype
     projected = _project(x, _to_gifo(w_ih), None if bias is None else _to_gifo(bias))
     w = _to_gifo(w_hh).t()
-    mixed = S != x.dtype
+    mixed = x.dtype != S
     gates = projected.to(S) if mixed else projected
     y = x.new_empty(T, B, H)
     cs = c0.new_empty(T, B, H)
@@ -299,7 +299,7 @@ def _gru_forward(
     T, B, _ = x.shape
     H = w_hh.shape[1]
     S = h0.dtype
-    mixed = S != x.dtype
+    mixed = x.dtype != S
     bias = b_ih
     if b_ih is not None and b_hh is not None:  # the hidden bias of n sits inside the product with r
         bias = torch.cat([b_ih[: 2 * H] + b_hh[: 2 * H], b_ih[2 * H :]])
@@ -438,9 +438,7 @@ def _gru_save(ctx, inputs, output):  # type: ignore[no-untyped-def]
 def _gru_grad(ctx, dy, dh_n, *_):  # type: ignore[no-untyped-def]
     need = ctx.needs_input_grad
     need_w = any(need[4:8])
-    dx, dh0, dfill_h, dw_ih, dw_hh, db_ih, db_hh = _gru_backward(
-        dy, dh_n, *ctx.saved_tensors, ctx.cut, need[0], need_w
-    )
+    dx, dh0, dfill_h, dw_ih, dw_hh, db_ih, db_hh = _gru_backward(dy, dh_n, *ctx.saved_tensors, ctx.cut, need[0], need_w)
     grads = (dx, dh0, None, dfill_h, dw_ih, dw_hh, db_ih, db_hh)
     return *(g if n else None for g, n in zip(grads, need)), None
 

@@ -42,9 +42,7 @@ def lstm_step(
     return torch.sigmoid(o) * torch.tanh(c), c
 
 
-def gru_step(
-    x: Tensor, h: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None, b_hh: Tensor | None
-) -> Tensor:
+def gru_step(x: Tensor, h: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None, b_hh: Tensor | None) -> Tensor:
     """One step of [B, I] from an already reset state: h."""
     xr, xz, xn = F.linear(x, w_ih, b_ih).to(h.dtype).chunk(3, dim=-1)
     hr, hz, hn = F.linear(h.to(x.dtype), w_hh, b_hh).to(h.dtype).chunk(3, dim=-1)
