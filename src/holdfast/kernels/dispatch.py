@@ -1,7 +1,7 @@
 """Chooses the implementation of a recurrence from device, dtype and shape.
 
 Each implementation is a module with functions `lstm` and `gru` of the signature in `reference.py`. A caller can name
-one: `hf.LSTM(..., kernel="reference")`.
+one: `hf.LSTM(..., kernel="reference")`. On CPUs `HOLDFAST_CPU_KERNEL=portable|native` names one for all.
 """
 
 from __future__ import annotations
@@ -9,14 +9,15 @@ from __future__ import annotations
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
-from holdfast.kernels import portable, reference
+from holdfast.kernels import native, portable, reference
 
 if TYPE_CHECKING:
     from holdfast.cores.gated import GatedCore
 
-KERNELS: dict[str, ModuleType] = {"reference": reference, "portable": portable}
+KERNELS: dict[str, ModuleType] = {"reference": reference, "portable": portable, "native": native}
 
 
 def choose(recurrence: str, core: GatedCore, x: Tensor) -> ModuleType:
@@ -25,9 +26,17 @@ def choose(recurrence: str, core: GatedCore, x: Tensor) -> ModuleType:
         if core.kernel not in KERNELS:
             raise ValueError(f"unknown kernel {core.kernel!r}; one of 'auto', {', '.join(map(repr, KERNELS))}")
         return KERNELS[core.kernel]
-    return portable
+    return native if _native(core, x) else portable
 
 
 def fused_step(core: GatedCore, x: Tensor) -> ModuleType | None:
     """The module whose `lstm_step` or `gru_step` runs this step without gradients, or None: torch's own cell."""
-    return None
+    if torch.is_grad_enabled() or core.kernel not in ("auto", "native") or core.reset == "detach":
+        return None
+    return native if _native(core, x) else None
+
+
+def _native(core: GatedCore, x: Tensor) -> bool:
+    """Whether the C kernel runs this: CPU, everything in float32, and a library to run it."""
+    single = core.state_dtype() == core._compute_dtype(x) == x.dtype == torch.float32
+    return single and x.device.type == "cpu" and native.in_use()

@@ -97,11 +97,33 @@ INLINE void pack_panel(float *out, const float *const *rows, int64_t depth, int6
         }
 }
 
-/* out[k][lane] = rows[lane][k] for `count` rows, zeros for the other lanes; out advances by `out_stride` per k. */
+/* out[k][lane] = rows[lane][k] for `count` rows, zeros for the other lanes; out advances by `out_stride` per k. Where
+ * the compiler can shuffle, squares of 4 x 4 are turned in registers. */
 INLINE void pack_transposed(float *out, int64_t out_stride, const float *rows, int64_t row_stride, int64_t count,
                             int64_t depth) {
+    int64_t squares = 0;
+#if defined(__has_builtin)
+#if __has_builtin(__builtin_shufflevector)
+    typedef float quad __attribute__((vector_size(16), aligned(4), may_alias));
+    squares = count < LANES ? 0 : depth / 4 * 4;
+    for (int64_t k = 0; k < squares; k += 4)
+        for (int64_t lane = 0; lane < LANES; lane += 4) {
+            const float *from = rows + lane * row_stride + k;
+            float *to = out + k * out_stride + lane;
+            quad a = *(const quad *)from, b = *(const quad *)(from + row_stride);
+            quad c = *(const quad *)(from + 2 * row_stride), d = *(const quad *)(from + 3 * row_stride);
+            quad ab01 = __builtin_shufflevector(a, b, 0, 4, 1, 5), ab23 = __builtin_shufflevector(a, b, 2, 6, 3, 7);
+            quad cd01 = __builtin_shufflevector(c, d, 0, 4, 1, 5), cd23 = __builtin_shufflevector(c, d, 2, 6, 3, 7);
+            *(quad *)to = __builtin_shufflevector(ab01, cd01, 0, 1, 4, 5);
+            *(quad *)(to + out_stride) = __builtin_shufflevector(ab01, cd01, 2, 3, 6, 7);
+            *(quad *)(to + 2 * out_stride) = __builtin_shufflevector(ab23, cd23, 0, 1, 4, 5);
+            *(quad *)(to + 3 * out_stride) = __builtin_shufflevector(ab23, cd23, 2, 3, 6, 7);
+        }
+#endif
+#endif
     for (int64_t lane = 0; lane < LANES; lane++)
-        for (int64_t k = 0; k < depth; k++) out[k * out_stride + lane] = lane < count ? rows[lane * row_stride + k] : 0.0f;
+        for (int64_t k = squares; k < depth; k++)
+            out[k * out_stride + lane] = lane < count ? rows[lane * row_stride + k] : 0.0f;
 }
 
 #endif
