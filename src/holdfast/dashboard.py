@@ -58,6 +58,7 @@ class Progress:
     remaining: float | None = None
     """Seconds."""
     warnings: list[str] = field(default_factory=list)
+    """All so far; the last few are shown."""
 
 
 def render(progress: Progress, width: int, height: int) -> RenderableType:
@@ -112,7 +113,6 @@ def _headline(progress: Progress) -> Text:
         ("evaluation", number(row["eval/mean_return"]) if "eval/mean_return" in row else ""),
         ("length", number(row.get("rollout/ep_len_mean", math.nan), digits=0)),
         ("update", f"{row.get('update', 0):.0f}/{progress.num_updates}"),
-        ("episodes", number(row.get("rollout/episodes", math.nan), digits=0)),
     ):
         if text:
             line.append(f"   {label} ", LABEL).append(text, VALUE)

@@ -57,7 +57,7 @@ class Display:
             return
         self._take(row)
         if self._is_live:
-            self._progress.warnings = list(warnings)
+            self._progress.warnings += warnings
             self._draw(force=row.get("update") == self._progress.num_updates)
         else:
             self._print_plain(row, warnings)
@@ -95,7 +95,8 @@ class Display:
                 progress.row[key] = value
                 progress.history.setdefault(key, []).append(value)
         progress.curve.append((row.get("steps", math.nan), row.get("rollout/ep_rew_mean", math.nan)))
-        for points in (progress.curve, *progress.history.values()):
+        series: list[list[Any]] = [progress.curve, *progress.history.values()]
+        for points in series:
             if len(points) > MAX_POINTS:
                 del points[::2]
 

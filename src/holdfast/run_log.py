@@ -41,9 +41,7 @@ class RunLog:
         self._wandb: Any = None
         self._config = dict(config)
         if wandb and importlib.util.find_spec("wandb") is None:
-            raise ModuleNotFoundError(
-                "--track needs Weights & Biases: pip install wandb, or leave --track out"
-            )
+            raise ModuleNotFoundError("--track needs Weights & Biases: pip install wandb, or leave --track out")
 
     def write(self, row: Mapping[str, float], step: int) -> None:
         """One row; `step` is the x axis in TensorBoard (environment steps)."""
