@@ -106,17 +106,44 @@ def padded(hidden: int) -> int:
     return (hidden + lanes - 1) // lanes * lanes
 
 
-def run(direction: str, sizes: tuple[int, int, int, int], is_lstm: bool, cut: bool, **tensors: Tensor | None) -> None:
-    """Calls the kernel. `sizes` is T, B, I, H; every tensor is contiguous, and None means none or not wanted."""
-    steps, batch, inputs, hidden = sizes
-    work = steps * batch * (inputs + hidden) * hidden * 4
-    threads = max(1, min(torch.get_num_threads(), batch, work // _PAYS))
-    job = _Job(steps, batch, inputs, hidden, is_lstm, cut, threads)
+def run(direction: str, cut: bool, tensors: dict[str, Tensor]) -> None:
+    """Calls the kernel, "forward" or "backward", on contiguous tensors by their names in native/job.h."""
+    library = load()
+    if library.handle is None:
+        raise RuntimeError(f"the native kernel is not available: {library.reason}")
+    T, B, inputs = tensors["x"].shape
+    H = tensors["w_hh"].shape[1]
+    _check(T, B, inputs, H, tensors)
+    work = T * B * (inputs + H) * H * 4
+    threads = max(1, min(torch.get_num_threads(), B, work // _PAYS))
+    job = _Job(T, B, inputs, H, "c0" in tensors, cut, threads)
     for name, tensor in tensors.items():
-        if tensor is not None:
-            setattr(job, name, tensor.data_ptr())
-    handle = load().handle
-    if handle is None:
-        raise RuntimeError(f"the native kernel is not available: {load().reason}")
-    if getattr(handle, f"holdfast_{direction}")(ctypes.byref(job)):
-        raise MemoryError(f"the native kernel found no memory for T={steps}, B={batch}, I={inputs}, H={hidden}")
+        setattr(job, name, tensor.data_ptr())
+    call = library.handle.holdfast_forward if direction == "forward" else library.handle.holdfast_backward
+    if call(ctypes.byref(job)):
+        raise MemoryError(f"the native kernel found no memory for T={T}, B={B}, inputs={inputs}, H={H}")
+
+
+def _check(T: int, B: int, inputs: int, H: int, tensors: dict[str, Tensor]) -> None:
+    """C trusts its pointers, so nothing with another size or dtype gets there."""
+    gates = 4 if "c0" in tensors else 3
+    sizes = {
+        **dict.fromkeys(("x", "dx"), T * B * inputs),
+        **dict.fromkeys(("y", "dy"), T * B * H),
+        **dict.fromkeys(("h0", "c0", "h_n", "dh_n", "dc_n", "dh0", "dc0"), B * H),
+        **dict.fromkeys(("fill_h", "fill_c"), H),
+        **dict.fromkeys(("w_ih", "dw_ih"), gates * H * inputs),
+        **dict.fromkeys(("w_hh", "dw_hh"), gates * H * H),
+        **dict.fromkeys(("b_ih", "b_hh"), gates * H),
+        "resets": T * B,
+    }
+    for name, tensor in tensors.items():
+        expected = torch.bool if name == "resets" else torch.float32
+        if tensor.dtype != expected or tensor.device.type != "cpu":
+            raise TypeError(
+                f"{name} is {tensor.dtype} on {tensor.device}; the native kernel takes {expected} on the CPU"
+            )
+        if tensor.numel() != sizes.get(name, tensor.numel()):
+            raise ValueError(
+                f"{name} has shape {list(tensor.shape)}, which does not fit T={T}, B={B}, inputs={inputs}, hidden={H}"
+            )
