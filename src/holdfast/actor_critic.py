@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from holdfast import encoders, heads
 from holdfast.cores import GRU, LSTM, Core, Memoryless, Parallel
+from holdfast.cores.gated import GatedCore
 from holdfast.policy import RecurrentPolicy
 from holdfast.state import State, leaves, tree_map
 
@@ -37,6 +38,27 @@ def make_core(core: str | Core | None, input_size: int, hidden_size: int, num_la
     return CORES[core](input_size, hidden_size, num_layers, reset=reset)
 
 
+@torch.no_grad()
+def remember_long(core: Core, span: int) -> None:
+    """Bias the gates of LSTMs and GRUs inside `core` so that they remember for up to about `span` steps from the start.
+
+    Chrono initialisation (Tallec and Ollivier, 2018): forget biases log(u), u uniform in [1, span - 1]; input biases the
+    negative of them. For a GRU the update gate plays both parts.
+    """
+    for cell in core.modules():
+        if not isinstance(cell, GatedCore) or not cell.bias:
+            continue
+        H = cell.hidden_size
+        for layer in range(cell.num_layers):
+            keep = torch.empty(H).uniform_(1.0, max(1.01, span - 1.0)).log_()
+            ih, hh = getattr(cell, f"bias_ih_l{layer}"), getattr(cell, f"bias_hh_l{layer}")
+            if isinstance(cell, LSTM):  # gates i, f, g, o
+                ih[:H], hh[:H] = -keep, 0.0
+                ih[H : 2 * H], hh[H : 2 * H] = keep, 0.0
+            else:  # gates r, z, n; h = (1 - z) n + z h
+                ih[H : 2 * H], hh[H : 2 * H] = keep, 0.0
+
+
 class ActorCritic(RecurrentPolicy):
     """Encoder, core, and heads from gymnasium spaces.
 
@@ -44,7 +66,8 @@ class ActorCritic(RecurrentPolicy):
     second core for the critic), "none" (the critic sees the encoded observation only). encoder_sizes: layers before the
     core, (hidden_size,) by default. head_sizes: layers between core and output, in actor and critic each. mask_parents:
     {j: i} when the mask of action head j depends on head i's choice. normalize_obs: running normalisation of float
-    observations; statistics move only in `update_normalizer`.
+    observations; statistics move only in `update_normalizer`. memory_span: start with gates that remember for up to about
+    so many steps.
     """
 
     def __init__(
@@ -61,6 +84,7 @@ class ActorCritic(RecurrentPolicy):
         head_sizes: Sequence[int] = (),
         activation: str = "tanh",
         normalize_obs: bool = False,
+        memory_span: int | None = None,
         mask_parents: dict[int, int] | None = None,
     ) -> None:
         encoder = encoders.for_space(observation_space, normalize_obs)
@@ -82,6 +106,8 @@ class ActorCritic(RecurrentPolicy):
         else:
             raise ValueError(f"unknown critic_core {critic_core!r}; 'shared', 'separate' or 'none'")
         super().__init__(whole)
+        if memory_span is not None:
+            remember_long(whole, memory_span)
         self.observation_space, self.action_space = observation_space, action_space
         self.encoder, self.trunk = encoder, trunk
         self.mask_parents = mask_parents

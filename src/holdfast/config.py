@@ -28,6 +28,8 @@ class TrainConfig:
     """The critic's memory: the actor's, its own, or none."""
     reset: Literal["zero", "learned", "detach", "never"] = "zero"
     """What happens to memory at an episode's start."""
+    memory_span: int | None = None
+    """Start with gates that remember for up to about so many steps; None: torch's initialisation."""
     encoder_sizes: tuple[int, ...] | None = None
     """Layers before the core; one of hidden_size by default, () for none."""
     head_sizes: tuple[int, ...] = ()

@@ -379,6 +379,7 @@ def policy_from(config: TrainConfig, observation_space: Any, action_space: Any) 
         head_sizes=config.head_sizes,
         activation=config.activation,
         normalize_obs=config.normalize_obs,
+        memory_span=config.memory_span,
     )
 
 
