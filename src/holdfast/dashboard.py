@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any
 
 from rich.console import Group, JustifyMethod, RenderableType
 from rich.panel import Panel
@@ -264,10 +263,11 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def plain_line(row: dict[str, float], num_updates: int, remaining: float | None) -> str:
+def plain_line(row: Mapping[str, float], num_updates: int, remaining: float | None) -> str:
     """One update on one line, for logs and pipes."""
     count = str(num_updates)
-    parts: Sequence[Any] = (
+    evaluated = row.get("eval/mean_return", math.nan)
+    parts = (
         f"update {row.get('update', 0):{len(count)}.0f}/{count}",
         f"{compact(row.get('steps', 0)):>5} steps",
         f"return {number(row.get('rollout/ep_rew_mean', math.nan)):>6}",
@@ -276,6 +276,6 @@ def plain_line(row: dict[str, float], num_updates: int, remaining: float | None)
         f"kl {number(row.get('train/approx_kl', math.nan), digits=4):>6}",
         f"{row.get('time/fps', 0):>7,.0f} steps/s",
         f"left {clock(remaining)}" if remaining is not None else "",
-        f"evaluation {number(row['eval/mean_return'])}" if "eval/mean_return" in row else "",
+        f"evaluation {number(evaluated)}" if math.isfinite(evaluated) else "",
     )
     return "  ".join(part for part in parts if part)

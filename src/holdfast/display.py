@@ -131,7 +131,7 @@ class Display:
         update, last = row.get("update", 0.0), self._progress.num_updates
         if update >= self._next_line or update == last:
             self._next_line = update + last / PLAIN_LINES
-            line = dashboard.plain_line(dict(row), last, self._progress.remaining)
+            line = dashboard.plain_line(row, last, self._progress.remaining)
             self._console.print(line, markup=False, soft_wrap=True)
         for warning in warnings:
             kind = re.sub(r"[-+\d.,e]+", "#", warning)

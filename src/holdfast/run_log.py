@@ -11,6 +11,7 @@ import csv
 import importlib.util
 import io
 import json
+import math
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -105,7 +106,8 @@ class RunLog:
                 return
             self._tensorboard = SummaryWriter(str(self.folder), purge_step=self._purge_step or 0)
         for name, value in row.items():
-            self._tensorboard.add_scalar(name, value, step)
+            if math.isfinite(value):
+                self._tensorboard.add_scalar(name, value, step)
 
     def _write_wandb(self, row: Mapping[str, float]) -> None:
         if self._wandb is None:
