@@ -6,17 +6,19 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from holdfast.checks import debug
+
+# Not lazily: importing a module named like its function would otherwise put the module in the function's place.
+from holdfast.collect import Collector, Segment, collect
 from holdfast.cores import GRU, LSTM, Core, Memoryless, Parallel, Stack
+from holdfast.gae import gae, resets_from
 from holdfast.memory import Memory
 from holdfast.policy import Evaluation, RecurrentPolicy, Step
 
 if TYPE_CHECKING:
     from holdfast import doctor as doctor
     from holdfast.actor_critic import ActorCritic
-    from holdfast.collect import Collector, Segment, collect
     from holdfast.config import TrainConfig
     from holdfast.evaluation import evaluate
-    from holdfast.gae import gae, resets_from
     from holdfast.ppo import ppo_loss
     from holdfast.trainer import Callback, Trainer, load
 
@@ -26,16 +28,11 @@ __version__ = "0.1.0"
 _LAZY = {
     "ActorCritic": "holdfast.actor_critic",
     "Callback": "holdfast.trainer",
-    "Collector": "holdfast.collect",
-    "Segment": "holdfast.collect",
     "TrainConfig": "holdfast.config",
     "Trainer": "holdfast.trainer",
-    "collect": "holdfast.collect",
     "evaluate": "holdfast.evaluation",
-    "gae": "holdfast.gae",
     "load": "holdfast.trainer",
     "ppo_loss": "holdfast.ppo",
-    "resets_from": "holdfast.gae",
     "doctor": "holdfast.doctor",
 }
 

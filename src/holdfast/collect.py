@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from holdfast import state as state_ops
-from holdfast.env_feed import EnvFeed
 from holdfast.gae import gae
 from holdfast.memory import Memory
 from holdfast.policy import RecurrentPolicy
@@ -44,7 +43,7 @@ class Segment:
     valid: Tensor  # [T, B] bool
     start_state: State  # leaves [B, ...]: before step 0 and before its resets
     action_mask: Any = None  # [T, B, ...] bool
-    chunk_states: list[State] = field(default_factory=list)  # the state before each training chunk; the first is start_state
+    chunk_states: list[State] = field(default_factory=list)  # before each training chunk; the first is start_state
     episode_returns: list[float] = field(default_factory=list)
     episode_lengths: list[int] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
@@ -57,17 +56,17 @@ class Segment:
     def num_envs(self) -> int:
         return self.resets.shape[1]
 
-    _TIMED = ("obs", "actions", "resets", "rewards", "log_prob", "value", "terminated", "truncated", "advantage", "returns",
-              "valid", "action_mask")  # fmt: skip
+    _TIMED = ("obs", "actions", "resets", "rewards", "log_prob", "value", "terminated", "truncated", "advantage",
+              "returns", "valid", "action_mask")  # fmt: skip
 
     def columns(self, length: int | None = None) -> Segment:
-        """The same steps as training sequences: [length, K*B, ...], one column per chunk and environment.
+        """The same steps as training sequences: [length, K*B, ...], one column per chunk and environment::
 
-            t →  0 1 2 3 | 4 5 6 7                0 1 2 3
-            env0 a a a a | b b b b      →   (0,0) a a a a
-            env1 c c c c | d d d d          (0,1) c c c c
-                                            (1,0) b b b b
-                                            (1,1) d d d d
+        t →  0 1 2 3 | 4 5 6 7                0 1 2 3
+        env0 a a a a | b b b b      →   (0,0) a a a a
+        env1 c c c c | d d d d          (0,1) c c c c
+                                        (1,0) b b b b
+                                        (1,1) d d d d
         """
         length = length or self.num_steps
         chunks = self.num_steps // length
@@ -75,8 +74,8 @@ class Segment:
             return self
         if length * chunks != self.num_steps or len(self.chunk_states) != chunks:
             raise ValueError(
-                f"this segment has {self.num_steps} steps and {len(self.chunk_states)} start states; it cannot be cut into "
-                f"chunks of {length}. Collect it with bptt={length}"
+                f"this segment has {self.num_steps} steps and {len(self.chunk_states)} start states; it cannot be cut "
+                f"into chunks of {length}. Collect it with bptt={length}"
             )
 
         def cut(x: Tensor) -> Tensor:
@@ -125,6 +124,8 @@ class Collector:
         autocast: torch.dtype | None = None,
         seed: int | None = None,
     ) -> None:
+        from holdfast.env_feed import EnvFeed  # needs gymnasium
+
         self.feed = EnvFeed(env, policy.core.device(), inputs)
         self.policy, self.steps, self.gamma, self.gae_lambda = policy, steps, gamma, gae_lambda
         self.bptt = bptt or steps
@@ -158,8 +159,8 @@ class Collector:
         if not self.started:
             self.start()
         feed, policy, memory, clock = self.feed, self.policy, self.memory, time.perf_counter
-        rows: dict[str, list[Any]] = {name: [] for name in ("obs", "actions", "resets", "rewards", "log_prob", "value",
-                                                            "terminated", "truncated", "valid", "action_mask")}  # fmt: skip
+        names = [name for name in Segment._TIMED if name not in ("advantage", "returns")]
+        rows: dict[str, list[Any]] = {name: [] for name in names}
         chunk_states: list[State] = []
         final_values: dict[int, Tensor] = {}
         in_env, began = 0.0, clock()
@@ -246,7 +247,7 @@ class Collector:
         }
 
     def load_state_dict(self, d: dict[str, Any]) -> bool:
-        """Go on exactly, or, if the environment cannot give back its state, begin all episodes anew and return False."""
+        """Go on exactly; or, if the environment cannot give back its state, begin all episodes anew: then False."""
         if not self.feed.load_state_dict(d["feed"]):
             self.start()
             return False
