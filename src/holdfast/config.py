@@ -179,18 +179,28 @@ class TrainConfig:
         return cls(**{**PRESETS[name], **overrides})
 
 
+_EASY: dict[str, Any] = dict(hidden_size=64, num_envs=64, num_steps=64, minibatches=8, learning_rate=3e-3)
+
 PRESETS: dict[str, dict[str, Any]] = {
     "repeat-previous-easy": dict(
-        env="holdfast/RepeatPreviousEasy-v0", hidden_size=64, num_envs=64, num_steps=64, total_steps=400_000,
-        learning_rate=3e-3, gamma=0.9, gae_lambda=0.9
+        _EASY, env="holdfast/RepeatPreviousEasy-v0", total_steps=300_000, gamma=0.6, gae_lambda=0.9
+    ),
+    "repeat-previous-medium": dict(
+        _EASY, env="holdfast/RepeatPreviousMedium-v0", total_steps=10_000_000, gamma=0.6, gae_lambda=0.9, hidden_size=128,
+        num_steps=104, memory_span=64,
     ),
     "repeat-first-easy": dict(
-        env="holdfast/RepeatFirstEasy-v0", hidden_size=64, num_envs=64, num_steps=64, total_steps=600_000
+        _EASY, env="holdfast/RepeatFirstEasy-v0", total_steps=400_000, gamma=0.9, gae_lambda=0.9, memory_span=64
     ),
     "position-only-cartpole-easy": dict(
-        env="holdfast/PositionOnlyCartPoleEasy-v0", hidden_size=64, num_envs=64, num_steps=64, total_steps=1_000_000
+        _EASY, env="holdfast/PositionOnlyCartPoleEasy-v0", total_steps=500_000
     ),
     "t-maze": dict(
-        env="holdfast/TMaze-v0", hidden_size=64, num_envs=64, num_steps=64, total_steps=1_000_000
+        _EASY, env="holdfast/TMaze-v0", total_steps=500_000, num_steps=128, learning_rate=1e-3, entropy_coef=0.003,
+        memory_span=60,
     ),
-}
+    "higher-lower-easy": dict(
+        _EASY, env="popgym:HigherLowerEasy", total_steps=1_000_000, gamma=0.9, gae_lambda=0.9, learning_rate=1e-3,
+        memory_span=64,
+    ),
+}  # fmt: skip
