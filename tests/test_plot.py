@@ -44,7 +44,7 @@ def test_the_mean_covers_only_the_steps_that_all_runs_have(tmp_path):
 
 def test_groups_are_what_differs_besides_the_seed_and_panels_are_environments(tmp_path):
     folders = [
-        write_run(tmp_path / f"{env[9:]}-{core}-{seed}", seed, [0.0, 1.0], env=env, core=core)
+        write_run(tmp_path / f"{env[9:]}-{core}-{seed}", seed, [0.0, 1.0], env=env, core=core, total_steps=len(env))
         for env in ("holdfast/TMaze-v0", "holdfast/RepeatFirstEasy-v0")
         for core in ("lstm", "gru")
         for seed in (1, 2)

@@ -37,7 +37,7 @@ class Run:
 
 @dataclass
 class Curve:
-    """A group's mean over runs on a common grid of steps, with the 95% interval of the mean ([2, n]; None for one run)."""
+    """A group's mean over runs on a common grid of n steps, with the mean's 95% interval ([2, n]; None for one run)."""
 
     label: str
     runs: list[Run]
@@ -114,9 +114,7 @@ def group_runs(runs: Sequence[Run], group: str | Sequence[str] = "auto") -> dict
     """Environment -> its curves. Runs of a group share the environment and the settings named by `group`."""
     settings = list(dict.fromkeys(key for run in runs for key in run.config))
     if group == "auto":
-        names = [
-            key for key in settings if key not in _NOT_A_GROUP and len({_shown(r.config.get(key)) for r in runs}) > 1
-        ]
+        names = [key for key in settings if key not in _NOT_A_GROUP and _differs(runs, key)]
         names.sort(key=lambda key: key != "core")  # the core first
     else:
         names = [name.strip() for name in (group.split(",") if isinstance(group, str) else group)]
@@ -128,6 +126,14 @@ def group_runs(runs: Sequence[Run], group: str | Sequence[str] = "auto") -> dict
         label = ", ".join(_label(name, run.config.get(name)) for name in names) or str(run.config.get("core", "run"))
         members.setdefault(str(run.config.get("env", "")), {}).setdefault(label, []).append(run)
     return {env: [Curve(label, part) for label, part in groups.items()] for env, groups in members.items()}
+
+
+def _differs(runs: Sequence[Run], setting: str) -> bool:
+    """Whether it takes more than one value among the runs of some environment."""
+    values: dict[str, set[str]] = {}
+    for run in runs:
+        values.setdefault(str(run.config.get("env")), set()).add(_shown(run.config.get(setting)))
+    return any(len(found) > 1 for found in values.values())
 
 
 def _shown(value: Any) -> str:
