@@ -12,6 +12,8 @@ from holdfast import state as state_ops
 from holdfast.cores.base import Core, RowShape, check_reset_mode
 from holdfast.state import State
 
+HALF = (torch.bfloat16, torch.float16)
+
 
 def stack_layers(rows: list[Tensor]) -> Tensor:
     """One [B, H] per layer -> [B, L, H]."""
@@ -127,6 +129,12 @@ class GatedCore(Core):
         if self.reset == "detach":
             return state_ops.where(resets, state_ops.detach(state), state)
         return state_ops.where(resets, self._initial_state(resets.shape[0]), state)
+
+    def _step_of_sequence(self, x: Tensor, state: State, resets: Tensor | None) -> tuple[Tensor, State]:
+        """A step as a sequence of one. In half precision the order of roundings shows in the result, so both legs must
+        run the same code to agree."""
+        y, state = self._sequence(x.unsqueeze(0), state, None if resets is None else resets.unsqueeze(0))
+        return y.squeeze(0), state
 
     def _reset_rows(self, state: State, rows: Tensor) -> State:
         """The same without gradients on the host, by row numbers: several times cheaper there than a mask."""

@@ -11,8 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from holdfast.cores.gated import GatedCore, stack_layers
-from holdfast.kernels import dispatch, reference
+from holdfast.cores.gated import HALF, GatedCore, stack_layers
+from holdfast.kernels import dispatch
 from holdfast.state import State
 
 
@@ -24,20 +24,20 @@ class GRU(GatedCore):
 
     def _step(self, x: Tensor, state: State, resets: Tensor | None) -> tuple[Tensor, State]:
         fused = dispatch.fused_step(self, x)
-        if fused is None:
-            state = self._reset(state, resets)
         dtype = self._compute_dtype(x)
+        if fused is None:
+            if dtype in HALF:
+                return self._step_of_sequence(x, state, resets)
+            state = self._reset(state, resets)
         y, hs = x, []
         for layer, h in enumerate(state["h"].unbind(1)):
             weights = self._weights(layer, dtype)
             if fused is not None:
                 mask, fills = self._reset_arguments(layer, resets)
                 h = fused.gru_step(y, h, mask, *fills, *weights)
-            elif dtype == h.dtype:
-                h = torch.gru_cell(y, h, *weights)
             else:
-                h = reference.gru_step(y.to(dtype), h, *weights)
-            y = h.to(dtype)
+                h = torch.gru_cell(y, h, *weights)
+            y = h
             hs.append(h)
         return y.clone(), {"h": stack_layers(hs)}
 

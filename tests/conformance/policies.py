@@ -1,0 +1,79 @@
+"""The policies that must pass the whole suite, by name: ready-made ones with every core and reset mode, and one that
+a user wrote with a convolutional encoder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from gymnasium import spaces
+from torch import nn
+from torch.distributions import Categorical
+
+import holdfast as hf
+from conformance.driver import Driver, PolicyDriver
+from holdfast.cores import RESET_MODES
+
+Make = Callable[[], Driver]
+ACTIONS = 5
+
+
+class ConvPolicy(hf.RecurrentPolicy):
+    def __init__(self, core: hf.Core) -> None:
+        super().__init__(core=core)
+        self.conv, self.head = nn.Conv2d(1, 6, 2), nn.Linear(core.output_size, ACTIONS + 1)
+
+    def encode(self, obs):
+        return self.conv(obs).flatten(1).tanh()
+
+    def decode(self, features):
+        out = self.head(features)
+        return Categorical(logits=out[:, :ACTIONS]), out[:, ACTIONS]
+
+
+def core_of(kind: str, reset: str, size: int = 6) -> hf.Core:
+    """Small cores whose sizes are all different, so that a swapped dimension cannot go unnoticed."""
+    if kind == "lstm":
+        return hf.LSTM(size, 7, reset=reset)
+    if kind == "gru":
+        return hf.GRU(size, 5, num_layers=2, reset=reset)
+    if kind == "stack":
+        return hf.Stack([hf.LSTM(size, size, reset=reset), hf.GRU(size, 5, reset=reset)], residual=True)
+    if kind == "parallel":
+        return hf.Parallel(actor=hf.LSTM(size, 5, reset=reset), critic=hf.GRU(size, 4, reset=reset))
+    raise ValueError(kind)
+
+
+KINDS = ("lstm", "gru", "stack", "parallel")
+
+
+def actor_critic(kind: str, reset: str) -> Driver:
+    torch.manual_seed(0)
+    space = spaces.Box(-10, 10, (3,))
+    policy = hf.ActorCritic(space, spaces.Discrete(ACTIONS), core=core_of(kind, reset), encoder_sizes=(6,))
+    return PolicyDriver(loud(policy), reset)
+
+
+def conv(kind: str) -> Driver:
+    torch.manual_seed(0)
+    return PolicyDriver(loud(ConvPolicy(core_of(kind, "zero"))), "zero", obs_shape=(1, 2, 2))
+
+
+def loud(policy: nn.Module) -> nn.Module:
+    """Weights under which memory matters to every output, and learned starts that are not zero."""
+    with torch.no_grad():
+        for name, p in policy.named_parameters():
+            if "initial_" in name or name in ("actor.weight", "critic.weight", "head.weight"):
+                p.normal_(0, 0.8)
+            elif "weight_hh" in name or "weight_ih" in name:
+                p.mul_(1.5)
+    return policy
+
+
+DRIVERS: dict[str, Make] = {
+    f"{kind}-{reset}": (lambda kind=kind, reset=reset: actor_critic(kind, reset))
+    for kind in KINDS
+    for reset in RESET_MODES
+}
+DRIVERS["conv-lstm-zero"] = lambda: conv("lstm")
+DRIVERS["conv-gru-zero"] = lambda: conv("gru")

@@ -1,0 +1,5 @@
+"""Tests run one thread per process: the runner has a process per core."""
+
+import torch
+
+torch.set_num_threads(1)
