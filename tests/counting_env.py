@@ -1,6 +1,6 @@
 """A tiny environment whose observations and rewards say who and when they are, and a policy one can do in one's head.
 
-Several tests share it. Environment i counts up in steps of `unit`: unit, 2 unit, 3 unit, ... from the start of each episode.
+Several tests share it. An environment counts up: unit, 2 unit, 3 unit, ... from each episode's start.
 The policy's memory is the sum of what it saw in the episode, and its value is that sum.
 """
 
@@ -25,9 +25,9 @@ MODES = (AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP, AutoresetMode.DISABLE
 class CountingEnv(gym.Env[Any, Any]):
     """Episode n has `lengths[n % len]` steps and ends as `ends[n % len]` says: "terminated", "truncated" or "both".
 
-    form: "vector" (shape [1]) or "dict" ({"count", "inner": {"step"}}). masks: None, "info" or "method"; then only the action
-    `step % 2` is allowed, and nothing at all once the episode is over. overwrite: one array, changed in place, is returned
-    always.
+    form: "vector" (shape [1]) or "dict" ({"count", "inner": {"step"}}). masks: None, "info" or "method"; then only the
+    action `step % 2` is allowed, and nothing at all once the episode is over. overwrite: one array, changed in place,
+    is returned always.
     """
 
     def __init__(

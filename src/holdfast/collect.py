@@ -183,7 +183,8 @@ class Collector:
                 final_values[t] = self._value_of_final(out.final_obs, out.truncated)
         with self._precision():
             last = policy.peek_value(feed.obs, resets=feed.resets, memory=memory).float()
-        stacked = {name: _stack(parts) for name, parts in rows.items() if parts[0] is not None}
+        rows["action_mask"] = _allow_where_unsaid(rows["action_mask"])
+        stacked = {name: _stack(parts) for name, parts in rows.items() if parts}
         segment = self._finish(stacked, last, final_values, chunk_states)
         segment.seconds = {"env": in_env, "policy": clock() - began - in_env}
         return segment
@@ -240,7 +241,8 @@ class Collector:
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "feed": self.feed.state_dict(),
+            "started": self.started,
+            "feed": self.feed.state_dict() if self.started else None,
             "memory": self.memory.state_dict(),
             "open_return": torch.from_numpy(self._open_return.copy()),
             "open_length": torch.from_numpy(self._open_length.copy()),
@@ -248,6 +250,8 @@ class Collector:
 
     def load_state_dict(self, d: dict[str, Any]) -> bool:
         """Go on exactly; or, if the environment cannot give back its state, begin all episodes anew: then False."""
+        if not d["started"]:
+            return True
         if not self.feed.load_state_dict(d["feed"]):
             self.start()
             return False
@@ -263,6 +267,12 @@ def collect(env: Any, policy: RecurrentPolicy, steps: int = 128, **options: Any)
     collector = Collector(env, policy, steps, **options)
     while True:
         yield collector.rollout()
+
+
+def _allow_where_unsaid(masks: list[Tensor | None]) -> list[Tensor]:
+    """Masks of each step, everything allowed in steps that came without one; [] if none came with one."""
+    known = next((mask for mask in masks if mask is not None), None)
+    return [] if known is None else [torch.ones_like(known) if mask is None else mask for mask in masks]
 
 
 def _stack(parts: list[Any]) -> Any:

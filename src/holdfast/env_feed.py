@@ -1,7 +1,7 @@
 """`EnvFeed`: one way to read any gymnasium vector environment, whatever its autoreset mode and array library.
 
-It keeps what the policy sees next (`obs`, `resets`, `action_mask`) and whether the next step is a real one (`valid`), and
-turns the three autoreset modes into one form. It does not act, and keeps no statistics.
+It keeps what the policy sees next (`obs`, `resets`, `action_mask`) and whether the next step is a real one (`valid`),
+and turns the three autoreset modes into one form. It does not act, and keeps no statistics.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class EnvStep(NamedTuple):
     terminated: Tensor
     truncated: Tensor
     final_obs: Any
-    """What the policy would have seen next in episodes that were truncated, all rows; None if there is none, or if the next
-    step plays it (NEXT_STEP)."""
+    """What the policy would have seen next in episodes that were truncated, all rows; None if there is none, or if the
+    next step plays it (NEXT_STEP)."""
 
 
 def autoreset_mode(env: Any) -> AutoresetMode:
@@ -39,8 +39,9 @@ def autoreset_mode(env: Any) -> AutoresetMode:
             if mode.upper().replace("-", "_") in (known.name, known.value.upper()):
                 return known
     raise ValueError(
-        f"{type(env).__name__} does not say how it resets (metadata['autoreset_mode'] is {mode!r}). Add to the environment: "
-        'self.metadata["autoreset_mode"] = gymnasium.vector.AutoresetMode.SAME_STEP (or NEXT_STEP, DISABLED)'
+        f"{type(env).__name__} does not say how it resets (metadata['autoreset_mode'] is {mode!r}). "
+        'Add to the environment: self.metadata["autoreset_mode"] = gymnasium.vector.AutoresetMode.SAME_STEP '
+        "(or NEXT_STEP, DISABLED)"
     )
 
 
@@ -69,7 +70,7 @@ class EnvFeed:
         self.observation_space = input_space(env.single_observation_space, env.single_action_space, self.inputs)
         self.action_space = env.single_action_space
         self.has_dummy_steps = self.mode == AutoresetMode.NEXT_STEP
-        self._mask_method = getattr(env, "action_masks", None)
+        self._mask_method = _mask_method(env)
         self._speaks_torch = False
         self._never_overwrites = isinstance(env, TorchVectorEnv)
         self.obs: Any = None
@@ -102,11 +103,15 @@ class EnvFeed:
             if self._any(truncated):
                 raw = obs if self.mode == AutoresetMode.DISABLED else self._final_obs(obs, info)
                 final = self._compose(raw, action, rewards, fresh=None)
-            if self.mode == AutoresetMode.DISABLED and self._any(done):
-                obs, info = self.env.reset(options={"reset_mask": done.cpu().numpy()})
-                obs = self._tensors(obs)
             self.resets = done
-        self.action_mask = self._read_mask(info)
+        mask = self._read_mask(info)
+        if self.mode == AutoresetMode.DISABLED and self._any(done):
+            obs, info = self.env.reset(options={"reset_mask": done.cpu().numpy()})
+            obs, mask = self._tensors(obs), _where_mask(done, self._read_mask(info), mask)
+        if self.has_dummy_steps and mask is not None:
+            # After its end an episode may allow nothing; the dummy step is not played, so let it do anything.
+            mask = mask | (~mask.flatten(1).any(1) & ~self.valid).view(-1, *(1,) * (mask.dim() - 1))
+        self.action_mask = mask
         self.obs = self._compose(obs, action, rewards, fresh=self.resets)
         return EnvStep(rewards, terminated, truncated, final)
 
@@ -124,10 +129,11 @@ class EnvFeed:
     # --- saving ------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """What is pending, and the environment's own state where it offers one (None otherwise)."""
+        """What is pending, and the environment's own state where it offers one (None otherwise). After `start` only."""
         offers = hasattr(self.env, "state_dict") and hasattr(self.env, "load_state_dict")
         return {
-            "env": self.env.state_dict() if offers else None,
+            "env": _arrays_to_tensors(self.env.state_dict()) if offers else None,
+            "speaks_torch": self._speaks_torch,
             "obs": tree_map(lambda o: o.cpu().clone(), self.obs),
             "resets": self.resets.cpu().clone(),
             "valid": self.valid.cpu().clone(),
@@ -138,13 +144,11 @@ class EnvFeed:
         """Go on from there; False if the environment cannot, and must be started afresh."""
         if d["env"] is None or not hasattr(self.env, "load_state_dict"):
             return False
-        self.env.load_state_dict(d["env"])
-        self._speaks_torch = True
+        self.env.load_state_dict(_tensors_to_arrays(d["env"]))
+        self._speaks_torch = d["speaks_torch"]
         self.obs = tree_map(lambda o: o.to(self.device), d["obs"])
         self.resets, self.valid = d["resets"].to(self.device), d["valid"].to(self.device)
         self.action_mask = None if d["action_mask"] is None else d["action_mask"].to(self.device)
-        # An environment with its own arrays may speak numpy all the same: it shows at the next step.
-        self._speaks_torch = hasattr(self.env, "device")
         return True
 
     # --- inside ------------------------------------------------------------------------------------------------------
@@ -172,10 +176,11 @@ class EnvFeed:
         if self.inputs == ("obs",):
             return obs
         if action is None or reward is None:
-            sample = torch.as_tensor(np.zeros_like(self.env.action_space.sample()), device=self.device)
-            action, reward = sample, torch.zeros(self.num_envs, device=self.device)
+            action = torch.as_tensor(self.env.action_space.sample(), device=self.device)
+            reward, fresh = torch.zeros(self.num_envs, device=self.device), self.resets
         if fresh is not None:
-            action = action.masked_fill(fresh.view(-1, *(1,) * (action.dim() - 1)), 0)
+            first = int(getattr(self.action_space, "start", 0)) if isinstance(self.action_space, spaces.Discrete) else 0
+            action = action.masked_fill(fresh.view(-1, *(1,) * (action.dim() - 1)), first)
             reward = reward.masked_fill(fresh, 0.0)
         parts = {"obs": obs, "prev_action": action, "prev_reward": reward}
         return {name: parts[name] for name in self.inputs}
@@ -185,14 +190,15 @@ class EnvFeed:
         final = info.get("final_obs")
         if final is None:
             raise ValueError(
-                f"{type(self.env).__name__} declares SAME_STEP autoreset but gave no info['final_obs'] for a truncated episode"
+                f"{type(self.env).__name__} declares SAME_STEP autoreset, but an episode was truncated and "
+                "info['final_obs'] is not there; give its last observation there, one row per environment"
             )
         if isinstance(leaves(final)[0], Tensor) or (
             isinstance(final, np.ndarray) and final.dtype != object and final.shape[:1] == (self.num_envs,)
         ):
             return self._tensors(final)
         dense = tree_map(lambda o: o.clone(), obs)
-        if isinstance(final, dict):  # gymnasium stacks dict observations per key
+        if isinstance(final, (dict, tuple)):  # stacked per part
             return tree_map(lambda o, f: self._fill_rows(o, f), dense, final)
         for row, value in enumerate(final):
             if value is not None:
@@ -205,13 +211,67 @@ class EnvFeed:
                 dense[row].copy_(torch.as_tensor(value))
         return dense
 
-    def _read_mask(self, info: dict[str, Any]) -> Any:
+    def _read_mask(self, info: dict[str, Any]) -> Tensor | None:
+        """What each environment allows [B, ...]; everything where one of them does not say."""
         if "action_mask" in info:
             mask = info["action_mask"]
         elif self._mask_method is not None:
             mask = self._mask_method()
         else:
             return None
-        if isinstance(mask, np.ndarray) and mask.dtype == object:
-            mask = np.stack(list(mask))
-        return torch.as_tensor(np.asarray(mask) if not isinstance(mask, Tensor) else mask, device=self.device).bool()
+        if isinstance(mask, Tensor):
+            return mask.to(self.device, torch.bool, copy=True)
+        mask = np.asarray(mask)
+        if mask.dtype == object:
+            known = next(np.asarray(row) for row in mask if row is not None)
+            mask = np.stack([np.ones_like(known) if row is None else np.asarray(row) for row in mask])
+        allowed = torch.as_tensor(mask, device=self.device).bool()
+        if "action_mask" in info and "_action_mask" in info:
+            said = torch.as_tensor(info["_action_mask"], device=self.device).bool()
+            allowed = allowed | ~said.view(-1, *(1,) * (allowed.dim() - 1))
+        return allowed.clone()
+
+
+def _mask_method(env: Any) -> Any:
+    """The environment's `action_masks()`, or that of all its copies where they run in this process."""
+    if hasattr(env, "action_masks"):
+        return env.action_masks
+    copies = getattr(getattr(env, "unwrapped", env), "envs", None)
+    if not copies or not all(hasattr(c, "has_wrapper_attr") and c.has_wrapper_attr("action_masks") for c in copies):
+        return None
+    return lambda: np.stack([c.get_wrapper_attr("action_masks")() for c in copies])
+
+
+def _where_mask(rows: Tensor, mask: Tensor | None, other: Tensor | None) -> Tensor | None:
+    """Row b of `mask` where rows[b], of `other` elsewhere; None allows everything."""
+    if mask is None:
+        if other is None:
+            return None
+        mask = torch.ones_like(other)
+    other = torch.ones_like(mask) if other is None else other
+    return torch.where(rows.view(-1, *(1,) * (mask.dim() - 1)), mask, other)
+
+
+_ARRAY = "numpy array"  # how a saved environment's arrays are told from its tensors
+
+
+def _arrays_to_tensors(tree: Any) -> Any:
+    """An environment's state as a checkpoint can hold it."""
+    if isinstance(tree, dict):
+        return {key: _arrays_to_tensors(part) for key, part in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        return type(tree)(_arrays_to_tensors(part) for part in tree)
+    if isinstance(tree, np.ndarray):
+        return {_ARRAY: torch.from_numpy(tree.copy())}
+    return tree.item() if isinstance(tree, np.generic) else tree
+
+
+def _tensors_to_arrays(tree: Any) -> Any:
+    """Back again."""
+    if isinstance(tree, dict):
+        if tree.keys() == {_ARRAY}:
+            return tree[_ARRAY].numpy().copy()
+        return {key: _tensors_to_arrays(part) for key, part in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        return type(tree)(_tensors_to_arrays(part) for part in tree)
+    return tree
