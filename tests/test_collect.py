@@ -224,7 +224,7 @@ def test_the_start_state_is_the_one_before_the_resets_of_the_first_step():
 
 @pytest.mark.parametrize("mode", MODES)
 def test_environments_that_overwrite_their_arrays_do_not_corrupt_segments(mode: AutoresetMode):
-    # In SAME_STEP gymnasium itself resets the copy before it hands over final_obs, so a copy must not overwrite that one.
+    # In SAME_STEP gymnasium itself resets the copy before it hands over final_obs: a copy must keep that one.
     copies_overwrite = mode != AutoresetMode.SAME_STEP
     settings = [{**TERMINATES, "overwrite": copies_overwrite}, {**TRUNCATES, "overwrite": copies_overwrite}]
     reusing = vector_env(mode, *settings, copy=False)

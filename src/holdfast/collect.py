@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -59,6 +59,11 @@ class Segment:
     _TIMED = ("obs", "actions", "resets", "rewards", "log_prob", "value", "terminated", "truncated", "advantage",
               "returns", "valid", "action_mask")  # fmt: skip
 
+    def _timed(self, change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
+        """Everything that is [T, B, ...], changed."""
+        present = [name for name in self._TIMED if getattr(self, name) is not None]
+        return {name: tree_map(change, getattr(self, name)) for name in present}
+
     def columns(self, length: int | None = None) -> Segment:
         """The same steps as training sequences: [length, K*B, ...], one column per chunk and environment::
 
@@ -81,19 +86,18 @@ class Segment:
         def cut(x: Tensor) -> Tensor:
             return x.unflatten(0, (chunks, length)).transpose(0, 1).flatten(1, 2)
 
-        timed = {name: tree_map(cut, getattr(self, name)) for name in self._TIMED if getattr(self, name) is not None}
         start = tree_map(lambda *s: torch.cat(s), *self.chunk_states)
-        return replace(self, **timed, start_state=start, chunk_states=[start])
+        return replace(self, **self._timed(cut), start_state=start, chunk_states=[start])
 
     def select(self, columns: Tensor) -> Segment:
         """Some environments (columns) only."""
-        timed = {
-            name: tree_map(lambda x: x.index_select(1, columns), getattr(self, name))
-            for name in self._TIMED
-            if getattr(self, name) is not None
-        }
+        timed = self._timed(lambda x: x.index_select(1, columns))
         start = state_ops.select(self.start_state, columns)
         return replace(self, **timed, start_state=start, chunk_states=[start])
+
+    def steps(self, begin: int, end: int) -> Segment:
+        """The steps from `begin` up to `end`; `start_state` stays that of step 0."""
+        return replace(self, **self._timed(lambda x: x[begin:end]))
 
     def to(self, device: torch.device | str) -> Segment:
         moved = {f.name: getattr(self, f.name) for f in fields(self)}

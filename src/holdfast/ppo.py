@@ -1,4 +1,4 @@
-"""Proximal policy optimisation (Schulman et al., 2017) for policies with memory: one page for the loss, one for the update.
+"""Proximal policy optimisation (Schulman et al., 2017) with memory: one page for the loss, one for the update.
 
 Minibatches are whole sequences, each from the state the rollout had there, with resets inside: what is trained is what
 was played. Nothing here touches memory or environments.
@@ -90,9 +90,7 @@ class PPO:
     def __init__(self, policy: RecurrentPolicy, config: TrainConfig, training_leg: nn.Module | None = None) -> None:
         self.policy, self.config = policy, config
         self.training_leg = training_leg or policy  # what is called for gradients: the policy, or a wrapper such as DDP
-        self.optimizer = torch.optim.Adam(
-            policy.parameters(), lr=config.learning_rate, eps=config.adam_eps, fused=True
-        )
+        self.optimizer = torch.optim.Adam(policy.parameters(), lr=config.learning_rate, eps=config.adam_eps, fused=True)
         self.generator = torch.Generator().manual_seed(config.seed)
         self.autocast = torch.bfloat16 if config.precision == "bf16" else None
 
@@ -115,7 +113,7 @@ class PPO:
         batch = segment.columns(config.bptt)
         sums, count = torch.zeros(6, device=device), 0
         for epoch in range(config.epochs):
-            if config.refresh_states and epoch > 0:
+            if config.refresh_states and epoch > 0 and batch is not segment:
                 batch.start_state = self.refreshed_starts(segment)
             kl_before, count_before = sums[4].clone(), count
             for columns in self._minibatches(batch.num_envs, device):
@@ -123,7 +121,8 @@ class PPO:
                 sums += self._step(part, all_valid)
                 count += 1
             if config.target_kl is not None:
-                if float(sums[4] - kl_before) / (count - count_before) > 1.5 * config.target_kl:
+                moved = float(sums[4] - kl_before) / (count - count_before)
+                if moved > 1.5 * config.target_kl:
                     break
         parts = (sums / count).tolist()
         names = ("policy_loss", "value_loss", "entropy", "grad_norm", "approx_kl", "clip_fraction")
@@ -135,7 +134,7 @@ class PPO:
 
     def _step(self, batch: Segment, all_valid: bool) -> Tensor:
         config = self.config
-        with torch.autocast(batch.resets.device.type, self.autocast, enabled=self.autocast is not None):
+        with self._precision(batch.resets.device):
             terms = ppo_terms(
                 self.training_leg,
                 batch,
@@ -150,7 +149,12 @@ class PPO:
         norm = nn.utils.clip_grad_norm_(self.policy.parameters(), config.max_grad_norm)
         self.optimizer.step()
         with torch.no_grad():
-            return torch.stack([terms.policy_loss, terms.value_loss, terms.entropy, norm, terms.approx_kl, terms.clip_fraction])
+            return torch.stack(
+                [terms.policy_loss, terms.value_loss, terms.entropy, norm, terms.approx_kl, terms.clip_fraction]
+            )
+
+    def _precision(self, device: torch.device) -> Any:
+        return torch.autocast(device.type, self.autocast, enabled=self.autocast is not None)
 
     def _minibatches(self, columns: int, device: torch.device) -> list[Tensor | None]:
         if self.config.minibatches == 1:
@@ -160,15 +164,16 @@ class PPO:
 
     @torch.no_grad()
     def refreshed_starts(self, segment: Segment) -> State:
-        """The start state of every chunk under the present weights, as `Segment.columns` lays them: the first is kept."""
+        """The start state of every chunk under the present weights, laid out as by `Segment.columns`; the first stays."""
         length = self.config.bptt or segment.num_steps
         states, state = [], segment.start_state
         for begin in range(0, segment.num_steps, length):
             states.append(state)
-            span = slice(begin, begin + length)
-            obs, actions, resets = (tree_map(lambda x: x[span], x) for x in (segment.obs, segment.actions, segment.resets))
-            mask = None if segment.action_mask is None else segment.action_mask[span]
-            state = self.policy.evaluate(obs, actions, state, resets, action_mask=mask, return_state=True).state
+            part = segment.steps(begin, begin + length)
+            with self._precision(segment.resets.device):
+                state = self.policy.evaluate(
+                    part.obs, part.actions, state, part.resets, action_mask=part.action_mask, return_state=True
+                ).state
         return tree_map(lambda *s: torch.cat(s), *states)
 
     def state_dict(self) -> dict[str, Any]:
