@@ -67,3 +67,15 @@ def describe(result: Any) -> str:
     if isinstance(result, (list, tuple)):
         return f"{type(result).__name__} of " + ", ".join(describe(item) for item in result)
     return type(result).__name__
+
+
+def spread(distribution: Any, value: Tensor | None) -> Tensor:
+    """`[N, K]` of a distribution (its mode's score, its entropy, its mode where that is continuous) and the value."""
+    mode = distribution.mode
+    parts = [distribution.log_prob(mode), distribution.entropy()]
+    if isinstance(mode, Tensor) and mode.is_floating_point():
+        parts = [mode.reshape(mode.shape[0], -1), *parts]
+    if value is not None:
+        parts.append(value)
+    rows = parts[0].shape[0]
+    return torch.cat([x.reshape(rows, -1).to(parts[0].dtype) for x in parts], dim=1)

@@ -196,11 +196,11 @@ class Exam:
         return self._ruler
 
     def alone(self, resets: Tensor, first: int = 0, last: int = TOTAL) -> Trace:
-        """Steps `first..last` if the state were fresh exactly where `resets` `[N, B]` says. Step 0 is always fresh."""
-        resets = resets.clone().cpu()
-        resets[0] = True
-        steps = torch.arange(TOTAL).unsqueeze(1).expand(TOTAL, self.rows)
-        since = torch.where(resets, steps, torch.zeros_like(steps)).cummax(0).values  # [N, B] last reset
+        """Steps `first..last` if the state were fresh exactly where `resets` `[N, B]` says. Step 0 is always fresh.
+
+        A whole-number `resets` says directly since which step each step remembers.
+        """
+        since = last_reset(resets) if resets.dtype == torch.bool else resets.cpu()
         rollout = self.rollout()
         output = torch.empty_like(rollout.output[first:last])
         score = None if rollout.log_prob is None else torch.empty_like(rollout.log_prob[first:last])
@@ -281,6 +281,12 @@ class Exam:
 
     def forget_recordings(self) -> None:
         self._alone, self._rollout, self._replays, self._ruler = {}, None, {}, None
+
+
+def last_reset(resets: Tensor) -> Tensor:
+    """`[N, B]` the step at which the state of each step was last fresh."""
+    steps = torch.arange(len(resets)).unsqueeze(1).expand(resets.shape)
+    return torch.where(resets.cpu(), steps, torch.zeros_like(steps)).cummax(0).values
 
 
 def tolerance_of(subject: Subject) -> float:

@@ -46,7 +46,7 @@ FOLLOWS: dict[str, frozenset[str]] = {
     "memoryless": _ANYTHING,
     "wrong-environment": _ANYTHING,
     "layout-swapped": _ANYTHING,
-    "sees-the-future": _GAPS,
+    "sees-the-future": _GAPS | {"gradient-crosses-reset"},
     "start-state-aliased": _GAPS | {"wrong-environment"},
     "gradients-severed": frozenset({"over-detached"}),
     "graph-kept": frozenset({"check-failed-to-run"}),
@@ -58,6 +58,7 @@ FOLLOWS: dict[str, frozenset[str]] = {
     "missing-flags-reset": frozenset({"eval-memoryless"}),
     "flags-not-bool": _ANYTHING,
     **{cause: _AT_A_RESET | {"truncation-ignored"} for cause in _RESETS - {"late-by-one"}},
+    **{cause: _ANYTHING - {"memoryless"} for cause in ("index-not-mask", "resets-everybody", "early-by-one")},
 }
 
 

@@ -7,12 +7,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from holdfast.doctor.exam import last_reset
 from holdfast.doctor.script import Script
 
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """`resets` `[N, B]`: where the state would be fresh if the leg made this mistake. `causes`: most come singly."""
+    """`resets` `[N, B]`: what the leg would follow if it made this mistake, as `Exam.alone` takes it.
+
+    `causes`: most come singly.
+    """
 
     causes: tuple[str, ...]
     story: str
@@ -61,7 +65,17 @@ def of_training(script: Script, before: Tensor, first: int, last: int) -> list[H
     variant(("early-by-one",), "each end inside a segment clears the state one step early", early, early[first])
     variant(("early-by-one",), "each end inside a segment clears the state one step early", early, at_first)
     variant(("memoryless",), "every step starts from an empty memory", every, True)
-    return _with_first_step(rules)
+    rules = _with_first_step(rules)
+    rules.append(Hypothesis((dropped,), "each episode starts with the memory of the one before", _one_before(true, before, first)))
+    return rules
+
+
+def _one_before(true: Tensor, before: Tensor, first: int) -> Tensor:
+    """A buffer cut at episode starts, whose stored states are used as they are: `[N, B]` since when each step remembers."""
+    since, earlier = last_reset(true), last_reset(before)
+    start = since.clamp(min=1)
+    previous = torch.where(start - 1 < first, earlier, since).gather(0, start - 1)
+    return torch.where(since >= max(first, 1), previous, torch.where(since < first, earlier[max(first - 1, 0)], since))
 
 
 def _rules(terminated: Tensor, truncated: Tensor, true: Tensor) -> list[Hypothesis]:

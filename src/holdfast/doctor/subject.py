@@ -160,6 +160,10 @@ class Subject:
         """`count` random observations, stacked, on the policy's device."""
         return self.space.sample(count, generator, device_of(self.modules()))
 
+    def minibatches(self, segment: Segment) -> Replay:
+        """The training leg on the same segment, cut into minibatches the way the project does it."""
+        raise NotOffered("its minibatches are not offered")
+
     def action_masks(self, count: int, generator: torch.Generator) -> Tensor | None:
         """`[count, ...]` bool masks of the allowed actions, for policies that take them."""
         return None

@@ -86,9 +86,9 @@ def gradient_isolation(case: Case) -> str:
     if bool((leak > floor).any()):
         t, s, row = (leak == leak.max()).nonzero()[0].tolist()
         case.report(
-            "gradient-crosses-reset",
+            "sees-the-future" if s > t else "gradient-crosses-reset",
             f"the output at {place(first + t, row)} has a gradient of {float(leak.max()):.2g} with respect to the observation "
-            f"at t={first + s}, in an earlier episode",
+            f"at t={first + s}, {'which comes later' if s > t else 'in an earlier episode'}",
         )
         return ""
     return _start_state_and_rows(case, floor)

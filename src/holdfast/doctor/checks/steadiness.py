@@ -83,10 +83,10 @@ def silence_dropout(exam: Exam) -> list[str]:
         for name, layer in module.named_modules():
             if isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0:
                 layer.p = 0.0
-                silenced.append(name)
+                silenced.append(name or type(layer).__name__)
             elif isinstance(layer, nn.RNNBase) and layer.dropout > 0:
                 layer.dropout = 0.0
-                silenced.append(name)
+                silenced.append(name or type(layer).__name__)
     if silenced:
         exam.forget_recordings()
     return silenced

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from holdfast.doctor import hypotheses
 from holdfast.doctor.checks.base import Case, NotApplicable, check, place
 from holdfast.doctor.checks.steadiness import quieten_batch_norm
-from holdfast.doctor.exam import Exam, Gap, Trace, fill
+from holdfast.doctor.exam import Exam, Gap, Trace, fill, to_numbers
 from holdfast.doctor.observations import map_tensors, tensors_in
 from holdfast.doctor.script import STEPS
+from holdfast.doctor.subject import NotOffered
 
 
 @check("stored-state", "what is stored at the start of a segment stays as it was")
@@ -43,7 +46,7 @@ def training_rows(case: Case) -> str:
         return ""
     if not _stray(found):
         return _start_states_apart(case)
-    if all(_is_layout(item, exam.rows) for item in found):
+    if any(all(_fits(reading, item, exam.rows) for item in found) for reading in READINGS):
         case.report("layout-swapped", _describe(found))
     elif all(all(row == mine for _, row in reached) for _, mine, reached in found):
         case.report("sees-the-future", _describe(found))
@@ -59,24 +62,43 @@ def _influences(exam: Exam) -> list[Influence]:
     first, last = exam.windows()[1]
     segment, found = exam.segment(first, last), []
     usual = exam.replayed(first, last)
-    for step, row in ((2, 0), (5, exam.rows // 2), (8, exam.rows - 1)):
+    for step, row in zip((3, 4, 7, 9, 10), _spaced(exam.rows)):
         obs = map_tensors(lambda x: x[first:last], exam.script.perturbed(first + step, row))
         gap = exam.ruler.gap(exam.replay(segment.with_(obs=obs)), usual)
         found.append((step, row, [(t, b) for t, b in gap.differs.nonzero().tolist()]))
     return found
 
 
+def _spaced(rows: int) -> list[int]:
+    """Five rows from the first to the last, some more than once when there are fewer."""
+    return [round(i * (rows - 1) / 4) for i in range(5)]
+
+
 def _stray(found: list[Influence]) -> bool:
     return any(b != row or t < step for step, row, reached in found for t, b in reached)
 
 
-def _is_layout(influence: Influence, rows: int) -> bool:
-    """Either reading of a swapped layout: rows read as time, or flat steps cut into rows of the wrong length."""
+Reading = tuple[Callable[[int, int, int], tuple[int, int]], bool]  # (step, row, rows) -> where it is taken to be; and
+# whether the outputs are put back to where they belong
+
+READINGS: list[Reading] = [
+    (reading, put_back)
+    for reading in (
+        lambda t, b, rows: (b, t),  # rows are taken for steps
+        lambda t, b, rows: ((t * rows + b) % STEPS, (t * rows + b) // STEPS),  # time-major read as batch-major
+        lambda t, b, rows: ((b * STEPS + t) // rows, (b * STEPS + t) % rows),  # batch-major read as time-major
+    )
+    for put_back in (True, False)
+]
+
+
+def _fits(reading: Reading, influence: Influence, rows: int) -> bool:
+    """Whether an influence is that of one row's past, when steps and rows are confused in this way."""
+    where, put_back = reading
     step, row, reached = influence
-    flat = step * rows + row
-    sideways = all(t == step and b >= row for t, b in reached)
-    cut = all((t * rows + b) // STEPS == flat // STEPS and t * rows + b >= flat for t, b in reached)
-    return sideways or cut
+    taken_step, taken_row = where(step, row, rows)
+    places = [where(t, b, rows) if put_back else (t, b) for t, b in reached]
+    return all(b == taken_row and t >= taken_step for t, b in places)
 
 
 def _describe(found: list[Influence]) -> str:
@@ -177,28 +199,33 @@ def _starts_one_late(exam: Exam, first: int, last: int) -> bool:
 
 def _unexplained(exam: Exam, gaps: dict[tuple[int, int], Gap]) -> tuple[str, str]:
     """No rule of resets fits: tell by where the trouble begins."""
+    if _only_until_the_first_reset(exam, gaps):
+        return "wrong-start-state", "the difference begins with a segment and ends with its first episode end"
     begins = gaps[exam.windows()[0]].differs[0]
     if bool(begins.any()):
         return (
             "legs-differ",
             "they differ at the very first step of a run already, where there is no memory yet" + _rounding(exam, gaps),
         )
-    inside = at_start = elsewhere = 0
+    for (first, _), gap in gaps.items():
+        for row in range(exam.rows):
+            trouble = gap.differs[:, row].nonzero().flatten().tolist()
+            if trouble and trouble[0] != 0 and not exam.true_resets[first + trouble[0], row]:
+                return "legs-differ", "they part in mid-episode, where nothing is reset" + _rounding(exam, gaps)
+    return "partial-reset", "the difference begins where training should have cleared the state"
+
+
+def _only_until_the_first_reset(exam: Exam, gaps: dict[tuple[int, int], Gap]) -> bool:
+    """All trouble begins with a segment and is over when its first episode ends."""
+    healed = False
     for (first, last), gap in gaps.items():
         for row in range(exam.rows):
             trouble = gap.differs[:, row].nonzero().flatten().tolist()
-            if not trouble:
-                continue
-            fresh = bool(exam.true_resets[first + trouble[0], row])
-            ends = [t for t in range(1, last - first) if exam.true_resets[first + t, row]]
-            at_start += trouble[0] == 0 and not fresh and (not ends or max(trouble) < ends[0])
-            inside += fresh
-            elsewhere += not fresh and trouble[0] != 0
-    if elsewhere:
-        return "legs-differ", "the difference begins in mid-episode, where nothing is reset" + _rounding(exam, gaps)
-    if at_start and not inside:
-        return "wrong-start-state", "the difference begins with a segment and ends with its first episode end"
-    return "partial-reset", "the difference begins where training should have cleared the state"
+            ends = [t for t in range(int(first == 0), last - first) if exam.true_resets[first + t, row]]
+            if trouble and (trouble[0] > 1 or (ends and max(trouble) >= ends[0])):
+                return False
+            healed |= bool(trouble and ends)
+    return healed
 
 
 def _rounding(exam: Exam, gaps: dict[tuple[int, int], Gap]) -> str:
@@ -237,7 +264,25 @@ def chunking(case: Case) -> str:
                 because_of="any" if standard_gap else None,
             )
             return ""
-    return _final_state(case)
+    return _minibatches(case) or _final_state(case)
+
+
+def _minibatches(case: Case) -> str | None:
+    """The project's own way of cutting a segment into minibatches, where it has one."""
+    exam = case.exam
+    for window in exam.windows():
+        segment = exam.segment(*window)
+        try:
+            result = exam.subject.minibatches(segment)
+        except NotOffered:
+            return None
+        trace = Trace(to_numbers(result.output), result.log_prob if result.log_prob is None else to_numbers(result.log_prob), segment.actions)
+        gap = exam.ruler.gap(trace, exam.replayed(*window))
+        if gap.any:
+            step, row = gap.first_place()
+            case.report("depends-on-chunking", f"in minibatches the outputs differ by up to {gap.largest:.2g}, first at {place(window[0] + step, row)}")
+            return " "
+    return None
 
 
 def _final_state(case: Case) -> str:

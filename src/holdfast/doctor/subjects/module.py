@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from holdfast.doctor.observations import map_tensors, tensors_in
 from holdfast.doctor.subject import NotOffered, Replay, Segment, Step, Subject
+from holdfast.doctor.subjects.holdfast import carries
 
 
 class Module(Subject):
@@ -35,7 +36,7 @@ class Module(Subject):
         state_batch_dim: int | None = None,
         batch_first: bool | None = None,
         num_envs: int = 5,
-        carries_across_episodes: bool = False,
+        carries_across_episodes: bool | None = None,
         name: str | None = None,
     ) -> None:
         space = input_size if input_size is not None else getattr(fn, "input_size", None)
@@ -45,7 +46,7 @@ class Module(Subject):
         is_torch = isinstance(fn, nn.RNNBase)
         self.fn = fn
         self.num_envs = num_envs
-        self.carries_across_episodes = carries_across_episodes
+        self.carries_across_episodes = carries(fn) if carries_across_episodes is None else carries_across_episodes
         self.resets = resets or ("module" if not is_torch and _parameters(fn) > 2 else "caller")
         self.initial_state = initial_state
         self.batch_dim = state_batch_dim if state_batch_dim is not None else int(is_torch)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from holdfast.doctor.observations import map_tensors, tensors_in
+from holdfast.doctor.observations import map_tensors
 from holdfast.doctor.subject import Replay, Segment, Step, Subject
 
 
@@ -61,13 +61,18 @@ class SB3(Subject):
         map_tensors(lambda x: x[:, row].fill_(float("nan")), self._states)
 
     def replay(self, segment: Segment) -> Replay:
+        return self._through_the_buffer(segment, whole=True)
+
+    def minibatches(self, segment: Segment) -> Replay:
+        return self._through_the_buffer(segment, whole=False)
+
+    def _through_the_buffer(self, segment: Segment, whole: bool) -> Replay:
         steps, rows = segment.terminated.shape
         self.policy.set_training_mode(True)
         flat = map_tensors(lambda x: x.flatten(0, 1), segment.obs)
         outputs: list[Tensor] = []
         scores: list[Tensor] = []
         places: list[Tensor] = []
-        whole = any(x.requires_grad for x in tensors_in(segment.obs))
         for sample in self._samples(segment, whole):
             real = sample.mask > 1e-8
             index = sample.returns.long()  # `_samples` put each step's place there
@@ -117,7 +122,7 @@ class SB3(Subject):
                 segment.resets[t].float().cpu().numpy(),
                 torch.zeros(rows),
                 torch.zeros(rows),
-                lstm_states=segment.marks[t],
+                lstm_states=map_tensors(torch.detach, segment.marks[t]),
             )
         buffer.returns = np.arange(steps * rows, dtype=np.float32).reshape(steps, rows)
         if whole:

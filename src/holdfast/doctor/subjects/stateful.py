@@ -28,6 +28,8 @@ class Stateful(Subject):
     live steps, segment after segment, as such scripts do. `forget`: a method that clears all memory.
     """
 
+    makes_own_state = True
+
     def __init__(
         self,
         module: nn.Module,
@@ -52,8 +54,9 @@ class Stateful(Subject):
         for attribute in (act, train, reset if not self._is_keyword(act) else None, detach, forget):
             if attribute is not None and not hasattr(module, attribute):
                 raise AttributeError(f"{type(module).__name__} has no `{attribute}`, which the subject was told of")
+        if not self.takes_mask:
+            self.num_envs = 1
         self._initial = {key: _copy(getattr(module, key, None)) for key in self.hidden}
-        self._first = True
 
     # A reset method that takes no argument cannot reset one environment of several.
     @property

@@ -141,7 +141,8 @@ class TorchRL(Subject):
 
 def _is_recurrent(module: Any) -> bool:
     keys = getattr(module, "in_keys", None) or []
-    return "is_init" in keys and not any(_is_recurrent(child) for child in module.children())
+    inner = [m for m in module.modules() if m is not module]
+    return "is_init" in keys and not any("is_init" in (getattr(m, "in_keys", None) or []) for m in inner)
 
 
 def _tuple(key: Any) -> tuple[Any, ...]:

@@ -1,0 +1,163 @@
+"""Holdfast's own policies: `act` with a memory, `evaluate` from its snapshot."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from holdfast.doctor.columns import spread
+from holdfast.doctor.observations import map_tensors
+from holdfast.doctor.subject import Replay, Segment, Step, Subject
+
+CARRYING = ("never", "detach")
+
+
+def carries(module: Any) -> bool:
+    """Whether a core in here is told to keep its memory across episodes (reset="never" or "detach")."""
+    return isinstance(module, nn.Module) and any(getattr(m, "reset", None) in CARRYING for m in module.modules())
+
+
+class Holdfast(Subject):
+    """An `hf.RecurrentPolicy`. `observation_space` defaults to the policy's own.
+
+    `action_masks`: True draws random masks for the policy's action space in both legs; a function
+    `(count, generator) -> masks` makes others.
+    """
+
+    takes_env_ids = True
+    flags_optional = True
+    makes_own_state = True
+
+    def __init__(
+        self,
+        policy: Any,
+        observation_space: Any = None,
+        *,
+        action_masks: bool | Callable[[int, torch.Generator], Tensor] = False,
+        num_envs: int = 5,
+        name: str | None = None,
+    ) -> None:
+        space = observation_space if observation_space is not None else getattr(policy, "observation_space", None)
+        if space is None:
+            raise TypeError(f"{type(policy).__name__} does not say what it observes: pass observation_space=")
+        super().__init__(space, name=name or type(policy).__name__)
+        self.policy = policy
+        self.num_envs = num_envs
+        self.carries_across_episodes = carries(policy)
+        self._draw_masks = action_masks
+        self._memory: Any = None
+        self._rows = 0
+
+    def begin(self, num_envs: int) -> None:
+        from holdfast.memory import Memory
+
+        self._memory, self._rows = Memory(self.policy.core), num_envs
+
+    def step(self, obs: Any, terminated: Any, truncated: Any, env_ids: Tensor) -> Step:
+        resets = None if terminated is None else terminated | truncated
+        with self._distribution() as seen:
+            step = self.policy.act(obs, resets, env_ids, memory=self._memory, action_mask=self.action_mask)
+        return Step(spread(seen[0], step.value), step.action, step.log_prob)
+
+    def mark(self) -> Any:
+        return self._memory.read(range(self._rows))
+
+    def state(self) -> Any:
+        return self.mark()
+
+    def replay(self, segment: Segment) -> Replay:
+        with self._distribution() as seen:
+            result = self.policy.evaluate(
+                segment.obs,
+                segment.actions,
+                segment.start,
+                segment.terminated | segment.truncated,
+                action_mask=segment.action_mask,
+                return_state=True,
+            )
+        output = spread(seen[0], result.value.flatten())
+        return Replay(output.reshape(*result.value.shape, -1), result.log_prob, result.state)
+
+    def action_masks(self, count: int, generator: torch.Generator) -> Tensor | None:
+        if callable(self._draw_masks):
+            return self._draw_masks(count, generator)
+        return _random_masks(self.policy.action_space, count, generator) if self._draw_masks else None
+
+    def poison(self, row: int) -> None:
+        state = map_tensors(lambda x: torch.full_like(x, float("nan")), self._memory.read([row]))
+        self._memory.write(state, [row])
+
+    def peek_value(self, obs: Any, env_ids: Tensor) -> Tensor:
+        value: Tensor = self.policy.peek_value(obs, env_ids, memory=self._memory)
+        return value
+
+    def evaluation(self) -> Subject:
+        return _Predict(self)
+
+    def second_agent(self) -> Subject:
+        return copy.copy(self)
+
+    def reset_memory(self) -> None:
+        self._memory.reset()
+
+    def save(self) -> Any:
+        return self._memory.state_dict()
+
+    def load(self, checkpoint: Any) -> None:
+        self._memory.load_state_dict(checkpoint)
+
+    @contextlib.contextmanager
+    def _distribution(self) -> Iterator[list[Any]]:
+        """Collects the action distribution, which neither leg returns."""
+        seen: list[Any] = []
+        decode = self.policy.decode
+
+        def keep(*args: Any, **kwargs: Any) -> Any:
+            distribution, value = decode(*args, **kwargs)
+            seen.append(distribution)
+            return distribution, value
+
+        self.policy.decode = keep
+        try:
+            yield seen
+        finally:
+            del self.policy.decode
+
+
+class _Predict(Subject):
+    """`predict(obs, state, episode_start)`, the play loop that SB3's users know. It takes no masks."""
+
+    def __init__(self, training: Holdfast) -> None:
+        super().__init__(name=training.name)
+        self.training = training
+        self._state: Any = None
+
+    def begin(self, num_envs: int) -> None:
+        self._state = None
+
+    def step(self, obs: Any, terminated: Tensor, truncated: Tensor, env_ids: Tensor) -> Step:
+        from holdfast.doctor.subject import NotOffered
+
+        if self.training._draw_masks:
+            raise NotOffered("predict takes no action masks")
+        with self.training._distribution() as seen:
+            _, self._state = self.training.policy.predict(
+                map_tensors(lambda x: x.cpu().numpy(), obs), self._state, (terminated | truncated).cpu().numpy()
+            )
+        return Step(spread(seen[0], None))
+
+
+def _random_masks(space: Any, count: int, generator: torch.Generator) -> Tensor:
+    """`[count, choices]` with about half of the choices allowed, and at least one for each head."""
+    sizes = [int(space.n)] if hasattr(space, "n") else [int(n) for n in space.nvec]
+    parts = []
+    for size in sizes:
+        mask = torch.rand(count, size, generator=generator) < 0.5
+        always = torch.randint(size, (count, 1), generator=generator)
+        parts.append(mask.scatter(1, always, True))
+    return torch.cat(parts, dim=1)

@@ -1,0 +1,108 @@
+"""Policies that speak TensorDict: `env_obs`, `dones`, `truncateds`, `training_env_ids` in, actions and values out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from holdfast.doctor.columns import columns
+from holdfast.doctor.observations import device_of
+from holdfast.doctor.subject import Replay, Segment, Step, Subject
+from holdfast.doctor.subjects.holdfast import carries
+
+
+class TensorDictPolicy(Subject):
+    """`policy(td)` steps with the policy's own memory; `policy(td, state=start, action=actions)` is the training leg.
+
+    The training TensorDict is `[B, TT]`. `start_state(td)`, `reset_memory()`, `get_memory()` and `set_memory()` are used
+    where the policy has them. `observation_space` defaults to `policy.policy.observation_space`.
+    """
+
+    takes_env_ids = True
+    flags_optional = True
+
+    def __init__(
+        self,
+        policy: nn.Module,
+        observation_space: Any = None,
+        *,
+        obs_key: str = "env_obs",
+        num_envs: int = 5,
+        name: str | None = None,
+    ) -> None:
+        inner = getattr(policy, "policy", policy)
+        space = observation_space if observation_space is not None else getattr(inner, "observation_space", None)
+        if space is None:
+            raise TypeError(f"{type(inner).__name__} does not say what it observes: pass observation_space=")
+        super().__init__(space, name=name or type(policy).__name__)
+        self.policy: Any = policy
+        self.obs_key, self.num_envs = obs_key, num_envs
+        self.carries_across_episodes = carries(policy)
+        self._empty = self._memory_now()
+        self._rows = 0
+
+    def begin(self, num_envs: int) -> None:
+        self._rows = num_envs
+        if self._empty is not None:
+            self.policy.set_memory(self._empty)
+        self.policy.reset_memory()
+
+    def step(self, obs: Any, terminated: Any, truncated: Any, env_ids: Tensor) -> Step:
+        td = self._tensordict([len(env_ids)], obs, env_ids)
+        if terminated is not None:
+            td["dones"], td["truncateds"] = terminated, truncated
+        with torch.no_grad():
+            td = self.policy(td)
+        return Step(self._columns(td, "values", len(env_ids)), td["actions"], td["act_log_prob"])
+
+    def mark(self) -> Any:
+        if not hasattr(self.policy, "start_state"):
+            return None
+        return self.policy.start_state(self._tensordict([self._rows], None, torch.arange(self._rows)))
+
+    def state(self) -> Any:
+        return self.mark()
+
+    def replay(self, segment: Segment) -> Replay:
+        steps, rows = segment.terminated.shape
+        ids = torch.arange(rows).unsqueeze(1).expand(rows, steps)
+        td = self._tensordict([rows, steps], _swap(segment.obs), ids)
+        td["dones"], td["truncateds"] = segment.resets.T, segment.truncated.T
+        td = self.policy(td, state=segment.start, action=_swap(segment.actions))
+        output = self._columns(td, "value", rows * steps).reshape(rows, steps, -1).transpose(0, 1)
+        return Replay(output, td["act_log_prob"].reshape(rows, steps).T)
+
+    def reset_memory(self) -> None:
+        self.policy.reset_memory()
+
+    def save(self) -> Any:
+        return self._memory_now()
+
+    def load(self, checkpoint: Any) -> None:
+        self.policy.set_memory(checkpoint)
+
+    def _memory_now(self) -> Any:
+        return self.policy.get_memory() if hasattr(self.policy, "get_memory") else None
+
+    def _tensordict(self, shape: list[int], obs: Any, env_ids: Tensor) -> Any:
+        from tensordict import TensorDict
+
+        td = TensorDict({}, shape, device=device_of([self.policy]))
+        if obs is not None:
+            td[self.obs_key] = TensorDict(obs, shape) if isinstance(obs, dict) else obs
+        td["training_env_ids"] = env_ids
+        return td
+
+    def _columns(self, td: Any, value: str, rows: int) -> Tensor:
+        full = td.get("full_log_probs", None)
+        parts = [] if full is None else [full.reshape(rows, -1).clamp(min=-100.0)]
+        return columns([*parts, td[value].reshape(rows, 1)], rows)
+
+
+def _swap(tree: Any) -> Any:
+    """Time first to batch first."""
+    from holdfast.doctor.observations import map_tensors
+
+    return map_tensors(lambda x: x.transpose(0, 1), tree)

@@ -1,0 +1,27 @@
+"""The doctor names the one bug of each sick policy, and finds none in its healthy twin."""
+
+import pytest
+import torch
+from patients import ALL
+
+from holdfast import doctor
+
+IDS = [patient.name for patient in ALL]
+
+
+@pytest.mark.parametrize("patient", ALL, ids=IDS)
+def test_doctor_names_the_one_cause(patient):
+    torch.manual_seed(1)
+    report = doctor.examine(patient.sick())
+    errors = [f.cause for f in report.findings if f.severity == "error"]
+    if patient.severity == "error":
+        assert errors == [patient.cause], report.to_text()
+    else:
+        assert errors == [], report.to_text()
+        assert patient.cause in [f.cause for f in report.findings]
+
+
+@pytest.mark.parametrize("patient", ALL, ids=IDS)
+def test_healthy_twin_has_no_error(patient):
+    torch.manual_seed(1)
+    doctor.assert_healthy(patient.healthy())
