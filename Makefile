@@ -5,7 +5,7 @@ PY     := $(VENV)/bin/python
 # Some virtual CPUs advertise AMX and trap on it; this keeps oneDNN off it. Harmless elsewhere.
 export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_FP16
 
-.PHONY: train test test-learning lint bench clean
+.PHONY: train test test-learning lint sanitize bench clean
 
 $(VENV)/base: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -28,6 +28,9 @@ test-learning: $(VENV)/dev
 
 lint: $(VENV)/dev
 	$(PY) -m ruff check . && $(PY) -m ruff format --check . && $(PY) -m mypy
+
+sanitize: $(VENV)/dev
+	$(PY) tests/kernels/sanitize.py
 
 bench: $(VENV)/dev
 	$(PY) benchmarks/cpu_recurrence.py

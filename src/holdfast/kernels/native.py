@@ -241,6 +241,21 @@ def gru(
     return y, h_n
 
 
+def _step(*inputs: Any) -> tuple[Tensor, ...]:
+    """h, and for an LSTM c; the arguments are _INPUTS with x [B, I] and resets [B]."""
+    if torch.compiler.is_compiling():
+        x, h, c, resets, *rest = inputs
+        _, h, c, *_ = _forward(
+            x.unsqueeze(0), h, c, None if resets is None else resets.unsqueeze(0), *rest, False, False
+        )
+        return h, c
+    tensors = {name: tensor.contiguous() for name, tensor in zip(_INPUTS, inputs) if tensor is not None}
+    outputs = [torch.empty_like(tensors[name]) for name in ("h0", "c0") if name in tensors]
+    tensors.update(zip(("y", "c_n"), outputs))
+    native_library.run("step", False, tensors)
+    return tuple(outputs)
+
+
 def lstm_step(
     x: Tensor,
     h: Tensor,
@@ -254,9 +269,7 @@ def lstm_step(
     b_hh: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """One step without gradients: x [B, I], resets [B] -> (h, c). Gates, pointwise part and reset in one call."""
-    rows = None if resets is None else resets.unsqueeze(0)
-    run = _forward if torch.compiler.is_compiling() else _run_forward
-    _, h, c, *_ = run(x.unsqueeze(0), h, c, rows, fill_h, fill_c, w_ih, w_hh, b_ih, b_hh, False, False)
+    h, c = _step(x, h, c, resets, fill_h, fill_c, w_ih, w_hh, b_ih, b_hh)
     return h, c
 
 
@@ -271,7 +284,4 @@ def gru_step(
     b_hh: Tensor | None,
 ) -> Tensor:
     """One step without gradients: x [B, I], resets [B] -> h."""
-    rows = None if resets is None else resets.unsqueeze(0)
-    run = _forward if torch.compiler.is_compiling() else _run_forward
-    _, h, *_ = run(x.unsqueeze(0), h, None, rows, fill_h, None, w_ih, w_hh, b_ih, b_hh, False, False)
-    return h
+    return _step(x, h, None, resets, fill_h, None, w_ih, w_hh, b_ih, b_hh)[0]

@@ -106,44 +106,41 @@ def padded(hidden: int) -> int:
     return (hidden + lanes - 1) // lanes * lanes
 
 
-def run(direction: str, cut: bool, tensors: dict[str, Tensor]) -> None:
-    """Calls the kernel, "forward" or "backward", on contiguous tensors by their names in native/job.h."""
+def run(call: str, cut: bool, tensors: dict[str, Tensor]) -> None:
+    """Calls "forward", "backward" or "step" on contiguous tensors, by their names in native/job.h."""
     library = load()
     if library.handle is None:
         raise RuntimeError(f"the native kernel is not available: {library.reason}")
-    T, B, inputs = tensors["x"].shape
+    *time, B, inputs = tensors["x"].shape
+    T = time[0] if time else 1
     H = tensors["w_hh"].shape[1]
-    _check(T, B, inputs, H, tensors)
     work = T * B * (inputs + H) * H * 4
     threads = max(1, min(torch.get_num_threads(), B, work // _PAYS))
     job = _Job(T, B, inputs, H, "c0" in tensors, cut, threads)
+    sizes = _sizes(T, B, inputs, H, 4 if "c0" in tensors else 3)
     for name, tensor in tensors.items():
-        setattr(job, name, tensor.data_ptr())
-    call = library.handle.holdfast_forward if direction == "forward" else library.handle.holdfast_backward
-    if call(ctypes.byref(job)):
-        raise MemoryError(f"the native kernel found no memory for T={T}, B={B}, inputs={inputs}, H={H}")
-
-
-def _check(T: int, B: int, inputs: int, H: int, tensors: dict[str, Tensor]) -> None:
-    """C trusts its pointers, so nothing with another size or dtype gets there."""
-    gates = 4 if "c0" in tensors else 3
-    sizes = {
-        **dict.fromkeys(("x", "dx"), T * B * inputs),
-        **dict.fromkeys(("y", "dy"), T * B * H),
-        **dict.fromkeys(("h0", "c0", "h_n", "dh_n", "dc_n", "dh0", "dc0"), B * H),
-        **dict.fromkeys(("fill_h", "fill_c"), H),
-        **dict.fromkeys(("w_ih", "dw_ih"), gates * H * inputs),
-        **dict.fromkeys(("w_hh", "dw_hh"), gates * H * H),
-        **dict.fromkeys(("b_ih", "b_hh"), gates * H),
-        "resets": T * B,
-    }
-    for name, tensor in tensors.items():
-        expected = torch.bool if name == "resets" else torch.float32
-        if tensor.dtype != expected or tensor.device.type != "cpu":
-            raise TypeError(
-                f"{name} is {tensor.dtype} on {tensor.device}; the native kernel takes {expected} on the CPU"
-            )
-        if tensor.numel() != sizes.get(name, tensor.numel()):
+        # C trusts its pointers, so nothing with another size or dtype gets there.
+        dtype = torch.bool if name == "resets" else torch.float32
+        if tensor.numel() != sizes[name] or tensor.dtype is not dtype or not tensor.is_cpu:
             raise ValueError(
-                f"{name} has shape {list(tensor.shape)}, which does not fit T={T}, B={B}, inputs={inputs}, hidden={H}"
+                f"{name} is {tensor.dtype} {list(tensor.shape)} on {tensor.device}; with T={T}, B={B}, I={inputs}, "
+                f"H={H} the native kernel takes {sizes[name]} elements of {dtype} on the CPU"
             )
+        setattr(job, name, tensor.data_ptr())
+    if getattr(library.handle, f"holdfast_{call}")(ctypes.byref(job)):
+        raise MemoryError(f"the native kernel found no memory for T={T}, B={B}, I={inputs}, H={H}")
+
+
+def _sizes(T: int, B: int, inputs: int, H: int, gates: int) -> dict[str, int]:
+    """Elements of each tensor."""
+    x, y, state, w_ih, w_hh, bias = T * B * inputs, T * B * H, B * H, gates * H * inputs, gates * H * H, gates * H
+    width = padded(H)
+    return {
+        **{"x": x, "resets": T * B, "h0": state, "c0": state, "fill_h": H, "fill_c": H},
+        **{"w_ih": w_ih, "w_hh": w_hh, "b_ih": bias, "b_hh": bias},
+        **{"y": y, "h_n": state, "c_n": state if gates == 4 else 0},
+        **{"gates": 4 * T * B * width, "cells": T * B * width if gates == 4 else 0},
+        **{"dy": y, "dh_n": state, "dc_n": state},
+        **{"dx": x, "dh0": state, "dc0": state, "dfill_h": H, "dfill_c": H},
+        **{"dw_ih": w_ih, "dw_hh": w_hh, "db_ih": bias, "db_hh": bias},
+    }

@@ -142,7 +142,7 @@ INLINE void forward_group(const Forward *call, ForwardScratch *f, int64_t first,
 
     const int64_t last = (s->steps - 1) * s->batch + first;
     for (int64_t b = 0; b < rows; b++) {
-        memcpy(job->h_n + (first + b) * hidden, s->steps ? job->y + (last + b) * hidden : job->h0 + (first + b) * hidden,
+        if (job->h_n) memcpy(job->h_n + (first + b) * hidden, s->steps ? job->y + (last + b) * hidden : job->h0 + (first + b) * hidden,
                (size_t)hidden * sizeof(float));
         if (lstm)
             copy_cut(job->c_n + (first + b) * hidden,

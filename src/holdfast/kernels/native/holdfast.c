@@ -40,6 +40,7 @@ EXPORT const char *holdfast_key(void) { return HOLDFAST_KEY; }
 EXPORT int64_t holdfast_lanes(void) { return chosen->lanes; }
 EXPORT int holdfast_forward(const Job *job) { return chosen->forward(job); }
 EXPORT int holdfast_backward(const Job *job) { return chosen->backward(job); }
+EXPORT int holdfast_step(const Job *job) { return chosen->step(job); }
 
 /* GOMP_parallel of the OpenMP runtime that torch uses, if Python found it. Its threads exist already, and a second set
  * of threads would compete with them: they spin for a while after each of torch's own products. */

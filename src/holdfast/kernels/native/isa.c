@@ -1,7 +1,8 @@
 /* The kernel for one instruction set. Compiled once per set, each time with its own compiler flags and its own
  * HOLDFAST_TABLE, the name under which holdfast.c finds it. */
-#include "forward.h"
 #include "backward.h"
+#include "forward.h"
+#include "step.h"
 
 extern const Isa HOLDFAST_TABLE;
-const Isa HOLDFAST_TABLE = {ISA_NAME, LANES, forward, backward};
+const Isa HOLDFAST_TABLE = {ISA_NAME, LANES, forward, backward, step};

@@ -20,7 +20,7 @@ typedef struct {
     const float *w_ih, *w_hh;     /* [gates * hidden, inputs], [gates * hidden, hidden] */
     const float *b_ih, *b_hh;     /* [gates * hidden] */
 
-    float *y, *h_n, *c_n; /* [steps, batch, hidden], [batch, hidden]; the backward reads y */
+    float *y, *h_n, *c_n; /* [steps, batch, hidden], [batch, hidden]; the backward reads y; h_n may be NULL */
     float *gates;         /* [steps, batch, 4, padded]; NULL in a forward that nobody differentiates */
     float *cells;         /* [steps, batch, padded], LSTM only, NULL where gates is */
 
@@ -28,12 +28,13 @@ typedef struct {
     float *dx, *dh0, *dc0, *dfill_h, *dfill_c, *dw_ih, *dw_hh, *db_ih, *db_hh;
 } Job;
 
-/* What one instruction set offers. Both functions return 0, or 1 when memory ran out. */
+/* What one instruction set offers. The functions return 0, or 1 when memory ran out. */
 typedef struct {
     const char *name;
     int64_t lanes; /* floats in a vector: `padded` is a multiple of it */
     int (*forward)(const Job *);
     int (*backward)(const Job *);
+    int (*step)(const Job *); /* forward for steps = 1, where h_n is y and nothing is kept */
 } Isa;
 
 /* Runs work(context, part) for part in [0, parts), on as many threads; see threads.c. */

@@ -1,0 +1,48 @@
+"""Runs the native kernel's C driver under AddressSanitizer with UBSan, and under ThreadSanitizer: `make sanitize`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from holdfast.kernels import native_build
+
+TOOLS = {
+    "address, undefined behaviour": ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
+    "threads": ["-fsanitize=thread"],
+}
+
+
+def build(folder: Path, compiler: list[str], flags: list[str]) -> Path:
+    """Kernel and driver as one program, with the flags of the real library apart from its optimisation."""
+    common = [*compiler, *native_build.FLAGS, "-O1", "-g", "-fno-omit-frame-pointer", *flags]
+    sources = native_build.SOURCES
+    objects = []
+    for isa in native_build.isas():
+        objects.append(str(folder / f"{isa}.o"))
+        own = [*native_build.ISA_FLAGS[isa], f"-DHOLDFAST_TABLE=holdfast_{isa}"]
+        subprocess.run([*common, *own, "-c", str(sources / "isa.c"), "-o", objects[-1]], check=True)
+    program = folder / "sanitize"
+    rest = [str(sources / "holdfast.c"), str(Path(__file__).with_suffix(".c")), f"-I{sources}"]
+    subprocess.run([*common, *rest, *objects, "-o", str(program), "-lm", "-lpthread"], check=True)
+    return program
+
+
+def main() -> int:
+    compiler = native_build.find_compiler()
+    if compiler is None:
+        print("no C compiler: nothing to check", file=sys.stderr)
+        return 1
+    for name, flags in TOOLS.items():
+        with tempfile.TemporaryDirectory() as folder:
+            code = subprocess.run([str(build(Path(folder), compiler, flags))]).returncode
+        print(f"{name}: {'clean' if code == 0 else f'failed with status {code}'}")
+        if code:
+            return code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,296 @@
+"""The C kernel against the float64 reference, for every instruction set this CPU has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import holdfast as hf
+from holdfast.kernels import native, native_build, native_library, reference
+
+pytestmark = pytest.mark.skipif(
+    native_library.load().handle is None, reason=f"no native kernel: {native_library.load().reason}"
+)
+
+RESET_MODES = ("none", "random", "all", "learned", "cut")
+
+
+@pytest.fixture(params=native_build.isas())
+def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Runs the test once per instruction set, chosen as a user would: by the variable."""
+    monkeypatch.setenv("HOLDFAST_CPU_ISA", request.param)
+    native_library.load.cache_clear()
+    if native_library.load().handle is None:
+        reason = native_library.load().reason
+        restore(monkeypatch)
+        pytest.skip(str(reason))
+    assert native_library.load().isa == request.param
+    yield request.param
+    restore(monkeypatch)
+
+
+def restore(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOLDFAST_CPU_ISA")
+    native_library.load.cache_clear()
+    native_library.load()
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@dataclass
+class Call:
+    """The arguments of a kernel, in float32, and gradients for its outputs."""
+
+    cell: str
+    inputs: dict[str, Tensor | None]
+    cut: bool
+    out_grads: list[Tensor]
+
+    @classmethod
+    def random(
+        cls, cell: str, T: int, B: int, inputs: int, H: int, mode: str, seed: int = 0, bias: bool = True
+    ) -> Call:
+        random = torch.Generator().manual_seed(seed)
+        gates, leaves = (4, "hc") if cell == "lstm" else (3, "h")
+
+        def normal(*shape: int) -> Tensor:
+            return torch.randn(*shape, generator=random)
+
+        def weight(*shape: int) -> Tensor:
+            return (torch.rand(*shape, generator=random) * 2 - 1) / H**0.5
+
+        resets = None
+        if mode != "none":
+            resets = torch.rand(T, B, generator=random) < (1.0 if mode == "all" else 0.3)
+        tensors: dict[str, Tensor | None] = {"x": normal(T, B, inputs)}
+        tensors |= {f"{leaf}0": normal(B, H) for leaf in leaves}
+        tensors |= {"resets": resets}
+        tensors |= {f"fill_{leaf}": normal(H) if mode == "learned" else None for leaf in leaves}
+        tensors |= {"w_ih": weight(gates * H, inputs), "w_hh": weight(gates * H, H)}
+        tensors |= {name: weight(gates * H) if bias else None for name in ("b_ih", "b_hh")}
+        out_grads = [torch.rand(T, B, H, generator=random), *(torch.rand(B, H, generator=random) for _ in leaves)]
+        return cls(cell, tensors, mode == "cut", out_grads)
+
+    def run(self, module: object, dtype: torch.dtype) -> tuple[list[Tensor], dict[str, Tensor]]:
+        """Outputs and the gradient of every float input."""
+        given = {
+            name: t if t is None or name == "resets" else t.detach().to(dtype).requires_grad_()
+            for name, t in self.inputs.items()
+        }
+        outputs = getattr(module, self.cell)(*given.values(), cut=self.cut)
+        leaves = {name: t for name, t in given.items() if t is not None and name != "resets"}
+        grads = torch.autograd.grad(
+            outputs, list(leaves.values()), [g.to(dtype) for g in self.out_grads], allow_unused=True
+        )
+        zeros = [torch.zeros_like(t) if g is None else g for g, t in zip(grads, leaves.values())]
+        return [o.detach() for o in outputs], dict(zip(leaves, zeros))
+
+
+def largest(tensors: list[Tensor]) -> float:
+    return max([float(t.abs().max()) for t in tensors if t.numel()], default=0.0)
+
+
+def assert_agrees(call: Call, tolerance: float = 2e-6) -> None:
+    """Outputs within 1e-6; gradients within `tolerance` of the largest gradient of their kind, inputs' or weights'.
+
+    (Of their kind, not of their own tensor: the one bias of a cell with one unit is a sum that may cancel to nothing.)
+    """
+    outputs, grads = call.run(native, torch.float32)
+    expected_outputs, expected = call.run(reference, torch.float64)
+    for got, want in zip(outputs, expected_outputs):
+        torch.testing.assert_close(got.double(), want, rtol=1e-6, atol=1e-6)
+    weights = [name for name in grads if name[:2] in ("w_", "b_")]
+    for kind in (weights, [name for name in grads if name not in weights]):
+        scale = largest([expected[name] for name in kind])
+        for name in kind:
+            error = largest([grads[name].double() - expected[name]])
+            assert error <= tolerance * scale, f"{name}: {error / scale:.1e} of the largest gradient"
+
+
+@pytest.mark.parametrize("mode", RESET_MODES)
+@pytest.mark.parametrize("batch", [1, 3, 65])
+@pytest.mark.parametrize("hidden", [1, 7, 100, 333])
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+def test_outputs_and_gradients_match_the_reference(cell: str, hidden: int, batch: int, mode: str) -> None:
+    assert_agrees(Call.random(cell, 7, batch, 5, hidden, mode))
+
+
+@pytest.mark.parametrize("mode", ["random", "learned", "cut"])
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+def test_every_instruction_set_matches_the_reference(cell: str, mode: str, isa: str) -> None:
+    for T, batch, inputs, hidden in ((5, 1, 3, 20), (3, 9, 17, 33), (4, 70, 8, 16)):
+        assert_agrees(Call.random(cell, T, batch, inputs, hidden, mode))
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+def test_sequences_longer_than_a_chunk_match_the_reference(cell: str) -> None:
+    assert_agrees(Call.random(cell, 230, 1, 6, 24, "random"))
+    assert_agrees(Call.random(cell, 50, 5, 6, 24, "learned"))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    cell=st.sampled_from(["lstm", "gru"]),
+    mode=st.sampled_from(RESET_MODES),
+    sizes=st.tuples(st.integers(1, 12), st.integers(1, 20), st.integers(1, 40), st.integers(1, 70)),
+    bias=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_any_shape_matches_the_reference(
+    cell: str, mode: str, sizes: tuple[int, int, int, int], bias: bool, seed: int
+) -> None:
+    assert_agrees(Call.random(cell, *sizes, mode, seed, bias))
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+@pytest.mark.parametrize("T, batch", [(0, 3), (4, 0)])
+def test_empty_sequences_and_batches_pass_the_state_through(cell: str, T: int, batch: int) -> None:
+    call = Call.random(cell, T, batch, 5, 9, "random")
+    outputs, grads = call.run(native, torch.float32)
+    assert outputs[0].shape == (T, batch, 9)
+    for leaf, final in zip(("h0", "c0"), outputs[1:]):
+        torch.testing.assert_close(final, call.inputs[leaf])
+        torch.testing.assert_close(grads[leaf], call.out_grads[1 if leaf == "h0" else 2])
+    assert not grads["w_hh"].any() and not grads["b_ih"].any()
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+def test_nan_in_a_reset_row_does_not_spread(cell: str) -> None:
+    clean = Call.random(cell, 6, 4, 5, 21, "random")
+    clean.inputs["resets"] = torch.zeros(6, 4, dtype=torch.bool)
+    clean.inputs["resets"][0, 1] = clean.inputs["resets"][3, 2] = True
+    clean_outputs, _ = clean.run(native, torch.float32)
+    for leaf in ("h0", "c0")[: len(clean_outputs) - 1]:
+        clean.inputs[leaf][1] = torch.nan  # replaced before the first step
+    outputs, grads = clean.run(native, torch.float32)
+    for got, want in zip(outputs, clean_outputs):
+        assert torch.equal(got, want)
+    assert all(g.isfinite().all() for g in grads.values())
+    assert not grads["h0"][1].any()
+
+    clean.inputs["x"][1, 2] = torch.nan  # row 2 is lost from here to its reset at step 3
+    outputs, _ = clean.run(native, torch.float32)
+    assert outputs[0][1:3, 2].isnan().all()
+    assert torch.equal(outputs[0][3:], clean_outputs[0][3:])
+    assert torch.equal(outputs[0][:, [0, 1, 3]], clean_outputs[0][:, [0, 1, 3]])
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+def test_nan_gradients_do_not_cross_a_reset(cell: str) -> None:
+    call = Call.random(cell, 6, 3, 5, 21, "none")
+    call.inputs["resets"] = torch.zeros(6, 3, dtype=torch.bool)
+    call.inputs["resets"][4, 1] = True
+    call.out_grads[0][5, 1] = torch.nan
+    _, grads = call.run(native, torch.float32)
+    assert grads["x"][4:, 1].isnan().all()
+    assert grads["x"][:4].isfinite().all() and grads["x"][:, [0, 2]].isfinite().all()
+    assert grads["h0"].isfinite().all()
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+@pytest.mark.parametrize("mode", ["none", "random", "all", "learned"])
+@pytest.mark.parametrize("batch", [1, 2, 3, 7, 30])
+def test_a_step_equals_a_sequence_of_one(cell: str, mode: str, batch: int, isa: str) -> None:
+    call = Call.random(cell, 1, batch, 19, 37, mode)
+    expected, _ = call.run(native, torch.float32)
+    x, *rest = call.inputs.values()
+    at = list(call.inputs).index("resets") - 1
+    rest[at] = None if rest[at] is None else rest[at][0]
+    got = getattr(native, f"{cell}_step")(x[0], *rest)
+    for mine, theirs in zip(got if cell == "lstm" else (got,), expected[1:]):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+def test_results_repeat_to_the_bit_for_a_given_number_of_threads(cell: str) -> None:
+    call = Call.random(cell, 40, 32, 64, 64, "learned")
+    assert 2 * native_library._PAYS < 40 * 32 * 128 * 64 * 4  # enough work for two threads
+    alone, alone_grads = call.run(native, torch.float32)
+    torch.set_num_threads(2)
+    first, second = call.run(native, torch.float32), call.run(native, torch.float32)
+    for one, two in zip(first[0] + list(first[1].values()), second[0] + list(second[1].values())):
+        assert torch.equal(one, two)
+    for one, two in zip(first[0], alone):
+        torch.testing.assert_close(one, two, rtol=0, atol=1e-6)
+    for one, two in zip(first[1].values(), alone_grads.values()):
+        torch.testing.assert_close(one, two, rtol=0, atol=2e-6 * largest([two]))
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+def test_only_the_gradients_asked_for_are_computed(cell: str) -> None:
+    call = Call.random(cell, 5, 3, 4, 9, "random")
+    _, expected = call.run(native, torch.float32)
+    for wanted in ("x", "h0", "w_hh", "b_hh"):
+        given = {n: None if t is None else t.clone() for n, t in call.inputs.items()}
+        given[wanted].requires_grad_()
+        outputs = getattr(native, cell)(*given.values())
+        torch.autograd.backward(outputs, call.out_grads)
+        torch.testing.assert_close(given[wanted].grad, expected[wanted], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+def test_strided_inputs_give_the_same_as_contiguous_ones(cell: str) -> None:
+    call = Call.random(cell, 5, 3, 4, 9, "random")
+    expected, expected_grads = call.run(native, torch.float32)
+    for name in ("x", "h0", "resets", "w_hh"):
+        call.inputs[name] = call.inputs[name].transpose(0, 1).contiguous().transpose(0, 1)
+    outputs, grads = call.run(native, torch.float32)
+    assert all(torch.equal(a, b) for a, b in zip(outputs, expected))
+    assert all(torch.equal(grads[n], expected_grads[n]) for n in grads)
+
+
+@pytest.mark.parametrize("cell", ["LSTM", "GRU"])
+@pytest.mark.parametrize("reset", ["zero", "learned", "detach"])
+def test_compiled_whole_equals_eager_and_does_not_recompile_as_flags_change(cell: str, reset: str) -> None:
+    torch._dynamo.reset()
+    core = getattr(hf, cell)(4, 9, 2, reset=reset, kernel="native")
+    compiled = torch.compile(core, fullgraph=True, backend="aot_eager")
+    x = torch.randn(5, 3, 4)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for p in (0.0, 0.3, 1.0):
+            resets = torch.rand(5, 3) < p
+            gradients = []
+            for run in (core, compiled):
+                core.zero_grad()
+                y, _ = run(x, None, resets)
+                y.sum().backward()
+                gradients.append([y, *[w.grad for w in core.parameters() if w.grad is not None]])
+            for mine, theirs in zip(*gradients):
+                torch.testing.assert_close(mine, theirs)
+
+
+def test_a_second_derivative_is_refused() -> None:
+    call = Call.random("lstm", 3, 2, 4, 5, "none")
+    given = [None if t is None else t.requires_grad_() for t in call.inputs.values()]
+    y, *_ = native.lstm(*given)
+    (dx,) = torch.autograd.grad(y.square().sum(), given[0], create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        dx.sum().backward()
+
+
+def test_another_dtype_or_size_never_reaches_c() -> None:
+    call = Call.random("lstm", 3, 2, 4, 5, "random")
+    for name, wrong in (("w_hh", torch.randn(20, 5).double()), ("h0", torch.randn(3, 5)), ("resets", torch.ones(3, 2))):
+        with pytest.raises(ValueError, match=f"{name} is"):
+            native.lstm(*{**call.inputs, name: wrong}.values())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_other_dtypes_go_to_the_portable_kernel(dtype: torch.dtype) -> None:
+    x = torch.randn(3, 2, 4, dtype=dtype)
+    assert not native.supports("lstm", x, x)
+    core = hf.LSTM(4, 5).to(dtype)
+    y, _ = core(x, None, torch.rand(3, 2) < 0.5)
+    assert y.dtype == dtype
