@@ -45,12 +45,12 @@ def test_flags_of_another_shape_never_broadcast_over_a_sequence(kind, shape):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.float32], ids=str)
 def test_flags_of_another_dtype_are_refused(kind, dtype):
-    with pytest.raises(TypeError, match="expected torch.bool"):
+    with pytest.raises(TypeError, match=r"expected torch\.bool"):
         core_of(kind, "zero")(torch.zeros(4, 3, 6), None, torch.zeros(4, 3, dtype=dtype))
 
 
 def test_flags_that_are_no_tensor_are_refused_by_a_core_and_taken_by_a_policy():
-    with pytest.raises(TypeError, match="list.*bool tensor"):
+    with pytest.raises(TypeError, match=r"list.*bool tensor"):
         hf.LSTM(6, 4)(torch.zeros(2, 6), None, [True, False])
     from conformance.policies import actor_critic
 

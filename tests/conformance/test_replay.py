@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -98,7 +100,7 @@ def test_any_chunking_from_a_nonzero_state_gives_the_same_outputs(make, ends, cu
     warm_up(driver, B)
     obs = driver.observations(T, B, seed=5)
     edges = [0, *sorted(c for c in cuts if c < T), T]
-    spans = [slice(a, b) for a, b in zip(edges, edges[1:])]
+    spans = [slice(a, b) for a, b in pairwise(edges)]
     pieces = [roll(driver, obs[s], dones[s], truncateds[s]) for s in spans]  # each keeps its own start state
     whole = make()
     warm_up(whole, B)

@@ -1,0 +1,88 @@
+"""Both legs compile as one graph each, memory update included, and changing flags recompile nothing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from conformance.driver import either
+from conformance.episodes import assert_close, flags
+from conformance.policies import KINDS, actor_critic
+from torch._dynamo.utils import counters
+
+# One small case of each leg with the real compiler; the rest with the same graphs run by eager kernels.
+BACKENDS = [
+    *((kind, reset, "aot_eager") for kind in KINDS for reset in ("zero", "learned")),
+    ("lstm", "zero", "inductor"),
+]
+BACKENDS += [("gru", "detach", "aot_eager"), ("lstm", "never", "aot_eager")]
+ENVS, STEPS = 3, 4
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled_before():
+    torch._dynamo.reset()
+    counters.clear()  # reset() leaves the counters as they are
+    yield
+    torch._dynamo.reset()
+
+
+def graphs_and_breaks():
+    return counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
+
+
+def step_flags(t):
+    """None of, some of, and all environments begin an episode."""
+    return [flags(1, ENVS)[0], flags(1, ENVS, (0, t % ENVS))[0], torch.ones(ENVS, dtype=torch.bool)][t % 3]
+
+
+@pytest.mark.parametrize(("kind", "reset", "backend"), BACKENDS)
+@pytest.mark.parametrize("ids", ["all", "chosen"])
+def test_act_is_one_graph_with_its_memory_update_and_equals_eager(kind, reset, backend, ids):
+    driver, eager = actor_critic(kind, reset), actor_critic(kind, reset)
+    for each in (driver, eager):
+        each.memory.reserve(ENVS if ids == "all" else ENVS + 2)
+    env_ids = None if ids == "all" else torch.tensor([4, 0, 2])
+    act = torch.compile(driver.policy.act, fullgraph=True, backend=backend)
+    for t in range(6):
+        obs = driver.observations(ENVS, seed=t)
+        got = act(obs, step_flags(t), env_ids, deterministic=True)
+        expected = eager.policy.act(obs, step_flags(t), env_ids, deterministic=True)
+        assert_close(got.value, expected.value)
+        assert_close(got.log_prob, expected.log_prob)
+    assert graphs_and_breaks() == (1, 0)
+    for mine, theirs in zip(driver.carried(), eager.carried()):
+        assert_close(mine, theirs)
+
+
+def test_compiled_and_eager_steps_share_one_memory():
+    driver, eager = actor_critic("lstm", "zero"), actor_critic("lstm", "zero")
+    driver.memory.reserve(ENVS)
+    act = torch.compile(driver.policy.act, fullgraph=True, backend="aot_eager")
+    for t in range(6):
+        obs = driver.observations(ENVS, seed=t)
+        if t == 3:
+            for each in (driver, eager):
+                each.reset_env_memory(1)
+        got = (act if t % 2 else driver.policy.act)(obs, step_flags(t), deterministic=True)
+        assert_close(got.value, eager.policy.act(obs, step_flags(t), deterministic=True).value)
+    assert graphs_and_breaks() == (1, 0)
+
+
+@pytest.mark.parametrize(("kind", "reset", "backend"), BACKENDS)
+def test_evaluate_with_backward_is_one_graph_and_equals_eager(kind, reset, backend):
+    driver, eager = actor_critic(kind, reset), actor_critic(kind, reset)
+    evaluate = torch.compile(driver.policy, fullgraph=True, backend=backend)  # forward is evaluate
+    patterns = [(None, flags(STEPS, ENVS, (0, 1), (2, 0))), (flags(STEPS, ENVS), flags(STEPS, ENVS))]
+    patterns += [(torch.ones(STEPS, ENVS, dtype=torch.bool), None)]
+    for seed, (dones, truncateds) in enumerate(patterns):
+        obs, state = driver.observations(STEPS, ENVS, seed=seed), driver.start_state(ENVS)
+        actions = torch.arange(STEPS * ENVS).view(STEPS, ENVS) % 5
+        for run, each in ((evaluate, driver), (eager.policy.evaluate, eager)):
+            each.module.zero_grad()
+            ev = run(obs, actions, state, either(dones, truncateds))
+            (ev.log_prob.sum() + ev.value.square().sum() + ev.entropy.sum()).backward()
+        for (name, mine), theirs in zip(driver.module.named_parameters(), eager.module.parameters()):
+            if theirs.grad is not None:
+                assert mine.grad is not None, name
+                assert_close(mine.grad, theirs.grad, atol=1e-4)
+    assert graphs_and_breaks() == (1, 0)
