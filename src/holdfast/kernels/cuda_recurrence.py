@@ -1,177 +1,267 @@
-"""Launches the CUDA recurrences (`recurrence_forward.cu`, `recurrence_backward.cu`) for LSTM and GRU.
+"""Whole LSTM and GRU layers on NVIDIA GPUs: launches the CUDA kernels beside this file and the products between them.
 
-For hidden sizes that are multiples of 8, from 16 to 1024, on GPUs of compute capability 8.0 and above.
+For hidden sizes that are multiples of 8, from 16 to 1024, on compute capability 8.0 and above. The host side is
+written for few Python operations per call: at the sizes policies have, it is what takes the time.
 """
 
 from __future__ import annotations
 
-import ctypes
 import functools
+import struct
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from holdfast.kernels import cuda_tiles, nvrtc
 from holdfast.kernels.cuda_tiles import Tile
+from holdfast.kernels.half_products import Gradients, packed_layout
 
-_Y_KIND = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+_KIND = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+_SOURCES = {
+    "forward": ("recurrence_common.cuh", "recurrence_forward.cu"),
+    "backward": ("recurrence_common.cuh", "gradient_scale.cuh", "recurrence_backward.cu"),
+    "conversions": ("gradient_scale.cuh", "conversions.cu"),
+}
+_CONVERSION_THREADS = 256
 
 
 @functools.cache
-def _source(direction: str) -> str:
-    folder = Path(__file__).parent
-    return (folder / "recurrence_common.cuh").read_text() + (
-        folder / f"recurrence_{direction}.cu"
-    ).read_text()
+def _source(name: str) -> str:
+    return "".join((Path(__file__).parent / file).read_text() for file in _SOURCES[name])
 
 
 @functools.cache
-def _limits(device: int) -> tuple[int, int, str]:
-    """(multiprocessors, shared memory of one block in bytes, architecture)."""
+def _limits(device: int) -> tuple[int, int, int]:
+    """(multiprocessors, bytes of shared memory of one block, compute capability as 10 * major + minor)."""
     p = torch.cuda.get_device_properties(device)
-    return p.multi_processor_count, p.shared_memory_per_block_optin, f"sm_{p.major}{p.minor}"
+    return p.multi_processor_count, p.shared_memory_per_block_optin, 10 * p.major + p.minor
 
 
-def supports(gates: int, hidden_size: int, batch: int, device: torch.device) -> bool:
-    """Whether the CUDA recurrence can take this size on this device."""
-    if device.type != "cuda" or hidden_size % 8 or not 16 <= hidden_size <= 1024 or not nvrtc.is_available():
+@functools.cache
+def supports(gates: int, hidden_size: int, batch: int, device: int) -> bool:
+    """Whether these kernels can take this size on this CUDA device."""
+    if hidden_size % 8 or not 16 <= hidden_size <= 1024 or batch < 1 or not nvrtc.is_available():
         return False
-    index = _index(device)
-    if torch.cuda.get_device_capability(index) < (8, 0):
-        return False
-    processors, shared, _ = _limits(index)
+    processors, shared, capability = _limits(device)
     for backward in (False, True):
         tile = cuda_tiles.choose_tile(gates, hidden_size, batch, backward)
-        split = tile.split(hidden_size)
-        if tile.shared_bytes(hidden_size, gates, backward) > shared or split > processors:
+        if tile.shared_bytes(hidden_size, gates, backward) > shared or tile.split(hidden_size) > processors:
             return False
-    return True
+    return capability >= 80
 
 
-def _index(device: torch.device) -> int:
-    return torch.cuda.current_device() if device.index is None else device.index
+class _Launch(NamedTuple):
+    """A recurrence kernel and how to launch it for one batch size."""
+
+    kernel: nvrtc.Kernel
+    tile: Tile
+    split: int
+    groups: int
+    chunks: int
+
+    def __call__(self, arguments: bytes, stream: int) -> None:
+        self.kernel.launch(self.split * self.groups, self.tile.threads, arguments, stream, self.split > 1)
 
 
 @functools.cache
-def _kernel(
-    direction: str, tile: Tile, hidden_size: int, gates: int, device: int, **flags: int
-) -> nvrtc.Kernel:
+def _recurrence(
+    direction: str, gates: int, hidden: int, batch: int, kind: int, resets: bool, fill: bool, save: bool, device: int
+) -> _Launch:
+    backward = direction == "backward"
+    tile = cuda_tiles.choose_tile(gates, hidden, batch, backward)
+    split, chunks = tile.split(hidden), -(-batch // tile.rows)
+    groups = -(-chunks // tile.teams) if split == 1 else min(chunks, _limits(device)[0] // split)
     constants = {
-        "GRU": int(gates == 3),
-        "HIDDEN": hidden_size,
-        "NH": tile.units,
-        "WU": tile.warp_units,
-        "MT": tile.row_tiles,
-        "WARP_ROWS": tile.warp_rows,
-        "KC": tile.columns,
-        "STAGES": tile.stages,
-        **flags,
-    }
-    options = [
-        f"--gpu-architecture={_limits(device)[2]}",
-        "-std=c++17",
-        *(f"-D{k}={v}" for k, v in constants.items()),
-    ]
-    shared = tile.shared_bytes(hidden_size, gates, direction == "backward")
-    return nvrtc.Kernel(_source(direction), f"recurrence_{direction}", options, shared, device)
+        "GRU": gates == 3, "HIDDEN": hidden, "NH": tile.units, "WU": tile.warp_units, "MT": tile.row_tiles,
+        "WARP_ROWS": tile.warp_rows, "HALVES": tile.halves, "TEAMS": tile.teams, "STAGES": tile.stages,
+        "KC": tile.columns or tile.depth(hidden, gates, backward), "W_REGISTERS": tile.registers, "SAVE": save,
+        "RESETS": resets, "FILL": fill, "ONE_CHUNK": chunks <= groups * tile.teams, "Y_KIND": kind,
+    }  # fmt: skip
+    kernel = _compiled(
+        direction, f"recurrence_{direction}", constants, tile.shared_bytes(hidden, gates, backward), device
+    )
+    return _Launch(kernel, tile, split, groups, chunks)
 
 
-def _pointer(tensor: Tensor | None) -> ctypes.c_void_p:
-    return ctypes.c_void_p(None if tensor is None else tensor.data_ptr())
+def _compiled(source: str, name: str, constants: dict[str, int], shared: int, device: int) -> nvrtc.Kernel:
+    architecture = f"--gpu-architecture=sm_{_limits(device)[2]}"
+    options = [architecture, "-std=c++17", *(f"-D{k}={int(v)}" for k, v in constants.items())]
+    return nvrtc.Kernel(_source(source), name, options, shared, device)
 
 
-def _cut(tile: Tile, hidden_size: int, batch: int, device: int) -> tuple[int, int, int]:
-    """(blocks of a group, groups, chunks of rows)."""
-    split, chunks = tile.split(hidden_size), -(-batch // tile.rows)
-    return split, chunks if split == 1 else min(chunks, _limits(device)[0] // split), chunks
+@functools.cache
+def _conversion(name: str, gates: int, hidden: int, inputs: int, x_kind: int, w_kind: int, device: int) -> nvrtc.Kernel:
+    first, width = packed_layout(inputs, hidden)
+    constants = {
+        "X_KIND": x_kind, "W_KIND": w_kind, "GATES": gates, "HIDDEN": hidden, "INPUTS": inputs, "FIRST_H": first,
+        "WIDTH": width,
+    }  # fmt: skip
+    return _compiled("conversions", name, constants, 0, device)
+
+
+def _ready(tensor: Tensor) -> Tensor:
+    """Contiguous and aligned for 16-byte accesses."""
+    tensor = tensor.contiguous()
+    return tensor if tensor.data_ptr() % 16 == 0 else tensor.clone()
+
+
+def _state(tensor: Tensor) -> Tensor:
+    return _ready(tensor if tensor.dtype == torch.float32 else tensor.float())
+
+
+def _address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def _vector(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.float().contiguous()
 
 
 def forward(
-    gates: Tensor,
-    w_hh: Tensor,
-    b_ih: Tensor | None,
-    b_hh: Tensor | None,
+    x: Tensor,
     h0: Tensor,
     carry0: Tensor,
     resets: Tensor | None,
     fill_h: Tensor | None,
     fill_c: Tensor | None,
-    y: Tensor,
-    h_in: Tensor,
-    saved: Tensor,
+    w_ih: Tensor,
+    w_hh: Tensor,
+    b_ih: Tensor | None,
+    b_hh: Tensor | None,
     save: bool,
-) -> tuple[Tensor, Tensor]:
-    """Fills y, h_in, saved and, with `save`, gates; returns h_n and the other final state, fp32 (see the .cu file).
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """y, h_n, the other final state, and for the backward packed [x | h], gates, saved [T*B, ...] fp16.
 
-    h_in: a matrix of T*B rows with `save`, else 2*B rows (scratch).
+    carry0 and the other final state are c for the LSTM; the GRU passes h0 again.
     """
-    steps, batch, hidden = y.shape
-    count, device = w_hh.shape[0] // hidden, _index(y.device)
-    tile = cuda_tiles.choose_tile(count, hidden, batch, False)
-    split, groups, chunks = _cut(tile, hidden, batch, device)
-    kernel = _kernel(
-        "forward", tile, hidden, count, device, SAVE=int(save), RESETS=int(resets is not None),
-        FILL=int(fill_h is not None or fill_c is not None), ONE_CHUNK=int(chunks <= groups), Y_KIND=_Y_KIND[y.dtype],
+    steps, batch, inputs = x.shape
+    rows, hidden, device = steps * batch, w_hh.shape[1], x.get_device()
+    gates, first, width = w_hh.shape[0] // hidden, *packed_layout(inputs, hidden)
+    kind = _KIND[x.dtype]
+    fill = fill_h is not None or fill_c is not None
+    launch = _recurrence("forward", gates, hidden, batch, kind, resets is not None, fill, save, device)
+    prepare = _conversion("prepare_forward", gates, hidden, inputs, kind, _KIND[w_ih.dtype], device)
+    x, w_ih, w_hh, start, carry0_ = _ready(x), _ready(w_ih), _ready(w_hh), _state(h0), _state(carry0)
+    resets = None if resets is None else resets.contiguous()
+    b_ih, b_hh, fill_h, fill_c = _vector(b_ih), _vector(b_hh), _vector(fill_h), _vector(fill_c)
+    stream = torch._C._cuda_getCurrentRawStream(device)
+
+    half = {"dtype": torch.float16, "device": x.device}
+    packed = torch.empty(rows, width, **half)
+    w_ih_half = torch.empty(gates * hidden, inputs, **half)
+    # fp16 scratch: W_hh, one counter per chunk (4 bytes each) and, without `save`, two slots of h
+    counters = gates * hidden * hidden
+    slots = counters + 8 * -(-launch.chunks // 4)
+    scratch = torch.empty(slots + (0 if save else 2 * batch * hidden), **half)
+    base = scratch.data_ptr()
+    work = rows * inputs + gates * hidden * (inputs + hidden)
+    prepare.launch(
+        min(1056, -(-work // (8 * _CONVERSION_THREADS))), _CONVERSION_THREADS,
+        struct.pack(
+            "8qi0q", x.data_ptr(), packed.data_ptr(), w_ih.data_ptr(), w_ih_half.data_ptr(), w_hh.data_ptr(), base,
+            base + 2 * counters, rows, launch.chunks,
+        ), stream,
     )  # fmt: skip
-    h_n, carry = torch.empty_like(h0), torch.empty_like(h0)
-    arrivals = torch.zeros(chunks, dtype=torch.int32, device=y.device) if split > 1 else None
-    tensors = (
-        gates,
-        w_hh,
-        b_ih,
-        b_hh,
-        h0,
-        carry0,
-        h_n,
-        carry,
-        resets,
-        fill_h,
-        fill_c,
-        y,
-        h_in,
-        saved,
-        arrivals,
-    )
-    arguments = [_pointer(t) for t in tensors] + [ctypes.c_int(n) for n in (steps, batch, groups, chunks)]
-    kernel.launch(split * groups, tile.threads, [*arguments, ctypes.c_longlong(h_in.stride(0))], split > 1)
-    return h_n, carry
+    pre = torch.mm(packed[:, :inputs] if width != inputs else packed, w_ih_half.t())
+
+    y = torch.empty(steps, batch, hidden, dtype=x.dtype, device=x.device)
+    saved = torch.empty((rows, hidden) if save else 0, **half)
+    h_n, carry = torch.empty_like(start), torch.empty_like(start)
+    h_in, h_stride = (packed.data_ptr() + 2 * first, width) if save else (base + 2 * slots, hidden)
+    launch(
+        struct.pack(
+            "16q4i0q", pre.data_ptr(), base, _address(b_ih), _address(b_hh), start.data_ptr(), carry0_.data_ptr(),
+            h_n.data_ptr(), carry.data_ptr(), _address(resets), _address(fill_h), _address(fill_c), y.data_ptr(), h_in,
+            saved.data_ptr(), base + 2 * counters, h_stride, steps, batch, launch.groups, launch.chunks,
+        ), stream,
+    )  # fmt: skip
+    if h0.dtype != torch.float32:
+        h_n = h_n.to(h0.dtype)
+    if carry0.dtype != torch.float32:
+        carry = carry.to(carry0.dtype)
+    if not save:
+        packed, pre = torch.empty(0, **half), torch.empty(0, **half)
+    return y, h_n, carry, packed, pre, saved
 
 
 def backward(
-    gates: Tensor,
-    saved: Tensor,
-    h_in: Tensor,
-    w_hh: Tensor,
-    resets: Tensor | None,
     dy: Tensor | None,
     dh_n: Tensor | None,
     dc_n: Tensor | None,
-    amax_bits: Tensor,
-    steps: int,
-    y_dtype: torch.dtype,
+    packed: Tensor,
+    pre: Tensor,
+    saved: Tensor,
+    h0: Tensor,
+    resets: Tensor | None,
+    w_ih: Tensor,
+    w_hh: Tensor,
+    x_dtype: torch.dtype,
+    need_dx: bool,
     fill: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-    """d_gates (scaled fp16), dh0, dc0, db [4H] and the fills' gradients, all but the first fp32 and unscaled."""
-    rows, hidden = saved.shape
-    batch, count, device = rows // steps, w_hh.shape[0] // hidden, _index(gates.device)
-    tile = cuda_tiles.choose_tile(count, hidden, batch, True)
-    split, groups, chunks = _cut(tile, hidden, batch, device)
-    kernel = _kernel(
-        "backward", tile, hidden, count, device, SAVE=1, RESETS=int(resets is not None), FILL=int(fill),
-        ONE_CHUNK=int(chunks <= groups), Y_KIND=_Y_KIND[y_dtype],
+) -> Gradients:
+    """All gradients from those of y, h_n and c_n (None where absent) and what `forward` left."""
+    batch, hidden = h0.shape
+    rows, inputs, device = packed.shape[0], w_ih.shape[1], h0.get_device()
+    gates, first, width = w_hh.shape[0] // hidden, *packed_layout(inputs, hidden)
+    kind, w_kind = _KIND[x_dtype], _KIND[w_ih.dtype]
+    launch = _recurrence("backward", gates, hidden, batch, kind, resets is not None, fill, True, device)
+    prepare = _conversion("prepare_backward", gates, hidden, inputs, kind, w_kind, device)
+    finish = _conversion("finish_backward", gates, hidden, inputs, kind, w_kind, device)
+    dy = None if dy is None else _ready(dy)
+    dh_n, dc_n = None if dh_n is None else _state(dh_n), None if dc_n is None else _state(dc_n)
+    w_ih, w_hh, resets = _ready(w_ih), _ready(w_hh), None if resets is None else resets.contiguous()
+    stream = torch._C._cuda_getCurrentRawStream(device)
+
+    half = {"dtype": torch.float16, "device": h0.device}
+    single = {"dtype": torch.float32, "device": h0.device}
+    w_ih_half = torch.empty(gates * hidden, inputs, **half)
+    # fp32 scratch: maxima, one counter per chunk, partial sums, W_hh transposed (fp16)
+    work = rows * hidden + gates * hidden * (inputs + hidden)
+    blocks = min(528, -(-work // (8 * _CONVERSION_THREADS)))
+    partials = launch.groups * launch.tile.teams * launch.tile.warp_rows
+    sizes = (blocks, launch.chunks, partials * 4 * hidden, *((partials * hidden,) * 2 if fill else (0, 0)))
+    offsets = [0]
+    for size in sizes:
+        offsets.append(offsets[-1] + -(-size // 4) * 4)
+    scratch = torch.empty(offsets[-1] + gates * hidden * hidden // 2, **single)
+    maxima, arrivals, bias_sums, fill_h, fill_c, w_t = (scratch.data_ptr() + 4 * o for o in offsets)
+    prepare.launch(
+        blocks, _CONVERSION_THREADS,
+        struct.pack(
+            "11qi0q", _address(dy), _address(dh_n), _address(dc_n), maxima, w_ih.data_ptr(), w_ih_half.data_ptr(),
+            w_hh.data_ptr(), w_t, arrivals, rows, batch, launch.chunks,
+        ), stream,
     )  # fmt: skip
-    w_t = torch.empty(hidden, count * hidden, dtype=torch.float16, device=gates.device).copy_(w_hh.t())
-    d_gates = gates.new_empty(rows, 4 * hidden)
-    dh0, carry = (torch.empty(batch, hidden, dtype=torch.float32, device=gates.device) for _ in range(2))
-    partials = groups * tile.warp_rows * 8
-    sums = torch.empty(partials, 4 * hidden, dtype=torch.float32, device=gates.device)
-    fill_h, fill_c = (sums.new_empty(partials, hidden) if fill else None for _ in range(2))
-    arrivals = torch.zeros(chunks, dtype=torch.int32, device=gates.device) if split > 1 else None
-    tensors = (
-        gates, saved, h_in, w_t, resets, dy, dh_n, dc_n, amax_bits, d_gates, dh0, carry, sums, fill_h, fill_c, arrivals,
+
+    d_gates = torch.empty(rows, 4 * hidden, **half)
+    dh0, carry = torch.empty(batch, hidden, **single), torch.empty(batch, hidden, **single)
+    launch(
+        struct.pack(
+            "17q5i0q", pre.data_ptr(), saved.data_ptr(), packed.data_ptr() + 2 * first, w_t, _address(resets), _address(dy),
+            _address(dh_n), _address(dc_n), maxima, d_gates.data_ptr(), dh0.data_ptr(), carry.data_ptr(), bias_sums,
+            fill_h, fill_c, arrivals, width, rows // batch, batch, launch.groups, launch.chunks, blocks,
+        ), stream,
     )  # fmt: skip
-    arguments = [_pointer(t) for t in tensors] + [ctypes.c_int(n) for n in (steps, batch, groups, chunks)]
-    kernel.launch(split * groups, tile.threads, [*arguments, ctypes.c_longlong(h_in.stride(0))], split > 1)
-    d_fill_h, d_fill_c = (None if f is None else f.sum(0) for f in (fill_h, fill_c))
-    return d_gates, dh0, carry, sums.sum(0), d_fill_h, d_fill_c
+
+    dx = torch.empty((rows // batch, batch, inputs) if need_dx else 0, dtype=x_dtype, device=h0.device)
+    dx_half = None
+    if need_dx:
+        dx_half = torch.mm(d_gates if gates == 4 else d_gates[:, : 3 * hidden], w_ih_half)
+    dw = torch.mm(d_gates.t(), packed, out_dtype=torch.float32)
+    dw_ih, dw_hh = torch.empty_like(w_ih), torch.empty_like(w_hh)
+    db_ih, db_hh = torch.empty(gates * hidden, **single), torch.empty(gates * hidden, **single)
+    d_fill_h, d_fill_c = (torch.empty(hidden if fill else 0, **single) for _ in range(2))
+    work = rows * inputs + 8 * gates * hidden * (inputs + hidden)
+    finish.launch(
+        min(1056, -(-work // (8 * _CONVERSION_THREADS))), _CONVERSION_THREADS,
+        struct.pack(
+            "14q2i0q", maxima, _address(dx_half), dx.data_ptr(), dw.data_ptr(), dw_ih.data_ptr(), dw_hh.data_ptr(),
+            bias_sums, db_ih.data_ptr(), db_hh.data_ptr(), fill_h if fill else 0, fill_c if fill else 0,
+            d_fill_h.data_ptr(), d_fill_c.data_ptr(), rows, partials, blocks,
+        ), stream,
+    )  # fmt: skip
+    if h0.dtype != torch.float32:
+        dh0, carry = dh0.to(h0.dtype), carry.to(h0.dtype)
+    return Gradients(dx, dh0, carry, d_fill_h, d_fill_c, dw_ih, dw_hh, db_ih, db_hh)

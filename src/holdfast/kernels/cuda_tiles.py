@@ -6,51 +6,59 @@ from typing import NamedTuple
 
 
 class Tile(NamedTuple):
-    """How a recurrence is cut. Names as in `recurrence_common.cuh`."""
+    """How a recurrence is cut; `recurrence_common.cuh` explains the constants named here."""
 
-    units: int  # NH, hidden units of one block
-    warp_units: int  # WU, hidden units of one warp: 8, 16 or 32
-    row_tiles: int  # MT, tiles of 16 rows of one warp
-    warp_rows: int  # warps along the rows
-    columns: int = 64  # KC, columns of one pipeline stage
-    stages: int = 4
+    units: int  # NH: hidden units of one block
+    warp_units: int  # WU: hidden units of one warp, 8, 16 or 32
+    warp_rows: int = 1  # WARP_ROWS: warps of a team along the batch rows
+    row_tiles: int = 1  # MT: tiles of 16 rows of one warp
+    halves: int = 2  # HALVES: 1 for tiles of 8 rows
+    teams: int = 1  # TEAMS
+    columns: int = 0  # KC: columns of one pipeline stage; 0 for all at once
+    stages: int = 1  # STAGES
+    registers: bool = False  # W_REGISTERS
 
     @property
     def rows(self) -> int:
-        """Batch rows that a block handles at a time."""
-        return 16 * self.row_tiles * self.warp_rows
+        """Batch rows that a team handles at a time."""
+        return 8 * self.halves * self.row_tiles * self.warp_rows
 
     @property
     def threads(self) -> int:
-        return 32 * self.warp_rows * (self.units // self.warp_units)
+        return 32 * self.teams * self.warp_rows * (self.units // self.warp_units)
 
     def split(self, hidden_size: int) -> int:
         """Blocks that share one batch group."""
         return -(-hidden_size // self.units)
 
-    def shared_bytes(self, hidden_size: int, gates: int, backward: bool) -> int:
-        """Dynamic shared memory of one block: its slice of W_hh and the rows it multiplies with."""
-        alone = self.split(hidden_size) == 1
+    def depth(self, hidden_size: int, gates: int, backward: bool) -> int:
+        """Columns of the operand that rows bring, padded."""
         depth = hidden_size * gates if backward else hidden_size
-        multiple = 16 if alone else self.columns
-        depth = -(-depth // multiple) * multiple
-        weight_rows = self.units * (1 if backward else gates) + 8
-        operand = self.rows * (depth + 8) if alone else self.stages * self.rows * (self.columns + 8)
-        return 2 * (weight_rows * (depth + 8) + operand)
+        multiple = self.columns if self.columns and self.split(hidden_size) > 1 else 16
+        return -(-depth // multiple) * multiple
+
+    def shared_bytes(self, hidden_size: int, gates: int, backward: bool) -> int:
+        """Dynamic shared memory of one block: its slice of W_hh and the rows its teams multiply with."""
+        depth = self.depth(hidden_size, gates, backward)
+        weights = self.units * (1 if backward else gates) * (depth + 8)
+        whole = self.split(hidden_size) == 1 or not self.columns
+        operand = self.rows * (depth + 8) if whole else self.stages * self.rows * (self.columns + 8)
+        return 2 * (weights + self.teams * operand)
 
 
 def choose_tile(gates: int, hidden_size: int, batch: int, backward: bool) -> Tile:
     """The tile for `batch` rows of this hidden size."""
     if hidden_size <= 128:
         units = -(-hidden_size // 16) * 16
-        return Tile(units, 16, 1, 1 if batch <= 2112 else 2)
+        if batch <= 132 * 8:
+            return Tile(units, 16, halves=1, registers=True)
+        return Tile(units, 16, teams=2 if batch > 132 * 16 else 1)
     units = 32 if hidden_size <= 512 else 16
-    groups = 132 // -(-hidden_size // units)
-    rows = -(-batch // groups)
-    if rows <= 16:
-        return Tile(units, 8, 1, 1)
+    rows = -(-batch // (132 // -(-hidden_size // units)))  # of one group
     if rows <= 32:
-        return Tile(units, 8, 1, 2)
+        if hidden_size <= 256:
+            return Tile(units, 8, halves=1, registers=True, warp_rows=1 if rows <= 8 else 2)
+        return Tile(units, 8, warp_rows=1 if rows <= 16 else 2, columns=256 if backward else 0, stages=3)
     if rows <= 64:
-        return Tile(units, 16, 1, 4)
-    return Tile(units, 16, 2, 4, stages=3 if hidden_size > 256 else 4)
+        return Tile(units, 16, warp_rows=2, teams=2, columns=64, stages=4)
+    return Tile(units, 16, warp_rows=4, teams=2, columns=64, stages=4 if hidden_size <= 256 else 3)

@@ -1,13 +1,33 @@
-"""One GRU layer on a GPU as two operators, forward and backward, behind the signature of `reference.gru`."""
+"""One GRU layer on a GPU, behind the signature of `reference.gru`.
 
-# mypy: disable-error-code="no-untyped-def"
+Two ways in, one implementation: operators that torch.compile sees as single nodes, and, in eager mode, an autograd
+function, because calling an operator written in Python costs more than the kernels take at small sizes.
+"""
+
+# mypy: disable-error-code="no-untyped-def,no-untyped-call"
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from holdfast.kernels.gpu_backend import backend, input_gradient, sequence_forward, weight_gradients
-from holdfast.kernels.half_products import convert, gradient_amax, pack_width
+from holdfast.kernels.gpu_backend import backend
+from holdfast.kernels.half_products import packed_layout
+
+
+def _forward(x, h0, resets, fill_h, w_ih, w_hh, b_ih, b_hh, cut, save):
+    batch, hidden = h0.shape
+    run = backend(3, hidden, batch, x.device).forward
+    y, h_n, _, *buffers = run(x, h0, h0, None if cut else resets, fill_h, None, w_ih, w_hh, b_ih, b_hh, save)
+    return y, h_n, *buffers
+
+
+def _backward(dy, dh_n, packed, gates, hidden_n, h0, resets, w_ih, w_hh, x_dtype, need_dx, fill):
+    batch, hidden = h0.shape
+    run = backend(3, hidden, batch, h0.device).backward
+    dx, dh0, _, d_fill_h, _, *parameters = run(
+        dy, dh_n, None, packed, gates, hidden_n, h0, resets, w_ih, w_hh, x_dtype, need_dx, fill
+    )
+    return dx, dh0, d_fill_h, *parameters
 
 
 @torch.library.custom_op("holdfast::gpu_gru", mutates_args=())
@@ -24,20 +44,16 @@ def gpu_gru(
     save: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """y, h_n, and for the backward: packed [x | h], gates and W_hn h + b_hn [T*B, ...] fp16."""
-    y, h_n, _, packed, gates, hidden_n = sequence_forward(
-        x, h0, h0, None if cut else resets, fill_h, None, w_ih, w_hh, b_ih, b_hh, save
-    )
-    return y, h_n, packed, gates, hidden_n
+    return _forward(x, h0, resets, fill_h, w_ih, w_hh, b_ih, b_hh, cut, save)  # type: ignore[no-any-return]
 
 
 @gpu_gru.register_fake
 def _(x, h0, resets, fill_h, w_ih, w_hh, b_ih, b_hh, cut, save):
     steps, batch, inputs = x.shape
     hidden = w_hh.shape[1]
-    rows = steps * batch if save else 0
-    widths = (pack_width(inputs, hidden)[1], 3 * hidden, hidden)
-    buffers = (x.new_empty((rows, n) if save else (0,), dtype=torch.float16) for n in widths)
-    return x.new_empty(steps, batch, hidden), torch.empty_like(h0), *buffers
+    widths = (packed_layout(inputs, hidden)[1], 3 * hidden, hidden)
+    buffers = (x.new_empty((steps * batch, n) if save else (0,), dtype=torch.float16) for n in widths)
+    return x.new_empty(steps, batch, hidden), h0.new_empty(batch, hidden), *buffers
 
 
 @torch.library.custom_op("holdfast::gpu_gru_backward", mutates_args=())
@@ -55,44 +71,19 @@ def gpu_gru_backward(
     need_dx: bool,
     fill: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """dx, dh0, d_fill_h, dw_ih, dw_hh, db_ih, db_hh; those not needed are empty."""
-    batch, hidden = h0.shape
-    inputs = w_ih.shape[1]
-    steps = packed.shape[0] // batch
-    first = pack_width(inputs, hidden)[0]
-    dy = None if dy is None else dy.contiguous()
-    dh_n = None if dh_n is None else dh_n.float().contiguous()
-    amax = gradient_amax(dy, dh_n)
-    run = backend(3, hidden, batch, h0.device)
-    d_gates, dh0, _, db, d_fill_h, _ = run.backward(
-        gates, hidden_n, packed[:, first:], w_hh, resets, dy, dh_n, None, amax, steps, x_dtype, fill
-    )
-    dx = h0.new_empty(0, dtype=x_dtype)
-    if need_dx:
-        # d_gates is n, r, z, r * n
-        w_nrz = torch.cat((w_ih[2 * hidden :], w_ih[: 2 * hidden]))
-        dx = input_gradient(d_gates[:, : 3 * hidden], w_nrz, amax, (steps, batch, inputs), x_dtype)
-    dw = weight_gradients(d_gates, packed)
-    dw_ih, dw_hh = torch.empty_like(w_ih), torch.empty_like(w_hh)
-    convert(dw[hidden : 3 * hidden, :inputs], dw_ih[: 2 * hidden], amax)
-    convert(dw[:hidden, :inputs], dw_ih[2 * hidden :], amax)
-    convert(dw[hidden:, first : first + hidden], dw_hh, amax)
-    db_ih, db_hh = torch.cat((db[hidden : 3 * hidden], db[:hidden])), db[hidden:].clone()
-    if d_fill_h is None:
-        d_fill_h = db.new_empty(0)
-    return dx, dh0.to(h0.dtype), d_fill_h, dw_ih, dw_hh, db_ih, db_hh
+    """The gradients of `half_products.Gradients` without those of c; dx and the fill's are empty when not needed."""
+    return tuple(_backward(dy, dh_n, packed, gates, hidden_n, h0, resets, w_ih, w_hh, x_dtype, need_dx, fill))  # type: ignore[return-value]
 
 
 @gpu_gru_backward.register_fake
 def _(dy, dh_n, packed, gates, hidden_n, h0, resets, w_ih, w_hh, x_dtype, need_dx, fill):
     batch, hidden = h0.shape
-    dx_shape = (packed.shape[0] // batch, batch, w_ih.shape[1]) if need_dx else (0,)
+    steps, inputs = packed.shape[0] // batch, w_ih.shape[1]
     return (
-        h0.new_empty(dx_shape, dtype=x_dtype),
-        torch.empty_like(h0),
+        h0.new_empty((steps, batch, inputs) if need_dx else (0,), dtype=x_dtype),
+        h0.new_empty(batch, hidden),
         h0.new_empty(hidden if fill else 0, dtype=torch.float32),
-        torch.empty_like(w_ih),
-        torch.empty_like(w_hh),
+        *(w_ih.new_empty(3 * hidden, n) for n in (inputs, hidden)),
         *(h0.new_empty(3 * hidden, dtype=torch.float32) for _ in range(2)),
     )
 
@@ -101,17 +92,15 @@ def _setup_context(ctx, inputs, output):
     x, h0, resets, fill_h, w_ih, w_hh, b_ih, b_hh, _, _ = inputs
     ctx.save_for_backward(*output[2:], h0, resets, w_ih, w_hh)
     ctx.set_materialize_grads(False)
-    ctx.dtypes = [None if p is None else p.dtype for p in (x, fill_h, b_ih, b_hh)]
+    ctx.dtypes = (x.dtype, *(None if p is None else p.dtype for p in (fill_h, b_ih, b_hh)))
 
 
-def _backward(ctx, dy, dh_n, *_buffers):
+def _gradients(ctx, run, dy, dh_n):
     if dy is None and dh_n is None:
         return (None,) * 10
     need = ctx.needs_input_grad
     x, fill_h, b_ih, b_hh = ctx.dtypes
-    dx, dh0, d_fill_h, dw_ih, dw_hh, db_ih, db_hh = gpu_gru_backward(
-        dy, dh_n, *ctx.saved_tensors, x, need[0], need[3]
-    )
+    dx, dh0, d_fill_h, dw_ih, dw_hh, db_ih, db_hh = run(dy, dh_n, *ctx.saved_tensors, x, need[0], need[3])
     return (
         dx if need[0] else None,
         dh0,
@@ -126,7 +115,24 @@ def _backward(ctx, dy, dh_n, *_buffers):
     )
 
 
-gpu_gru.register_autograd(_backward, setup_context=_setup_context)
+def _operator_backward(ctx, dy, dh_n, *_buffers):
+    return _gradients(ctx, gpu_gru_backward, dy, dh_n)
+
+
+gpu_gru.register_autograd(_operator_backward, setup_context=_setup_context)
+
+
+class _EagerGRU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, *inputs):
+        output = _forward(*inputs)
+        _setup_context(ctx, inputs, output)
+        return output[:2]
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, dy, dh_n):
+        return _gradients(ctx, _backward, dy, dh_n)
 
 
 def gru(
@@ -141,9 +147,13 @@ def gru(
     cut: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """One GRU layer over a sequence: y [T, B, H], h_n [B, H]. Products in fp16, state in fp32."""
-    tensors = (x, h0, fill_h, w_ih, w_hh, b_ih, b_hh)
-    save = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
     if resets is None or cut:
         fill_h = None
-    y, h_n, *_ = gpu_gru(x, h0, resets, fill_h, w_ih, w_hh, b_ih, b_hh, cut, save)
-    return y, h_n
+    differentiable = (x, h0, fill_h, w_ih, w_hh, b_ih, b_hh)
+    save = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in differentiable)
+    arguments = (x, h0, resets, fill_h, w_ih, w_hh, b_ih, b_hh, cut, save)
+    if torch.compiler.is_compiling():
+        return gpu_gru(*arguments)[:2]
+    if save:
+        return _EagerGRU.apply(*arguments)  # type: ignore[no-any-return]
+    return _forward(*arguments)[:2]  # type: ignore[no-any-return]

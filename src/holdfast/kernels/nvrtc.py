@@ -36,6 +36,8 @@ def _nvrtc() -> ctypes.CDLL:
     toolkits = [str(Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "lib64" / name)]
     for candidate in [name, *wheels, *toolkits]:
         try:
+            for builtins in Path(candidate).parent.glob(f"libnvrtc-builtins.so.{torch.version.cuda}*"):
+                ctypes.CDLL(str(builtins))  # found by its loaded name when NVRTC asks for it
             return ctypes.CDLL(candidate)
         except OSError:
             continue
@@ -102,10 +104,9 @@ def _keep(path: Path, data: bytes) -> None:
 class Kernel:
     """One compiled `__global__` function on one device."""
 
-    def __init__(
-        self, source: str, name: str, options: Sequence[str], shared_bytes: int, device: int
-    ) -> None:
+    def __init__(self, source: str, name: str, options: Sequence[str], shared_bytes: int, device: int) -> None:
         self.shared_bytes = shared_bytes
+        self._launch, self._launch_together = _driver().cuLaunchKernel, _driver().cuLaunchCooperativeKernel
         with torch.cuda.device(device):
             torch.cuda.current_stream()  # makes the device's context current
             cubin = compile_to_cubin(source, options)
@@ -120,18 +121,28 @@ class Kernel:
                 f"reserving {shared_bytes} bytes of shared memory for {name}",
             )
 
-    def launch(
-        self, blocks: int, threads: int, arguments: Sequence[ctypes._SimpleCData], together: bool
-    ) -> None:  # type: ignore[type-arg]
-        """On the current stream. `together`: all blocks at once or an error (they wait for each other)."""
-        pointers = (ctypes.c_void_p * len(arguments))(*[ctypes.addressof(a) for a in arguments])
-        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+    def launch(self, blocks: int, threads: int, arguments: bytes, stream: int, together: bool = False) -> None:
+        """`arguments`: the kernel's one parameter, a struct. `together`: all blocks run at once, as they wait for each
+        other, or it is an error."""
+        struct = ctypes.create_string_buffer(arguments, len(arguments))
+        parameters = (ctypes.c_void_p * 1)(ctypes.addressof(struct))
         if together:
-            code = _driver().cuLaunchCooperativeKernel(
-                self._function, blocks, 1, 1, threads, 1, 1, self.shared_bytes, stream, pointers
+            code = self._launch_together(
+                self._function, blocks, 1, 1, threads, 1, 1, self.shared_bytes, ctypes.c_void_p(stream), parameters
             )
         else:
-            code = _driver().cuLaunchKernel(
-                self._function, blocks, 1, 1, threads, 1, 1, self.shared_bytes, stream, pointers, None
+            code = self._launch(
+                self._function,
+                blocks,
+                1,
+                1,
+                threads,
+                1,
+                1,
+                self.shared_bytes,
+                ctypes.c_void_p(stream),
+                parameters,
+                None,
             )
-        _check(code, "launching a recurrence kernel")
+        if code:
+            _check(code, "launching a recurrence kernel")

@@ -1,16 +1,17 @@
 // Shared by recurrence_forward.cu and recurrence_backward.cu: types, tile constants, PTX wrappers.
 //
-// One thread block owns NH hidden units of one batch group and keeps its slice of W_hh in shared memory as fp16. A batch
-// group is SPLIT blocks; they exchange h (forward) or gate gradients (backward) through global memory, which is L2 here,
-// and count arrivals per chunk of R rows. With SPLIT == 1 a block is alone and exchanges through shared memory.
+// One thread block owns NH hidden units of one batch group and keeps its slice of W_hh on chip as fp16. A batch group is
+// SPLIT blocks; they exchange h (forward) or gate gradients (backward) through global memory, which is L2 here, and count
+// arrivals per chunk of R rows. With SPLIT == 1 a block is alone and exchanges through shared memory.
 //
-// A warp computes a tile of 16 * MT rows x WU units, for all gates. The columns of W_hh are permuted in shared memory so
-// that a thread ends up with UT consecutive units of all gates of its rows: the pointwise part needs no exchange, and
-// global accesses are UT elements wide.
+// TEAMS teams of warps in a block work on different chunks with the same weights: one computes while another waits. A warp
+// computes a tile of 8 * HALVES * MT rows x WU units, for all gates. The columns of W_hh are permuted so that a thread ends
+// up with UT consecutive units of all gates of its rows: the pointwise part needs no exchange, and global accesses are
+// UT elements wide.
 //
-// Compile-time constants, from the host: GRU, HIDDEN, NH, WU, MT, WARP_ROWS, KC (columns of one pipeline stage), STAGES,
-// SAVE, RESETS, FILL, ONE_CHUNK (a block sees one chunk of rows, so carried values stay in registers),
-// Y_KIND (0 fp32, 1 bf16, 2 fp16).
+// Compile-time constants, from the host: GRU, HIDDEN, NH, WU, HALVES, MT, WARP_ROWS, TEAMS, KC (columns of one pipeline
+// stage), STAGES, W_REGISTERS (weights in registers, not shared memory), SAVE, RESETS, FILL, ONE_CHUNK (a team sees one
+// chunk of rows, so carried values stay in registers), Y_KIND (0 fp32, 1 bf16, 2 fp16).
 
 typedef unsigned char u8;
 typedef unsigned short u16;
@@ -22,8 +23,11 @@ constexpr int GATES = GRU ? 3 : 4;
 constexpr int SPLIT = (HIDDEN + NH - 1) / NH;
 constexpr int WARP_UNITS = NH / WU;
 constexpr int WARPS = WARP_ROWS * WARP_UNITS;
-constexpr int THREADS = 32 * WARPS;
-constexpr int R = 16 * MT * WARP_ROWS;
+constexpr int TEAM_THREADS = 32 * WARPS;
+constexpr int THREADS = TEAMS * TEAM_THREADS;
+constexpr int WARP_HEIGHT = 8 * HALVES * MT;
+constexpr int R = WARP_HEIGHT * WARP_ROWS;
+static_assert(HALVES == 2 || MT == 1);
 constexpr int UT = WU / 4;
 constexpr int J = WU / 8;
 
@@ -32,6 +36,10 @@ __device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvt
 __device__ __forceinline__ void ldmatrix4(u32 (&r)[4], u32 address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
+}
+
+__device__ __forceinline__ void ldmatrix2(u32& r0, u32& r1, u32 address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];" : "=r"(r0), "=r"(r1) : "r"(address) : "memory");
 }
 
 __device__ __forceinline__ void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
@@ -60,13 +68,36 @@ __device__ __forceinline__ u32 pack_bf16(float low, float high) {
   u32 v; asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(high), "f"(low)); return v;
 }
 
-__device__ __forceinline__ float sigmoid(float x) {
-  float e, r;
-  asm("ex2.approx.f32 %0, %1;" : "=f"(e) : "f"(-1.4426950408889634f * x));
-  asm("rcp.approx.f32 %0, %1;" : "=f"(r) : "f"(1.0f + e));
-  return r;
+// exp(-x), at most exp(20) so that four of them still multiply; NaN stays NaN.
+__device__ __forceinline__ float exp_minus(float x) {
+  float e;
+  asm("{.reg .f32 a; max.NaN.f32 a, %1, 0fC1A00000; mul.f32 a, a, 0fBFB8AA3B; ex2.approx.f32 %0, a;}" : "=f"(e) : "f"(x));
+  return e;
 }
-__device__ __forceinline__ float tanh_(float x) { return 2.0f * sigmoid(2.0f * x) - 1.0f; }
+__device__ __forceinline__ float reciprocal(float x) {
+  float r; asm("rcp.approx.f32 %0, %1;" : "=f"(r) : "f"(x)); return r;
+}
+__device__ __forceinline__ float tanh_(float x) {
+  const float e = exp_minus(2.0f * x);
+  return (1.0f - e) * reciprocal(1.0f + e);
+}
+// Sigmoids of a and b with one reciprocal: special functions are the scarce unit.
+__device__ __forceinline__ void sigmoid2(float& a, float& b) {
+  const float ea = 1.0f + exp_minus(a), eb = 1.0f + exp_minus(b), r = reciprocal(ea * eb);
+  a = r * eb;
+  b = r * ea;
+}
+// i, f, o become sigmoids and g a tanh, with one reciprocal.
+__device__ __forceinline__ void lstm_gates(float& i, float& f, float& g, float& o) {
+  const float eg = exp_minus(2.0f * g);
+  const float di = 1.0f + exp_minus(i), df = 1.0f + exp_minus(f), dg = 1.0f + eg, d_o = 1.0f + exp_minus(o);
+  const float input = di * df, output = dg * d_o, r = reciprocal(input * output);
+  const float r_input = r * output, r_output = r * input;
+  i = r_input * df;
+  f = r_input * di;
+  g = r_output * d_o * (1.0f - eg);
+  o = r_output * dg;
+}
 
 // N 32-bit words, as wide as alignment allows: every run of UT elements starts at a multiple of UT.
 template <int N> __device__ __forceinline__ void load_words(u32 (&v)[N], const void* p) {
@@ -121,56 +152,94 @@ __device__ __forceinline__ void store_y(void* y, i64 index, const float (&v)[UT]
   store_words(( u8*)y + index * Y_BYTES, words);
 }
 
+__device__ __forceinline__ int team_thread() { return threadIdx.x % TEAM_THREADS; }
+__device__ __forceinline__ void sync_team() {
+  if constexpr (TEAMS == 1) __syncthreads();
+  else asm volatile("bar.sync %0, %1;" ::"r"((int)threadIdx.x / TEAM_THREADS + 1), "n"(TEAM_THREADS) : "memory");
+}
+
 // Blocks of one group count their arrivals at a chunk; `wait` returns once `count` have arrived.
 __device__ __forceinline__ void arrive(u32* counter) {
-  __syncthreads();
-  if (threadIdx.x == 0) asm volatile("fence.acq_rel.gpu; red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
+  sync_team();
+  if (team_thread() == 0)
+    asm volatile("fence.acq_rel.gpu; red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
 }
 __device__ __forceinline__ void wait(const u32* counter, u32 count) {
-  if (threadIdx.x == 0) {
+  if (team_thread() == 0) {
     u32 seen;
     do { asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(counter) : "memory"); } while (seen < count);
   }
-  __syncthreads();
+  sync_team();
 }
 
-// acc += A[rows, K] * B[K, tiles], both in shared memory; `a` and `b` are this lane's ldmatrix addresses at k = 0.
+// This lane's ldmatrix address of its warp's rows in a tile of `stride` columns, and of a tile pair in W.
+__device__ __forceinline__ u32 a_lane_offset(int warp_row, int lane, int stride) {
+  if constexpr (HALVES == 2) return 2 * ((warp_row * WARP_HEIGHT + lane % 16) * stride + lane / 16 * 8);
+  else return 2 * ((warp_row * WARP_HEIGHT + lane % 8) * stride + lane / 8 % 2 * 8);
+}
+
+template <int A_STRIDE> __device__ __forceinline__ void load_a(u32 (&fa)[MT][4], u32 a, int k) {
+  if constexpr (HALVES == 2) {
+#pragma unroll
+    for (int m = 0; m < MT; ++m) ldmatrix4(fa[m], a + 2 * (m * 16 * A_STRIDE + k));
+  } else {
+    ldmatrix2(fa[0][0], fa[0][2], a + 2 * k);
+    fa[0][1] = fa[0][3] = 0;
+  }
+}
+
+// B fragments of TILES tiles at column k: two words each.
+template <int TILES, int B_STRIDE> __device__ __forceinline__ void load_b(u32 (&fb)[TILES][2], u32 b, int k) {
+#pragma unroll
+  for (int n = 0; n + 1 < TILES; n += 2) {
+    u32 f[4];
+    ldmatrix4(f, b + 2 * (n * 8 * B_STRIDE + k));
+    fb[n][0] = f[0]; fb[n][1] = f[1]; fb[n + 1][0] = f[2]; fb[n + 1][1] = f[3];
+  }
+  if constexpr (TILES % 2) ldmatrix2(fb[TILES - 1][0], fb[TILES - 1][1], b + 2 * ((TILES - 1) * 8 * B_STRIDE + k));
+}
+
+// acc += A[rows, K] * B[K, tiles]; A is in shared memory, B there (at `b`) or in registers (`w`).
 // Successive k go to SETS accumulators in turn, so that few tiles do not wait for each other's results.
-template <int K, int TILES, int SETS, int A_STRIDE, int B_STRIDE>
-__device__ __forceinline__ void multiply(float (&acc)[SETS][MT][TILES][4], u32 a, u32 b) {
+template <int K, int TILES, int SETS, int A_STRIDE, int B_STRIDE, int W_STEPS>
+__device__ __forceinline__ void multiply(float (&acc)[SETS][MT][TILES][4], u32 a, u32 b, u32 (&w)[W_STEPS][TILES][2]) {
 #pragma unroll
   for (int k = 0; k < K; k += 16) {
     u32 fa[MT][4];
+    load_a<A_STRIDE>(fa, a, k);
+    if constexpr (!W_REGISTERS) load_b<TILES, B_STRIDE>(w[0], b, k);
 #pragma unroll
-    for (int m = 0; m < MT; ++m) ldmatrix4(fa[m], a + 2 * (m * 16 * A_STRIDE + k));
-#pragma unroll
-    for (int n = 0; n < TILES; n += 2) {  // an odd last tile reads 8 rows past its end: padding, multiplied by nobody
-      u32 fb[4];
-      ldmatrix4(fb, b + 2 * (n * 8 * B_STRIDE + k));
+    for (int n = 0; n < TILES; ++n)
 #pragma unroll
       for (int m = 0; m < MT; ++m) {
+        const u32* fb = w[W_REGISTERS ? k / 16 % W_STEPS : 0][n];
         mma(acc[k / 16 % SETS][m][n], fa[m], fb[0], fb[1]);
-        if (n + 1 < TILES) mma(acc[k / 16 % SETS][m][n + 1 < TILES ? n + 1 : n], fa[m], fb[2], fb[3]);
       }
-    }
   }
 }
 
 template <int TILES, int SETS> __device__ __forceinline__ void clear(float (&acc)[SETS][MT][TILES][4]) {
 #pragma unroll
-  for (int i = 0; i < SETS * MT * TILES * 4; ++i) (&acc[0][0][0][0])[i] = 0.0f;
+  for (int s = 0; s < SETS; ++s)
+#pragma unroll
+    for (int m = 0; m < MT; ++m)
+#pragma unroll
+      for (int n = 0; n < TILES; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) acc[s][m][n][i] = 0.0f;
 }
 
-// acc += A * B where A streams from global memory through STAGES buffers of KC columns.
+// acc += A * B where A streams from global memory through STAGES buffers of KC columns, or at once where KC covers K.
 // source: first row of the chunk, `row_stride` elements apart; rows at or beyond `rows` and columns beyond K are zeros.
-template <int K, int TILES, int SETS, int B_STRIDE>
+template <int K, int TILES, int SETS, int B_STRIDE, int W_STEPS>
 __device__ __forceinline__ void multiply_streamed(float (&acc)[SETS][MT][TILES][4], const u16* source, i64 row_stride, int rows,
-                                                  u16* ring, u32 a_lane, u32 b) {
+                                                  u16* ring, u32 a_lane, u32 b, u32 (&w)[W_STEPS][TILES][2]) {
   constexpr int STRIDE = KC + 8, PIECES = KC / 8, BUFFER = R * STRIDE, COUNT = (K + KC - 1) / KC;
+  static_assert(COUNT == 1 || (STAGES > 1 && !W_REGISTERS));
   auto fetch = [&](int piece) {
     if (piece < COUNT) {
       u16* target = ring + (piece % STAGES) * BUFFER;
-      for (int i = threadIdx.x; i < R * PIECES; i += THREADS) {
+      for (int i = team_thread(); i < R * PIECES; i += TEAM_THREADS) {
         int row = i / PIECES, k = piece * KC + (i % PIECES) * 8;
         bool inside = row < rows && k < K;
         copy_async(shared_address(target + row * STRIDE + (i % PIECES) * 8), source + (inside ? row * row_stride + k : 0),
@@ -179,14 +248,21 @@ __device__ __forceinline__ void multiply_streamed(float (&acc)[SETS][MT][TILES][
     }
     copy_commit();
   };
+  if constexpr (COUNT == 1) {
+    fetch(0);
+    copy_wait<0>();
+    sync_team();
+    multiply<KC, TILES, SETS, STRIDE, B_STRIDE>(acc, shared_address(ring) + a_lane, b, w);
+  } else {
 #pragma unroll
-  for (int s = 0; s < STAGES - 1; ++s) fetch(s);
+    for (int s = 0; s < STAGES - 1; ++s) fetch(s);
 #pragma unroll 1
-  for (int piece = 0; piece < COUNT; ++piece) {
-    copy_wait<STAGES - 2>();
-    __syncthreads();
-    fetch(piece + STAGES - 1);
-    multiply<KC, TILES, SETS, STRIDE, B_STRIDE>(acc, shared_address(ring + (piece % STAGES) * BUFFER) + a_lane,
-                                                b + 2 * piece * KC);
+    for (int piece = 0; piece < COUNT; ++piece) {
+      copy_wait<STAGES - 2>();
+      sync_team();
+      fetch(piece + STAGES - 1);
+      multiply<KC, TILES, SETS, STRIDE, B_STRIDE>(acc, shared_address(ring + (piece % STAGES) * BUFFER) + a_lane,
+                                                  b + 2 * piece * KC, w);
+    }
   }
 }

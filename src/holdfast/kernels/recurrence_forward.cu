@@ -1,202 +1,253 @@
 // LSTM or GRU over a sequence, forward. See recurrence_common.cuh for the plan and docs/kernels.md for the reasons.
-//
-// Rows are r = t * B + b. gates [T*B, GATES*H] fp16 holds the input's pre-activations without bias; with SAVE the activated
-// gates replace them. The state entering each step, resets applied, goes to h_in (fp16, `h_stride` apart; two slots
-// of B rows when not SAVE) and saved [T*B, H]: c for the LSTM, W_hn h + b_hn for the GRU.
-// All state is fp32 [B, H]: h0 and carry0 (c0; for the GRU h0 again) come in, h_n and carry (c_n; for the GRU h_n again, in a
-// buffer of its own) go out. b_ih, b_hh [GATES*H] fp32 or null, resets [T*B] or null, fill_h, fill_c [H] fp32 or null.
+
+struct Arguments {
+  u16* gates;            // [T*B, GATES*H] fp16: the input's pre-activations without bias; with SAVE the activated gates replace them
+  const u16* w_hh;       // [GATES*H, H] fp16
+  const float* b_ih;     // [GATES*H] or null
+  const float* b_hh;
+  const float* h0;       // [B, H]
+  const float* carry0;   // [B, H]: c0; for the GRU h0 again
+  float* h_n;            // [B, H]
+  float* carry;          // [B, H]: c_n; for the GRU h_n again, in a buffer of its own
+  const u8* resets;      // [T*B]
+  const float* fill_h;   // [H] or null
+  const float* fill_c;
+  void* y;               // [T*B, H]
+  u16* h_in;             // the state each step starts from, resets applied: T*B rows, or two slots of B rows without SAVE
+  u16* saved;            // [T*B, H] fp16: c before each step, resets applied; for the GRU W_hn h + b_hn
+  u32* arrivals;         // [chunks], zeros
+  i64 h_stride;          // elements from row to row of h_in
+  int steps, batch, groups, chunks;
+};
 
 constexpr int K = HIDDEN;
 constexpr int KP = SPLIT == 1 ? (K + 15) / 16 * 16 : (K + KC - 1) / KC * KC;
 constexpr int W_STRIDE = KP + 8;
 constexpr int A_STRIDE = SPLIT == 1 ? KP + 8 : KC + 8;
+constexpr int A_SIZE = SPLIT == 1 ? R * A_STRIDE : STAGES * R * A_STRIDE;
 constexpr int TILES = GATES * J;
+constexpr int W_STEPS = W_REGISTERS ? KP / 16 : 1;
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
-recurrence_forward(u16* gates, const u16* w_hh, const float* b_ih, const float* b_hh, const float* h0, const float* carry0,
-                   float* h_n, float* carry, const u8* resets, const float* fill_h, const float* fill_c, void* y, u16* h_in,
-                   u16* saved, u32* arrivals, int steps, int batch, int groups, int chunks, i64 h_stride) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrence_forward(const Arguments p) {
   extern __shared__ __align__(16) u16 memory[];
-  u16* w = memory;                                        // [WARP_UNITS * TILES * 8 (+ 8 padding)][W_STRIDE]
-  u16* a = w + (WARP_UNITS * TILES * 8 + 8) * W_STRIDE;   // h: [R][A_STRIDE], or the ring
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  u16* w = memory;                                       // [WARP_UNITS * TILES * 8][W_STRIDE]
+  const int team = threadIdx.x / TEAM_THREADS;
+  u16* a = w + WARP_UNITS * TILES * 8 * W_STRIDE + team * A_SIZE;   // h: [R][A_STRIDE], or the ring
+  const int lane = threadIdx.x % 32, warp = team_thread() / 32;
   const int warp_row = warp / WARP_UNITS, warp_unit = warp % WARP_UNITS;
   const int group = blockIdx.x / SPLIT, first_unit = (blockIdx.x % SPLIT) * NH;
   const int unit = first_unit + warp_unit * WU + UT * (lane % 4);   // the first of this thread's UT units
   const bool unit_ok = unit < HIDDEN;
-  const int lane_row = warp_row * 16 * MT + lane / 4;
+  const int lane_row = warp_row * WARP_HEIGHT + lane / 4;
+  const int first_chunk = group + team * p.groups, next_chunk = TEAMS * p.groups;
+  const int batch = p.batch, steps = p.steps;
 
   for (int i = threadIdx.x; i < WARP_UNITS * TILES * 8 * (KP / 8); i += THREADS) {
     int n = i / (KP / 8), k = i % (KP / 8) * 8;
     int column = n % 8, j = n / 8 % J, gate = n / 8 / J % GATES, block = n / 8 / J / GATES;
     int u = first_unit + block * WU + UT * (column / 2) + 2 * j + column % 2;
     uint4 v = make_uint4(0, 0, 0, 0);
-    if (u < HIDDEN && k < K) v = *(const uint4*)(w_hh + (i64)(gate * HIDDEN + u) * HIDDEN + k);
+    if (u < HIDDEN && k < K) v = *(const uint4*)(p.w_hh + (i64)(gate * HIDDEN + u) * HIDDEN + k);
     *(uint4*)(w + n * W_STRIDE + k) = v;
   }
   if constexpr (SPLIT == 1)
-    for (int i = threadIdx.x; i < R * A_STRIDE / 2; i += THREADS) ((u32*)a)[i] = 0;
-  const u32 b_lane = shared_address(w + (warp_unit * TILES * 8 + lane % 8 + lane / 16 * 8) * W_STRIDE + lane / 8 % 2 * 8);
-  const u32 a_lane = 2 * ((warp_row * 16 * MT + lane % 16) * A_STRIDE + lane / 16 * 8);
+    for (int i = team_thread(); i < R * A_STRIDE / 2; i += TEAM_THREADS) ((u32*)a)[i] = 0;
+  const u32 b = shared_address(w + (warp_unit * TILES * 8 + lane % 8 + lane / 16 * 8) * W_STRIDE + lane / 8 % 2 * 8);
+  const u32 a_lane = a_lane_offset(warp_row, lane, A_STRIDE);
 
   float bias[GATES][UT], bias_hidden[UT], start_h[UT], start_c[UT];
 #pragma unroll
   for (int u = 0; u < UT; ++u) {
 #pragma unroll
     for (int gate = 0; gate < GATES; ++gate) {
-      bias[gate][u] = unit_ok && b_ih ? b_ih[gate * HIDDEN + unit + u] : 0.0f;
-      if (unit_ok && b_hh && !(GRU && gate == 2)) bias[gate][u] += b_hh[gate * HIDDEN + unit + u];
+      bias[gate][u] = unit_ok && p.b_ih ? p.b_ih[gate * HIDDEN + unit + u] : 0.0f;
+      if (unit_ok && p.b_hh && !(GRU && gate == 2)) bias[gate][u] += p.b_hh[gate * HIDDEN + unit + u];
     }
-    bias_hidden[u] = GRU && unit_ok && b_hh ? b_hh[2 * HIDDEN + unit + u] : 0.0f;
-    start_h[u] = FILL && unit_ok && fill_h ? fill_h[unit + u] : 0.0f;
-    start_c[u] = FILL && !GRU && unit_ok && fill_c ? fill_c[unit + u] : 0.0f;
+    bias_hidden[u] = GRU && unit_ok && p.b_hh ? p.b_hh[2 * HIDDEN + unit + u] : 0.0f;
+    start_h[u] = FILL && unit_ok && p.fill_h ? p.fill_h[unit + u] : 0.0f;
+    start_c[u] = FILL && !GRU && unit_ok && p.fill_c ? p.fill_c[unit + u] : 0.0f;
   }
   __syncthreads();
+  u32 w_registers[W_STEPS][TILES][2];
+  if constexpr (W_REGISTERS)
+#pragma unroll
+    for (int k = 0; k < W_STEPS; ++k) load_b<TILES, W_STRIDE>(w_registers[k], b, k * 16);
 
-  // The state that enters step 0.
-  float kept[MT][2][UT];
-  for (int chunk = group; chunk < chunks; chunk += groups) {
+  HalfRun x[MT][HALVES][GATES];
+  auto load_x = [&](HalfRun (&run)[MT][HALVES][GATES], int t, int chunk_row) {
 #pragma unroll
     for (int m = 0; m < MT; ++m)
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        int local = lane_row + m * 16 + half * 8, row = chunk * R + local;
-        bool ok = row < batch && unit_ok;
-        bool reset = RESETS && ok && resets[row];
+      for (int half = 0; half < HALVES; ++half) {
+        const int row = chunk_row + lane_row + m * 16 + half * 8;
+        const bool ok = row < batch && unit_ok && t < steps;
+#pragma unroll
+        for (int gate = 0; gate < GATES; ++gate) {
+          if (ok) load_words(run[m][half][gate], p.gates + ((i64)t * batch + row) * (GATES * HIDDEN) + gate * HIDDEN + unit);
+          else
+#pragma unroll
+            for (int i = 0; i < UT / 2; ++i) run[m][half][gate][i] = 0;
+        }
+      }
+  };
+
+  // The state that enters step 0.
+  float kept[MT][HALVES][UT];
+  for (int chunk = first_chunk; chunk < p.chunks; chunk += next_chunk) {
+#pragma unroll
+    for (int m = 0; m < MT; ++m)
+#pragma unroll
+      for (int half = 0; half < HALVES; ++half) {
+        const int local = lane_row + m * 16 + half * 8, row = chunk * R + local;
+        const bool ok = row < batch && unit_ok;
+        const bool reset = RESETS && ok && p.resets[row];
         float h[UT];
 #pragma unroll
         for (int u = 0; u < UT; ++u) {
-          h[u] = ok ? (reset ? start_h[u] : h0[(i64)row * HIDDEN + unit + u]) : 0.0f;
-          if constexpr (ONE_CHUNK) kept[m][half][u] = ok ? carry0[(i64)row * HIDDEN + unit + u] : 0.0f;
+          h[u] = ok ? (reset ? start_h[u] : p.h0[(i64)row * HIDDEN + unit + u]) : 0.0f;
+          if constexpr (ONE_CHUNK) kept[m][half][u] = ok ? p.carry0[(i64)row * HIDDEN + unit + u] : 0.0f;
         }
         HalfRun run;
         to_half_run(run, h);
-        if (ok && (SPLIT > 1 || SAVE)) store_words(h_in + row * h_stride + unit, run);
+        if (ok && (SPLIT > 1 || SAVE)) store_words(p.h_in + row * p.h_stride + unit, run);
         if (SPLIT == 1 && ok)
 #pragma unroll
           for (int i = 0; i < UT / 2; ++i) ((u32*)(a + local * A_STRIDE + unit))[i] = run[i];
       }
-    if constexpr (SPLIT > 1) arrive(arrivals + chunk);
+    if constexpr (SPLIT > 1) arrive(p.arrivals + chunk);
+    if constexpr (ONE_CHUNK) load_x(x, 0, chunk * R);
   }
-  if constexpr (SPLIT == 1) __syncthreads();
+  if constexpr (SPLIT == 1) sync_team();
 
   for (int t = 0; t < steps; ++t) {
     const i64 first = (i64)t * batch;
-    for (int chunk = group; chunk < chunks; chunk += groups) {
+    for (int chunk = first_chunk; chunk < p.chunks; chunk += next_chunk) {
       const int chunk_row = chunk * R;
       // Everything that does not depend on the other blocks is fetched before waiting for them.
-      HalfRun x[MT][2][GATES];
-      FloatRun state[MT][2];
-      u8 reset_now[MT][2], reset_next[MT][2];
+      HalfRun x_next[MT][HALVES][GATES];
+      if constexpr (ONE_CHUNK) load_x(x_next, t + 1, chunk_row);
+      else load_x(x, t, chunk_row);
+      FloatRun state[MT][HALVES];
+      u8 reset_now[MT][HALVES], reset_next[MT][HALVES];
 #pragma unroll
       for (int m = 0; m < MT; ++m)
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          int row = chunk_row + lane_row + m * 16 + half * 8;
-          bool ok = row < batch && unit_ok;
-#pragma unroll
-          for (int gate = 0; gate < GATES; ++gate) {
-            if (ok) load_words(x[m][half][gate], gates + (first + row) * (GATES * HIDDEN) + gate * HIDDEN + unit);
-            else
-#pragma unroll
-              for (int i = 0; i < UT / 2; ++i) x[m][half][gate][i] = 0;
-          }
+        for (int half = 0; half < HALVES; ++half) {
+          const int row = chunk_row + lane_row + m * 16 + half * 8;
+          const bool ok = row < batch && unit_ok;
           if constexpr (!ONE_CHUNK) {
-            if (ok) load_words(state[m][half], (t ? carry : carry0) + (i64)row * HIDDEN + unit);
+            if (ok) load_words(state[m][half], (t ? p.carry : p.carry0) + (i64)row * HIDDEN + unit);
             else
 #pragma unroll
               for (int u = 0; u < UT; ++u) state[m][half][u] = 0;
           }
-          reset_now[m][half] = RESETS && ok ? resets[first + row] : 0;
-          reset_next[m][half] = RESETS && ok && t + 1 < steps ? resets[first + batch + row] : 0;
+          reset_now[m][half] = RESETS && ok ? p.resets[first + row] : 0;
+          reset_next[m][half] = RESETS && ok && t + 1 < steps ? p.resets[first + batch + row] : 0;
         }
-      if constexpr (SPLIT > 1) wait(arrivals + chunk, (u32)SPLIT * (t + 1));
+      if constexpr (SPLIT > 1) wait(p.arrivals + chunk, (u32)SPLIT * (t + 1));
 
       float acc_sets[1][MT][TILES][4];
       clear<TILES, 1>(acc_sets);
-      auto& acc = acc_sets[0];
       if constexpr (SPLIT == 1) {
-        multiply<KP, TILES, 1, A_STRIDE, W_STRIDE>(acc_sets, shared_address(a) + a_lane, b_lane);
-        __syncthreads();
+        multiply<KP, TILES, 1, A_STRIDE, W_STRIDE>(acc_sets, shared_address(a) + a_lane, b, w_registers);
+        sync_team();
       } else {
         const i64 slot = SAVE ? first : (i64)(t & 1) * batch;
-        multiply_streamed<K, TILES, 1, W_STRIDE>(acc_sets, h_in + (slot + chunk_row) * h_stride, h_stride, batch - chunk_row,
-                                                 a, a_lane, b_lane);
+        multiply_streamed<K, TILES, 1, W_STRIDE>(acc_sets, p.h_in + (slot + chunk_row) * p.h_stride, p.h_stride,
+                                                 batch - chunk_row, a, a_lane, b, w_registers);
       }
+      auto& acc = acc_sets[0];
 
+      // First what the other blocks wait for, then the rest.
+      HalfRun out[MT][HALVES][GATES], extra[MT][HALVES];
+      float h[MT][HALVES][UT];
 #pragma unroll
       for (int m = 0; m < MT; ++m)
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
+        for (int half = 0; half < HALVES; ++half) {
           const int local = lane_row + m * 16 + half * 8, row = chunk_row + local;
           const bool ok = row < batch && unit_ok;
-          float out[GATES][UT], before[UT], after[UT], h[UT], extra[UT];
+          float gate_values[GATES][UT], extra_values[UT], after[UT], next[UT];
 #pragma unroll
           for (int u = 0; u < UT; ++u) {
             const int j = u / 2, slot = half * 2 + u % 2;
-            before[u] = ONE_CHUNK ? kept[m][half][u] : __uint_as_float(state[m][half][u]);
-            if (RESETS && reset_now[m][half]) before[u] = GRU ? start_h[u] : start_c[u];
-            float pre0 = half_at(x[m][half][0], u) + bias[0][u] + acc[m][j][slot];
-            float pre1 = half_at(x[m][half][1], u) + bias[1][u] + acc[m][J + j][slot];
-            float pre2 = half_at(x[m][half][2], u) + bias[2][u];
+            float before = ONE_CHUNK ? kept[m][half][u] : __uint_as_float(state[m][half][u]);
+            if (RESETS && reset_now[m][half]) before = GRU ? start_h[u] : start_c[u];
+            float v0 = half_at(x[m][half][0], u) + bias[0][u] + acc[m][j][slot];
+            float v1 = half_at(x[m][half][1], u) + bias[1][u] + acc[m][J + j][slot];
+            float v2 = half_at(x[m][half][2], u) + bias[2][u];
             if constexpr (GRU) {
-              extra[u] = acc[m][2 * J + j][slot] + bias_hidden[u];
-              float r = sigmoid(pre0), z = sigmoid(pre1), n = tanh_(pre2 + r * extra[u]);
-              after[u] = n + z * (before[u] - n);
-              h[u] = after[u];
-              out[0][u] = r; out[1][u] = z; out[2][u] = n;
+              extra_values[u] = acc[m][2 * J + j][slot] + bias_hidden[u];
+              sigmoid2(v0, v1);
+              v2 = tanh_(v2 + v0 * extra_values[u]);
+              after[u] = v2 + v1 * (before - v2);
+              h[m][half][u] = after[u];
             } else {
-              float pre3 = half_at(x[m][half][GATES - 1], u) + bias[GATES - 1][u] + acc[m][(GATES - 1) * J + j][slot];
-              float i = sigmoid(pre0), f = sigmoid(pre1), g = tanh_(pre2 + acc[m][2 * J + j][slot]), o = sigmoid(pre3);
-              after[u] = f * before[u] + i * g;
-              h[u] = o * tanh_(after[u]);
-              extra[u] = before[u];
-              out[0][u] = i; out[1][u] = f; out[2][u] = g; out[GATES - 1][u] = o;
+              float v3 = half_at(x[m][half][GATES - 1], u) + bias[GATES - 1][u] + acc[m][(GATES - 1) * J + j][slot];
+              v2 += acc[m][2 * J + j][slot];
+              lstm_gates(v0, v1, v2, v3);
+              after[u] = v1 * before + v0 * v2;
+              h[m][half][u] = v3 * tanh_(after[u]);
+              extra_values[u] = before;
+              gate_values[GATES - 1][u] = v3;
             }
+            gate_values[0][u] = v0;
+            gate_values[1][u] = v1;
+            gate_values[2][u] = v2;
+            next[u] = RESETS && reset_next[m][half] ? start_h[u] : h[m][half][u];
           }
-          if (ok) {
-            // h first: the other blocks wait for it.
-            if (t + 1 < steps) {
-              float next[UT];
-#pragma unroll
-              for (int u = 0; u < UT; ++u) next[u] = RESETS && reset_next[m][half] ? start_h[u] : h[u];
-              HalfRun run;
-              to_half_run(run, next);
-              if constexpr (SPLIT > 1 || SAVE) {
-                const i64 slot = SAVE ? first + batch : (i64)((t + 1) & 1) * batch;
-                store_words(h_in + (slot + row) * h_stride + unit, run);
-              }
-              if constexpr (SPLIT == 1)
-#pragma unroll
-                for (int i = 0; i < UT / 2; ++i) ((u32*)(a + local * A_STRIDE + unit))[i] = run[i];
-            } else {
-#pragma unroll
-              for (int u = 0; u < UT; ++u) h_n[(i64)row * HIDDEN + unit + u] = h[u];
+          if (ok && t + 1 < steps) {
+            HalfRun run;
+            to_half_run(run, next);
+            if constexpr (SPLIT > 1 || SAVE) {
+              const i64 slot = SAVE ? first + batch : (i64)((t + 1) & 1) * batch;
+              store_words(p.h_in + (slot + row) * p.h_stride + unit, run);
             }
-            store_y(y, (first + row) * HIDDEN + unit, h);
-            if constexpr (SAVE) {
-              HalfRun run;
+            if constexpr (SPLIT == 1)
 #pragma unroll
-              for (int gate = 0; gate < GATES; ++gate) {
-                to_half_run(run, out[gate]);
-                store_words(gates + (first + row) * (GATES * HIDDEN) + gate * HIDDEN + unit, run);
-              }
-              to_half_run(run, extra);
-              store_words(saved + (first + row) * HIDDEN + unit, run);
-            }
-            if (!ONE_CHUNK || t + 1 == steps) {
-              FloatRun words;
+              for (int i = 0; i < UT / 2; ++i) ((u32*)(a + local * A_STRIDE + unit))[i] = run[i];
+          }
+          if constexpr (SAVE) {
 #pragma unroll
-              for (int u = 0; u < UT; ++u) words[u] = __float_as_uint(after[u]);
-              store_words(carry + (i64)row * HIDDEN + unit, words);
-            }
+            for (int gate = 0; gate < GATES; ++gate) to_half_run(out[m][half][gate], gate_values[gate]);
+            to_half_run(extra[m][half], extra_values);
           }
           if constexpr (ONE_CHUNK)
 #pragma unroll
             for (int u = 0; u < UT; ++u) kept[m][half][u] = after[u];
+          if (ok && (!ONE_CHUNK || t + 1 == steps)) {
+            FloatRun words;
+#pragma unroll
+            for (int u = 0; u < UT; ++u) words[u] = __float_as_uint(after[u]);
+            store_words(p.carry + (i64)row * HIDDEN + unit, words);
+          }
         }
-      if constexpr (SPLIT > 1) { if (t + 1 < steps) arrive(arrivals + chunk); else __syncthreads(); }
-      else __syncthreads();
+      if constexpr (SPLIT == 1) sync_team();
+      else if (t + 1 < steps) arrive(p.arrivals + chunk);
+      else sync_team();
+#pragma unroll
+      for (int m = 0; m < MT; ++m)
+#pragma unroll
+        for (int half = 0; half < HALVES; ++half) {
+          const int row = chunk_row + lane_row + m * 16 + half * 8;
+          if (row < batch && unit_ok) {
+            store_y(p.y, (first + row) * HIDDEN + unit, h[m][half]);
+            if constexpr (SAVE) {
+#pragma unroll
+              for (int gate = 0; gate < GATES; ++gate)
+                store_words(p.gates + (first + row) * (GATES * HIDDEN) + gate * HIDDEN + unit, out[m][half][gate]);
+              store_words(p.saved + (first + row) * HIDDEN + unit, extra[m][half]);
+            }
+            if (t + 1 == steps)
+#pragma unroll
+              for (int u = 0; u < UT; ++u) p.h_n[(i64)row * HIDDEN + unit + u] = h[m][half][u];
+          }
+          if constexpr (ONE_CHUNK)
+#pragma unroll
+            for (int gate = 0; gate < GATES; ++gate)
+#pragma unroll
+              for (int i = 0; i < UT / 2; ++i) x[m][half][gate][i] = x_next[m][half][gate][i];
+        }
     }
   }
 }

@@ -12,8 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from holdfast.kernels.half_products import scale_from_amax, unscaled_column_sums
-from holdfast.kernels.triton_lstm import load_fill, load_gate_bias, tanh
+from holdfast.kernels.triton_lstm import load_fill, load_gate_bias, scale_from_amax, tanh
 from holdfast.kernels.triton_tiles import recurrence_tile
 
 
@@ -149,7 +148,7 @@ def forward(
     saved: Tensor,
     save: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Same contract as `cuda_recurrence.forward`."""
+    """Fills y and, with `save`, h_in, saved and gates; returns h_n and the other final state, fp32."""
     steps, batch, hidden = y.shape
     h_n = torch.empty_like(h0)
     padded, rows, warps = recurrence_tile(hidden)
@@ -171,10 +170,9 @@ def backward(
     dc_n: Tensor | None,
     amax_bits: Tensor,
     steps: int,
-    y_dtype: torch.dtype,
     fill: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-    """Same contract as `cuda_recurrence.backward`."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    """d_gates (scaled fp16), dh0, dc0 and, with `fill`, the gradients of the fills: fp32, not scaled."""
     count, hidden = saved.shape
     batch = count // steps
     d_gates = gates.new_empty(count, 4 * hidden)
@@ -187,4 +185,4 @@ def backward(
         H=hidden, HP=padded, ROWS=rows, num_warps=warps,
     )  # fmt: skip
     d_fill_h = None if fill_h is None else fill_h.sum(0)
-    return d_gates, dh0, dh0, unscaled_column_sums(d_gates, amax_bits), d_fill_h, None
+    return d_gates, dh0, dh0, d_fill_h, None

@@ -16,8 +16,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from holdfast.kernels.half_products import scale_from_amax, unscaled_column_sums
 from holdfast.kernels.triton_tiles import recurrence_tile
+
+
+@triton.jit
+def scale_from_amax(amax_bits):
+    """A power of two that brings the amax to [1/16, 1/8), and its inverse; 1 when it is 0 or not finite."""
+    exponent = (amax_bits >> 23) & 0xFF
+    usable = (exponent > 0) & (exponent < 250)
+    scale = tl.where(usable, (250 - exponent) << 23, 127 << 23).to(tl.float32, bitcast=True)
+    inverse = tl.where(usable, (exponent + 4) << 23, 127 << 23).to(tl.float32, bitcast=True)
+    return scale, inverse
 
 
 @triton.jit
@@ -219,7 +228,7 @@ def forward(
     saved: Tensor,
     save: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Same contract as `cuda_recurrence.forward`."""
+    """Fills y and, with `save`, h_in, saved and gates; returns h_n and the other final state, fp32."""
     steps, batch, hidden = y.shape
     h_n, c_n = torch.empty_like(h0), torch.empty_like(h0)
     padded, rows, warps = recurrence_tile(hidden)
@@ -241,10 +250,9 @@ def backward(
     dc_n: Tensor | None,
     amax_bits: Tensor,
     steps: int,
-    y_dtype: torch.dtype,
     fill: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-    """Same contract as `cuda_recurrence.backward`."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    """d_gates (scaled fp16), dh0, dc0 and, with `fill`, the gradients of the fills: fp32, not scaled."""
     count, hidden = saved.shape
     batch = count // steps
     d_gates = gates.new_empty(count, 4 * hidden)
@@ -257,4 +265,4 @@ def backward(
         H=hidden, HP=padded, ROWS=rows, num_warps=warps,
     )  # fmt: skip
     d_fill_h, d_fill_c = (None if f is None else f.sum(0) for f in (fill_h, fill_c))
-    return d_gates, dh0, dc0, unscaled_column_sums(d_gates, amax_bits), d_fill_h, d_fill_c
+    return d_gates, dh0, dc0, d_fill_h, d_fill_c

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-LARGEST_HIDDEN = (
-    128  # W_hh in fp16 and one tile of rows fit in the registers and shared memory of one multiprocessor
-)
+LARGEST_HIDDEN = 128  # W_hh in fp16 and one tile of rows fit in the registers and shared memory of one multiprocessor
 
 
 def recurrence_tile(hidden_size: int) -> tuple[int, int, int]:
