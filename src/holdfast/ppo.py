@@ -164,7 +164,7 @@ class PPO:
 
     @torch.no_grad()
     def refreshed_starts(self, segment: Segment) -> State:
-        """The start state of every chunk under the present weights, laid out as by `Segment.columns`; the first stays."""
+        """The start state of every chunk under the present weights, as `Segment.columns` lays them; the first stays."""
         length = self.config.bptt or segment.num_steps
         states, state = [], segment.start_state
         for begin in range(0, segment.num_steps, length):

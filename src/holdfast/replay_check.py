@@ -1,11 +1,13 @@
 """The replay check: before the first optimiser step, the training leg must give what the rollout gave.
 
 Law 1 of the library. A gap means that something differs between acting and training: resets shifted, a wrong start
-state, dropout, a normaliser that moved. The check measures the gap and, when it is too large, says where and why.
+state, dropout, a normaliser that moved. The check measures the gap and, when it is too large, says where and why, by
+trying which other resets or start states would make it vanish.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -13,7 +15,7 @@ from torch import Tensor, nn
 
 from holdfast.collect import Segment
 from holdfast.policy import RecurrentPolicy
-from holdfast.state import tree_map
+from holdfast.state import leaves, tree_map
 
 
 class ReplayError(RuntimeError):
@@ -21,11 +23,33 @@ class ReplayError(RuntimeError):
 
 
 class Gap(NamedTuple):
-    """The largest difference of log-probabilities, and where: step t, column b."""
+    """The largest difference of log-probabilities, or of values against their scale; at step t, environment b."""
 
     size: float
     t: int
     b: int
+
+
+class Leg(NamedTuple):
+    """How a segment is trained on: which policy, in chunks of `bptt`, in which precision."""
+
+    policy: RecurrentPolicy
+    bptt: int | None
+    autocast: torch.dtype | None
+
+    @torch.no_grad()
+    def difference(self, segment: Segment, resets: Tensor | None = None, zero_start: bool = False) -> Tensor:
+        """How far the stored numbers are from recomputed ones, [T, B]; 0 in dummy steps."""
+        cut = (segment if resets is None else replace(segment, resets=resets)).columns(self.bptt)
+        start = tree_map(torch.zeros_like, cut.start_state) if zero_start else cut.start_state
+        with torch.autocast(cut.resets.device.type, self.autocast, enabled=self.autocast is not None):
+            new = self.policy.evaluate(cut.obs, cut.actions, start, cut.resets, action_mask=cut.action_mask)
+        scale = cut.value.abs().max().clamp(min=1.0)
+        apart = torch.maximum(
+            (new.log_prob.float() - cut.log_prob).abs(), (new.value.float() - cut.value).abs() / scale
+        )
+        apart = torch.where(cut.valid, apart, 0.0)  # [length, chunks * B]
+        return apart.unflatten(1, (-1, segment.num_envs)).transpose(0, 1).flatten(0, 1)
 
 
 def tolerance(device: torch.device, half_precision: bool) -> float:
@@ -35,30 +59,36 @@ def tolerance(device: torch.device, half_precision: bool) -> float:
     return 1e-3 if device.type == "cuda" else 1e-5
 
 
-def measure(policy: RecurrentPolicy, segment: Segment, autocast: torch.dtype | None = None) -> Gap:
-    """Recompute the stored log-probabilities with the present weights. `segment` as it will be trained on."""
-    return _largest(_difference(policy, segment, segment.resets, autocast))
+def measure(
+    policy: RecurrentPolicy, segment: Segment, autocast: torch.dtype | None = None, bptt: int | None = None
+) -> Gap:
+    """Recompute the stored log-probabilities and values with the present weights."""
+    return _largest(Leg(policy, bptt, autocast).difference(segment))
 
 
 def check(
-    policy: RecurrentPolicy, segment: Segment, autocast: torch.dtype | None = None, allowed: float | None = None
+    policy: RecurrentPolicy,
+    segment: Segment,
+    autocast: torch.dtype | None = None,
+    bptt: int | None = None,
+    allowed: float | None = None,
 ) -> float:
     """The gap; above ten times the tolerance a `ReplayError` that explains it."""
     allowed = tolerance(segment.resets.device, autocast is not None) if allowed is None else allowed
-    gap = measure(policy, segment, autocast)
+    leg = Leg(policy, bptt, autocast)
+    gap = _largest(leg.difference(segment))
     if gap.size <= 10 * allowed:  # NaN fails this too
         return gap.size
-    raise ReplayError(explain(policy, segment, gap, allowed, autocast))
-
-
-@torch.no_grad()
-def _difference(policy: RecurrentPolicy, segment: Segment, resets: Tensor, autocast: torch.dtype | None) -> Tensor:
-    with torch.autocast(resets.device.type, autocast, enabled=autocast is not None):
-        new = policy.evaluate(
-            segment.obs, segment.actions, segment.start_state, resets, action_mask=segment.action_mask
+    where = f"at step t={gap.t}, environment {gap.b}, with unchanged weights"
+    if gap.size != gap.size:
+        raise ReplayError(
+            f"log-probabilities or values are NaN {where}. Look at observations, rewards and weights; "
+            "hf.debug(True) stops at the first step and environment where it happens."
         )
-    difference = (new.log_prob.float() - segment.log_prob).abs()
-    return torch.where(segment.valid, difference, 0.0)  # [T, C]
+    raise ReplayError(
+        f"training does not replay the rollout: log-probabilities or values differ by {gap.size:.3g} "
+        f"(allowed {allowed:.0e}) {where}.\n{_boundary(segment, gap)}\n{_cause(leg, segment, 10 * allowed)}"
+    )
 
 
 def _largest(difference: Tensor) -> Gap:
@@ -67,69 +97,95 @@ def _largest(difference: Tensor) -> Gap:
     return Gap(float(difference[t, b]), t, b)
 
 
-def explain(
-    policy: RecurrentPolicy, segment: Segment, gap: Gap, allowed: float, autocast: torch.dtype | None = None
-) -> str:
-    """What differs, where, which boundary is near, and the likeliest cause."""
-    lines = [
-        f"training does not replay the rollout: log-probabilities differ by {gap.size:.3g} (allowed {allowed:.0e}) "
-        f"at step t={gap.t}, environment {gap.b % segment.num_envs}, with unchanged weights.",
-        _boundary(segment, gap),
-    ]
-    random = _random_layers(policy)
-    if random:
-        lines.append(
-            f"Cause: {', '.join(random)} in training mode. Dropout and batch statistics differ between the two legs; "
-            "remove them from the policy, or set them to eval()."
-        )
-        return "\n".join(lines)
-    again = _largest((_difference(policy, segment, segment.resets, autocast) - _difference(policy, segment, segment.resets, autocast)).abs())
-    if again.size > allowed:
-        lines.append("Cause: two evaluations of the same segment differ, so something in encode or decode is random.")
-        return "\n".join(lines)
-    for words, resets in _other_resets(segment.resets):
-        if _largest(_difference(policy, segment, resets, autocast)).size <= 10 * allowed:
-            lines.append(f"Cause: the gap vanishes when the stored resets are {words}: that is how the rollout really reset.")
-            return "\n".join(lines)
-    fresh = tree_map(torch.zeros_like, segment.start_state)
-    zeros = Segment(**{**segment.__dict__, "start_state": fresh})
-    if _largest(_difference(policy, zeros, segment.resets, autocast)).size <= 10 * allowed:
-        lines.append("Cause: the gap vanishes from a zero start state: the rollout began from zeros, the stored state says otherwise.")
-    else:
-        lines.append(
-            "No usual cause found. Look for anything that differs between act and evaluate: a normaliser that moved, noise, "
-            "weights changed after the rollout, precision in one leg only. `holdfast doctor` examines the policy."
-        )
-    return "\n".join(lines)
-
-
 def _boundary(segment: Segment, gap: Gap) -> str:
     starts = segment.resets[:, gap.b].nonzero().squeeze(1).tolist()
     if not starts:
-        return "No episode begins in that sequence, so the start state is the first suspect."
+        return "No episode begins in that environment's sequence, so the start state is the first suspect."
     nearest = min(starts, key=lambda t: abs(t - gap.t))
-    when = "at that very step" if nearest == gap.t else f"{abs(gap.t - nearest)} steps {'before' if nearest < gap.t else 'after'} it"
+    side = "before" if nearest < gap.t else "after"
+    when = "at that very step" if nearest == gap.t else f"{abs(gap.t - nearest)} steps {side} it"
     return f"The nearest episode start is at t={nearest}, {when}."
 
 
-def _random_layers(policy: nn.Module) -> list[str]:
+# --- why ---------------------------------------------------------------------------------------------------------
+
+
+def _cause(leg: Leg, segment: Segment, limit: float) -> str:
+    layers = _layers_to_blame(leg.policy)
+    if layers:
+        return layers
+    present = leg.difference(segment)
+    if float((present - leg.difference(segment)).abs().max()) > limit / 10:
+        return "Cause: two evaluations of the same segment differ, so something in encode or decode is random."
+    if float(leg.difference(segment, zero_start=True).max()) <= limit:
+        return (
+            "Cause: the gap vanishes from a zero start state: the rollout began from zeros, the stored state says "
+            "otherwise."
+        )
+    for words, resets in _other_resets(segment):
+        if _fits(leg, segment, resets, limit):
+            return f"Cause: the gap vanishes when the stored resets are {words}: that is how the rollout really reset."
+    if _only_before_first_reset(leg, segment, present, limit):
+        zeros = all(not leaf.any() for leaf in leaves(segment.start_state))
+        return (
+            "Cause: only steps between a sequence's start and its first episode start differ: the stored start state "
+            f"is not the one the rollout had{' (it is all zeros)' if zeros else ''}."
+        )
+    return (
+        "No usual cause found. Look for anything that differs between act and evaluate: a normaliser that moved, "
+        "noise, weights changed after the rollout, precision in one leg only. `holdfast doctor` examines the policy."
+    )
+
+
+def rollout_failed(policy: nn.Module, error: ValueError) -> None:
+    """Say so if layers that the check refuses are behind an error in the rollout: BatchNorm fails on a single row."""
+    layers = _layers_to_blame(policy)
+    if layers:
+        raise ReplayError(f"the rollout failed: {error}.\n{layers}") from error
+
+
+def _layers_to_blame(policy: nn.Module) -> str | None:
     kinds = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm)
-    return [
+    found = [
         f"{type(m).__name__} ({name})"
         for name, m in policy.named_modules()
         if isinstance(m, kinds) and m.training and getattr(m, "p", 1.0) > 0
     ]
+    if not found:
+        return None
+    return (
+        f"Cause: {', '.join(found)} in training mode. Dropout and batch statistics differ between the two legs; "
+        "remove them from the policy, or set them to eval()."
+    )
 
 
-def _other_resets(resets: Tensor) -> list[tuple[str, Tensor]]:
+def _other_resets(segment: Segment) -> list[tuple[str, Tensor]]:
+    """Resets that the rollout may have used in place of the stored ones; entry 0 is not known."""
+    resets = segment.resets
     none = torch.zeros_like(resets)
-    earlier, later = none.clone(), none.clone()
+    earlier, later, ends = none.clone(), none.clone(), none.clone()
     earlier[:-1], later[1:] = resets[1:], resets[:-1]
-    first = none.clone()
-    first[0] = resets[0]
-    return [
+    ended = ~segment.valid if not segment.valid.all() else segment.terminated | segment.truncated
+    ends[1:] = ended[:-1]
+    found = [
         ("one step earlier (they are late by one)", earlier),
         ("one step later (they are early by one)", later),
-        ("one step earlier and at the segment's start", earlier | first),
-        ("left out", none),
+        ("completed: where an episode ended, the next step begins another (some are missing)", ends),
+        ("left out (the rollout never reset)", none),
     ]
+    return [(words, other) for words, other in found if not torch.equal(other[1:], resets[1:])]
+
+
+def _fits(leg: Leg, segment: Segment, resets: Tensor, limit: float) -> bool:
+    """Whether these resets explain the rollout. What step 0 had is not known, so each environment may have either;
+    nor what the last step had, so it does not count."""
+    begins, goes_on = resets.clone(), resets.clone()
+    begins[0], goes_on[0] = True, False
+    worst = [leg.difference(segment, r)[:-1].amax(0) for r in (begins, goes_on)] if len(resets) > 1 else []
+    return bool(worst) and bool((torch.minimum(*worst) <= limit).all())
+
+
+def _only_before_first_reset(leg: Leg, segment: Segment, present: Tensor, limit: float) -> bool:
+    length = leg.bptt or segment.num_steps
+    begun = segment.resets.unflatten(0, (-1, length)).cumsum(1).flatten(0, 1) > 0  # [T, B]
+    return bool((present[begun] <= limit).all()) and bool(begun.any())

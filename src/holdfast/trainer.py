@@ -155,14 +155,18 @@ class Trainer:
 
     def _one_update(self) -> tuple[dict[str, float], Segment]:
         config = self.config
-        segment = self.collector.rollout()
+        try:
+            segment = self.collector.rollout()
+        except ValueError as error:
+            replay_check.rollout_failed(self.policy, error)
+            raise
         self._ask("on_rollout_end", segment)
         self.recent_returns.extend(segment.episode_returns)
         self.recent_lengths.extend(segment.episode_lengths)
         all_valid = not self.collector.feed.has_dummy_steps
         checked = self.update % max(1, config.replay_check_every) == 0
         began = time.perf_counter()
-        gap = replay_check.check(self.policy, segment.columns(config.bptt), self.autocast) if checked else NAN
+        gap = replay_check.check(self.policy, segment, self.autocast, config.bptt) if checked else NAN
         losses = self.ppo.update(segment, self.update / config.num_updates, all_valid)
         seconds = time.perf_counter() - began
         stale = self._staleness(segment) if checked else NAN
