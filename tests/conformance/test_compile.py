@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
+
 from conformance.driver import either
 from conformance.episodes import assert_close, flags
 from conformance.policies import KINDS, actor_critic
-from torch._dynamo.utils import counters
 
 # One small case of each leg with the real compiler; the rest with the same graphs run by eager kernels.
 BACKENDS = [

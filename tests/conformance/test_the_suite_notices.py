@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
+from gymnasium import spaces
+
+import holdfast as hf
 from conformance import test_isolation as isolation
 from conformance import test_lifecycle as lifecycle
 from conformance import test_precision as precision
 from conformance import test_replay as replay
 from conformance.driver import Evaluated, PolicyDriver, either
 from conformance.policies import ACTIONS, actor_critic, loud
-from gymnasium import spaces
-
-import holdfast as hf
 from holdfast import state as state_ops
 
 

@@ -64,10 +64,9 @@ def _input_and_weight_grads(
     dgx: Tensor, dgh: Tensor, x: Tensor, h_prev: Tensor, w_ih: Tensor, need_x: bool, need_w: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dx, dW_ih, dW_hh from the gate gradients on the input side and on the hidden side, [T*B, G] each."""
-    empty = x.new_empty(0)
-    dx = _mm(dgx, w_ih).view_as(x) if need_x else empty
+    dx = _mm(dgx, w_ih).view_as(x) if need_x else x.new_empty(0)
     if not need_w:
-        return dx, empty, empty.clone()
+        return dx, x.new_empty(0), x.new_empty(0)  # an operator's outputs may not be one tensor
     N = dgx.shape[0]
     return dx, _mm(dgx.t(), x.reshape(N, -1)), _mm(dgh.t(), h_prev.view(N, -1))
 

@@ -1,0 +1,52 @@
+"""The reference is the specification: it equals torch.nn where there are no resets, and hand-made episodes where there are."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from holdfast.kernels import reference
+from kernels.recurrences import Layer
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+def test_without_resets_it_is_torch_nn(cell):
+    layer = Layer.random(cell, 6, 3, 4, 5, resets="none")
+    theirs = (torch.nn.LSTM if cell == "lstm" else torch.nn.GRU)(4, 5).double()
+    theirs.load_state_dict(dict(zip(("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0"), layer.weights)))
+    start = [s.unsqueeze(0) for s in layer.state]
+    y, state = theirs(layer.x, tuple(start) if cell == "lstm" else start[0])
+    got = layer.run(reference)
+    torch.testing.assert_close(got[0], y)
+    for mine, final in zip(got[1:], state if cell == "lstm" else [state]):
+        torch.testing.assert_close(mine, final.squeeze(0))
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+@pytest.mark.parametrize("fill", [False, True])
+def test_a_reset_starts_again_from_the_fill(cell, fill):
+    layer = Layer.random(cell, 5, 1, 4, 3, resets="none", fill=fill)
+    layer.resets = torch.tensor([False, False, True, False, False]).view(5, 1)
+    after = Layer.random(cell, 5, 1, 4, 3, resets="none", fill=fill)
+    after.x = layer.x[2:]
+    after.state = tuple(torch.zeros(1, 3, dtype=torch.float64) if f is None else f.expand(1, 3) for f in layer.fills)
+    torch.testing.assert_close(layer.run(reference)[0][2:], after.run(reference)[0])
+
+
+def test_one_lstm_step_by_hand():
+    """All weights 0, biases (i, f, g, o) = (0, 0, 1, 0): c = 0.5 c0 + 0.5 tanh(1), h = 0.5 tanh(c)."""
+    one = torch.ones(1, dtype=torch.float64)
+    zeros = torch.zeros(4, 1, dtype=torch.float64)
+    bias = torch.tensor([0.0, 0.0, 1.0, 0.0], dtype=torch.float64)
+    h, c = reference.lstm_step(one.view(1, 1), one.view(1, 1), 2 * one.view(1, 1), zeros, zeros, bias, None)
+    expected = 1.0 + 0.5 * torch.tanh(one)
+    torch.testing.assert_close(c.squeeze(0), expected)
+    torch.testing.assert_close(h.squeeze(0), 0.5 * torch.tanh(expected))
+
+
+def test_one_gru_step_by_hand():
+    """All weights 0, input biases (r, z, n) = (0, 0, 1): h = 0.5 tanh(1) + 0.5 h0."""
+    zeros = torch.zeros(3, 1, dtype=torch.float64)
+    bias = torch.tensor([0.0, 0.0, 1.0], dtype=torch.float64)
+    h = reference.gru_step(torch.ones(1, 1).double(), torch.full((1, 1), 4.0).double(), zeros, zeros, bias, None)
+    assert h.item() == pytest.approx(0.5 * torch.tanh(torch.tensor(1.0)).item() + 2.0)
