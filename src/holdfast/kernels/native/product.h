@@ -12,34 +12,39 @@
 
 typedef void (*Tile)(int64_t depth, const float *const *rows, const float *panel, float *result);
 
-/* result[r][v] = sum over k of rows[r][k] * panel[k][v]. SPLIT sums run side by side where one row alone would wait
- * for each addition. */
-#define TILE(ROWS, WIDTH, SPLIT)                                                                                   \
+/* result[r][v] = sum over k of rows[r][k] * panel[k][v]. Long sums are made of sums of BLOCK terms, which keeps rounding
+ * errors small. SPLIT sums run side by side where one row alone would wait for each addition. */
+#define BLOCK 256
+#define TILE(ROWS, WIDTH, SPLIT)                                                                                    \
     static void tile_##ROWS##_##WIDTH(int64_t depth, const float *const *rows, const float *panel, float *result) { \
-        vec sum[SPLIT][ROWS][WIDTH];                                                                               \
-        const float *row[ROWS];                                                                                    \
-        UNROLL for (int r = 0; r < ROWS; r++) row[r] = rows[r];                                                    \
-        UNROLL for (int s = 0; s < SPLIT; s++) UNROLL for (int r = 0; r < ROWS; r++)                               \
-            UNROLL for (int v = 0; v < WIDTH; v++) sum[s][r][v] = splat(0.0f);                                     \
-        int64_t k = 0;                                                                                             \
-        for (; k + SPLIT <= depth; k += SPLIT) {                                                                   \
-            UNROLL for (int s = 0; s < SPLIT; s++) {                                                               \
-                vec left[ROWS];                                                                                    \
-                UNROLL for (int r = 0; r < ROWS; r++) left[r] = splat(row[r][k + s]);                              \
-                UNROLL for (int v = 0; v < WIDTH; v++) {                                                           \
-                    vec right = load(panel + ((k + s) * WIDTH + v) * LANES);                                       \
-                    UNROLL for (int r = 0; r < ROWS; r++) sum[s][r][v] += left[r] * right;                         \
-                }                                                                                                  \
-            }                                                                                                      \
-        }                                                                                                          \
-        for (; k < depth; k++)                                                                                     \
-            UNROLL for (int r = 0; r < ROWS; r++) UNROLL for (int v = 0; v < WIDTH; v++)                           \
-                sum[0][r][v] += splat(row[r][k]) * load(panel + (k * WIDTH + v) * LANES);                          \
-        UNROLL for (int r = 0; r < ROWS; r++) UNROLL for (int v = 0; v < WIDTH; v++) {                             \
-            vec total = sum[0][r][v];                                                                              \
-            UNROLL for (int s = 1; s < SPLIT; s++) total += sum[s][r][v];                                          \
-            store(result + (r * WIDTH + v) * LANES, total);                                                        \
-        }                                                                                                          \
+        const float *row[ROWS];                                                                                     \
+        UNROLL for (int r = 0; r < ROWS; r++) row[r] = rows[r];                                                     \
+        for (int64_t k = 0, end = 0; end < depth;) {                                                                \
+            const int first = k == 0;                                                                               \
+            end = depth - k > BLOCK ? k + BLOCK : depth;                                                            \
+            vec sum[SPLIT][ROWS][WIDTH];                                                                            \
+            UNROLL for (int s = 0; s < SPLIT; s++) UNROLL for (int r = 0; r < ROWS; r++)                            \
+                UNROLL for (int v = 0; v < WIDTH; v++) sum[s][r][v] = splat(0.0f);                                  \
+            for (; k + SPLIT <= end; k += SPLIT) {                                                                  \
+                UNROLL for (int s = 0; s < SPLIT; s++) {                                                            \
+                    vec left[ROWS];                                                                                 \
+                    UNROLL for (int r = 0; r < ROWS; r++) left[r] = splat(row[r][k + s]);                           \
+                    UNROLL for (int v = 0; v < WIDTH; v++) {                                                        \
+                        vec right = load(panel + ((k + s) * WIDTH + v) * LANES);                                    \
+                        UNROLL for (int r = 0; r < ROWS; r++) sum[s][r][v] += left[r] * right;                      \
+                    }                                                                                               \
+                }                                                                                                   \
+            }                                                                                                       \
+            for (; k < end; k++)                                                                                    \
+                UNROLL for (int r = 0; r < ROWS; r++) UNROLL for (int v = 0; v < WIDTH; v++)                        \
+                    sum[0][r][v] += splat(row[r][k]) * load(panel + (k * WIDTH + v) * LANES);                       \
+            UNROLL for (int r = 0; r < ROWS; r++) UNROLL for (int v = 0; v < WIDTH; v++) {                          \
+                float *to = result + (r * WIDTH + v) * LANES;                                                       \
+                vec total = sum[0][r][v];                                                                           \
+                UNROLL for (int s = 1; s < SPLIT; s++) total += sum[s][r][v];                                       \
+                store(to, first ? total : load(to) + total);                                                        \
+            }                                                                                                       \
+        }                                                                                                           \
     }
 
 #define TILES(WIDTH) TILE(1, WIDTH, 2) TILE(2, WIDTH, 1) TILE(3, WIDTH, 1)

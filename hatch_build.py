@@ -1,0 +1,41 @@
+"""Puts the compiled CPU kernel into the wheel, when the machine that builds it has a C compiler.
+
+Without one the wheel is pure Python, and the kernel is compiled at first use. `HOLDFAST_CPU_KERNEL=portable` asks for
+that too. An editable install never holds a compiled kernel: its sources may change.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+
+class NativeKernelHook(BuildHookInterface):  # type: ignore[type-arg]
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        if version == "editable" or os.environ.get("HOLDFAST_CPU_KERNEL") == "portable":
+            return
+        native_build = self._load("src/holdfast/kernels/native_build.py")
+        compiler = native_build.find_compiler()
+        if compiler is None:
+            self.app.display_warning("no C compiler: a wheel without the compiled CPU kernel")
+            return
+        library = Path(self.root) / "build" / native_build.PREBUILT.name
+        library.parent.mkdir(exist_ok=True)
+        native_build.compile_library(library, compiler)
+        build_data["force_include"][str(library)] = f"holdfast/kernels/native/{library.name}"
+        build_data["pure_python"] = False
+        # Any Python 3 will do, since the library knows nothing of Python: only the platform matters.
+        build_data["tag"] = "py3-none-" + sysconfig.get_platform().replace("-", "_").replace(".", "_")
+
+    def _load(self, path: str) -> Any:
+        """The file as a module, without importing the package and torch with it."""
+        spec = importlib.util.spec_from_file_location("native_build", Path(self.root) / path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
