@@ -69,7 +69,9 @@ def load(path: str | Path) -> dict[str, Any]:
     try:
         payload = torch.load(io.BytesIO(body), map_location="cpu", weights_only=True)
     except Exception as error:
-        raise CheckpointError(f"{path}: holds more than plain data and was not loaded ({type(error).__name__})") from error
+        raise CheckpointError(
+            f"{path}: holds more than plain data and was not loaded ({type(error).__name__})"
+        ) from error
     if not isinstance(payload, dict):
         raise CheckpointError(f"{path}: holds a {type(payload).__name__}, expected a dict")
     return payload
@@ -86,7 +88,9 @@ def _require_plain(value: Any, where: str) -> None:
         for i, inner in enumerate(value):
             _require_plain(inner, f"{where}[{i}]")
     elif value is not None and not isinstance(value, Tensor) and type(value) not in (bool, int, float, str):
-        raise TypeError(f"{where}: a checkpoint holds tensors, numbers, strings, lists and dicts, got a {type(value).__name__}")
+        raise TypeError(
+            f"{where}: a checkpoint holds tensors, numbers, strings, lists and dicts, got a {type(value).__name__}"
+        )
 
 
 def _sync_folder(folder: Path) -> None:
@@ -127,6 +131,14 @@ def prune(run: str | Path, keep: int) -> None:
         torn.unlink(missing_ok=True)
 
 
+def drop_after(run: str | Path, update: int) -> None:
+    """Remove the rolling checkpoints of later updates."""
+    last = path_for(run, update).name
+    for later in rolling(run):
+        if later.name > last:
+            later.unlink(missing_ok=True)
+
+
 def find(path_or_run: str | Path) -> Path:
     """A checkpoint file from a file, or the newest of a run folder."""
     path = Path(path_or_run)
@@ -146,6 +158,8 @@ def load_from(path_or_run: str | Path) -> tuple[Path, dict[str, Any]]:
     try:
         return path, load(path)
     except CheckpointError as error:
-        others = [p for p in rolling(path.parent.parent) if p != path and p.name < path.name]
-        hint = f". The one before it: {others[-1]}" if others else ". There is no earlier one in this run"
-        raise CheckpointError(f"{error}{hint}") from error
+        others = [p for p in rolling(path.parent.parent) if p != path]
+        if path.name.startswith("update_"):
+            others = [p for p in others if p.name < path.name]
+        hint = f"The one before it: {others[-1]}" if others else "There is no earlier one in this run"
+        raise CheckpointError(f"{error}. {hint}") from error

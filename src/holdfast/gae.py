@@ -30,7 +30,9 @@ def gae(
     return advantage, advantage + values
 
 
-def resets_from(terminated: Tensor, truncated: Tensor, autoreset_mode: Any, previous_done: Tensor | None = None) -> Tensor:
+def resets_from(
+    terminated: Tensor, truncated: Tensor, autoreset_mode: Any, previous_done: Tensor | None = None
+) -> Tensor:
     """Which observations returned by `step` are the first of an episode.
 
     Flags of one step [B] or of several [T, B]; entry t speaks of the observation that the same `step` call returned.

@@ -20,18 +20,23 @@ class RewardScale:
     def value(self) -> float:
         return 1.0 / max(self.var, 1e-8) ** 0.5
 
-    def update(self, rewards: Tensor, dones: Tensor) -> None:
-        """Take in a rollout's raw rewards and ends, [T, B]."""
+    def update(self, rewards: Tensor, dones: Tensor, valid: Tensor) -> None:
+        """Take in a rollout's raw rewards and ends, [T, B]; steps that are not `valid` count for nothing."""
         returns = torch.empty(rewards.shape, dtype=torch.float64, device=rewards.device)
         for t in range(len(rewards)):
-            self.open_return = self.open_return * self.gamma + rewards[t]
-            returns[t] = self.open_return
+            going_on = self.open_return * self.gamma + rewards[t]
+            returns[t] = self.open_return = torch.where(valid[t], going_on, self.open_return)
             self.open_return = self.open_return.masked_fill(dones[t], 0.0)
+        returns = returns[valid]
         n, mean, var = float(returns.numel()), float(returns.mean()), float(returns.var(unbiased=False))
         total, delta = self.count + n, mean - self.mean
         self.var = (self.var * self.count + var * n + delta**2 * self.count * n / total) / total
         self.mean += delta * n / total
         self.count = total
+
+    def drop_open_episodes(self) -> None:
+        """Every environment begins a new episode."""
+        self.open_return = torch.zeros_like(self.open_return)
 
     def state_dict(self) -> dict[str, Any]:
         return {"open_return": self.open_return.cpu().clone(), "count": self.count, "mean": self.mean, "var": self.var}

@@ -39,7 +39,7 @@ def memory_metrics(state: State, resets: Tensor) -> dict[str, float]:
 
 @torch.no_grad()
 def staleness(stored: State, recomputed: State) -> float:
-    """How far stored states are from what the present weights would give: RMS of the difference over RMS of the state."""
+    """How far stored states are from what the present weights give: RMS of the difference over that of the state."""
     pairs = list(zip(named_leaves(stored).values(), named_leaves(recomputed).values()))
     if not pairs:
         return 0.0
@@ -60,28 +60,35 @@ class Warnings:
         found = []
         saturation = row.get("memory/saturation", 0.0)
         if saturation > 0.5:
-            found.append((
-                "saturation",
-                f"{saturation:.0%} of the memory's units are saturated (|h| > {SATURATED}): gradients hardly pass. Try a lower "
-                "learning rate, normalize_obs, or a smaller max_grad_norm.",
-            ))
+            found.append(
+                (
+                    "saturation",
+                    f"{saturation:.0%} of the memory's units are saturated (|h| > {SATURATED}): gradients hardly pass. "
+                    "Try a lower learning rate, normalize_obs, or a smaller max_grad_norm.",
+                )
+            )
         if row.get("memory/nan", 0.0) > 0:
-            found.append(("nan", "the memory holds NaN or Inf. Run with hf.debug(True) to find the environment and step."))
+            found.append(("nan", "the memory holds NaN or Inf. hf.debug(True) finds the environment and step."))
         entropy = row.get("train/entropy", math.nan)
-        if self.max_entropy and entropy < 0.02 * self.max_entropy and row.get("steps", 0) < 0.2 * self.config.total_steps:
-            found.append((
-                "entropy",
-                f"the policy has all but stopped exploring (entropy {entropy:.3f} of {self.max_entropy:.2f}) in the first fifth "
-                "of the run. Raise entropy_coef or lower learning_rate.",
-            ))
+        young = row.get("steps", 0) < 0.2 * self.config.total_steps
+        if young and self.max_entropy and entropy < 0.02 * self.max_entropy:
+            found.append(
+                (
+                    "entropy",
+                    f"the policy has all but stopped exploring (entropy {entropy:.3f} of {self.max_entropy:.2f}) in "
+                    "the first fifth of the run. Raise entropy_coef or lower learning_rate.",
+                )
+            )
         length = self.config.bptt or self.config.num_steps
         episode = row.get("rollout/ep_len_mean", 0.0)
         if self.config.core != "none" and episode > 2 * length:
-            found.append((
-                "bptt",
-                f"episodes last {episode:.0f} steps on average, but gradients reach only {length} steps back. If the task needs "
-                "longer memory, raise num_steps" + (" or bptt." if self.config.bptt else "."),
-            ))
+            found.append(
+                (
+                    "bptt",
+                    f"episodes last {episode:.0f} steps on average, but gradients reach only {length} steps back. "
+                    "If the task needs longer memory, raise num_steps" + (" or bptt." if self.config.bptt else "."),
+                )
+            )
         new = [text for name, text in found if name not in self._said]
         self._said |= {name for name, _ in found}
         return new

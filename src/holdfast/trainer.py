@@ -31,6 +31,7 @@ from holdfast.policy import RecurrentPolicy
 from holdfast.ppo import PPO
 from holdfast.reward_scale import RewardScale
 from holdfast.run_log import RunLog, write_metadata
+from holdfast.state import tree_map
 
 RECENT_EPISODES = 100  # rollout/ep_rew_mean is over these
 NAN = float("nan")
@@ -60,7 +61,7 @@ class TrainResult:
 
 
 class Trainer:
-    """A training run. Give `env` (any gymnasium vector environment) or `policy` to use your own in place of the config's.
+    """A training run. Give `env` (any gymnasium vector environment) or `policy` to use your own and not the config's.
 
     `eval_env`: environments for evaluation, made from the config unless given; needed with an `env` of your own and
     `eval_every`.
@@ -76,7 +77,9 @@ class Trainer:
     ) -> None:
         self.config = config
         if env is not None and eval_env is None and config.eval_every:
-            raise ValueError("evaluation during training needs environments of its own: pass eval_env=, or set eval_every=0")
+            raise ValueError(
+                "evaluation during training needs environments of its own: pass eval_env=, or set eval_every=0"
+            )
         self.eval_env = eval_env
         self.callbacks = list(callbacks)
         self.device = _device(config.device)
@@ -88,7 +91,9 @@ class Trainer:
         self._own_env = env is None
         self.env = self._make_env(config.num_envs) if env is None else env
         if self.env.num_envs != config.num_envs:
-            raise ValueError(f"the environment has {self.env.num_envs} copies, the config says num_envs={config.num_envs}")
+            raise ValueError(
+                f"the environment has {self.env.num_envs} copies, the config says num_envs={config.num_envs}"
+            )
         self._own_policy = policy is None
         self.policy = self._make_policy() if policy is None else policy
         self.policy.to(self.device)
@@ -110,11 +115,18 @@ class Trainer:
         self.update = 0  # finished updates
         self.steps = 0
         self.best_return = -float("inf")
-        self.seconds = 0.0  # training time of earlier parts of this run
+        self._earlier_seconds = 0.0  # training time before `_began`
+        self._began: float | None = None
         self.recent_returns: deque[float] = deque(maxlen=RECENT_EPISODES)
         self.recent_lengths: deque[int] = deque(maxlen=RECENT_EPISODES)
         self.resumed_from: Path | None = None
+        self._unchecked = True  # no rollout of this process has been replayed yet
         self._stop: str | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Training time so far, that of the parts before a resume included."""
+        return self._earlier_seconds + (0.0 if self._began is None else time.perf_counter() - self._began)
 
     # --- the loop ----------------------------------------------------------------------------------------------------
 
@@ -129,21 +141,21 @@ class Trainer:
         if self.resumed_from is not None:
             display.note(f"resumed from {self.resumed_from}{self._resume_words}")
         warnings = telemetry.Warnings(config, getattr(self.env, "single_action_space", None))
-        began = time.perf_counter()
+        self._began = time.perf_counter()
         try:
             with self._interruptible(display):
                 while self.update < config.num_updates and self._stop is None:
-                    before = time.perf_counter()
+                    before, steps_before = time.perf_counter(), self.steps
                     row, segment = self._one_update()
-                    row["time/fps"] = segment.resets.numel() / (time.perf_counter() - before)
-                    row["time/elapsed"] = self.seconds + time.perf_counter() - began
+                    row["time/fps"] = (self.steps - steps_before) / (time.perf_counter() - before)
+                    row["time/elapsed"] = self.seconds
                     log.write(row, self.steps)
                     display.update(row, warnings.look(row, segment))
                     self._after_update(row, folder)
         finally:
             log.close()
             display.close()
-        self.seconds += time.perf_counter() - began
+        self._earlier_seconds, self._began = self.seconds, None
         self.save(checkpoint.path_for(folder, self.update))
         checkpoint.prune(folder, config.keep_checkpoints)
         if self.eval_env is None and not self._own_env:
@@ -164,18 +176,23 @@ class Trainer:
         self.recent_returns.extend(segment.episode_returns)
         self.recent_lengths.extend(segment.episode_lengths)
         all_valid = not self.collector.feed.has_dummy_steps
-        checked = self.update % max(1, config.replay_check_every) == 0
+        every = config.replay_check_every
+        checked = self.update == 0 or (every > 0 and self.update % every == 0)
         began = time.perf_counter()
-        gap = replay_check.check(self.policy, segment, self.autocast, config.bptt) if checked else NAN
+        gap = NAN
+        if checked or self._unchecked:
+            gap = replay_check.check(self.policy, segment, self.autocast, config.bptt)
+            self._unchecked = False
         losses = self.ppo.update(segment, self.update / config.num_updates, all_valid)
         seconds = time.perf_counter() - began
         stale = self._staleness(segment) if checked else NAN
         # Statistics move only here, between an update and the next rollout.
         if self.reward_scale is not None:
-            self.reward_scale.update(segment.rewards, segment.terminated | segment.truncated)
+            self.reward_scale.update(segment.rewards, segment.terminated | segment.truncated, segment.valid)
             self.collector.reward_scale = self.reward_scale.value
         if isinstance(self.policy, ActorCritic) and self.policy.normalizes:
-            self.policy.update_normalizer(segment.obs)
+            real = segment.obs if all_valid else tree_map(lambda o: o[segment.valid], segment.obs)
+            self.policy.update_normalizer(real)
         self.update += 1
         self.steps += int(segment.valid.sum()) if not all_valid else segment.resets.numel()
         row = {
@@ -186,7 +203,7 @@ class Trainer:
             "rollout/episodes": len(segment.episode_returns),
             **losses,
             **telemetry.memory_metrics(self.collector.memory.read(), segment.resets),
-            "memory/replay_gap": gap,
+            "memory/replay_gap": gap if checked else NAN,  # a resumed run writes what an unbroken one does
             "memory/staleness": stale,
             "eval/mean_return": NAN,
             "eval/mean_length": NAN,
@@ -199,9 +216,9 @@ class Trainer:
             row["eval/mean_return"], row["eval/mean_length"] = result.mean_return, result.mean_length
             self._ask("on_eval", result)
         self._ask("on_update_end", row)
-        if config.stop_at is not None and len(self.recent_returns) == RECENT_EPISODES:
-            if row["rollout/ep_rew_mean"] >= config.stop_at:
-                self._stop = self._stop or "target"
+        enough = config.stop_at is not None and row["rollout/ep_rew_mean"] >= config.stop_at
+        if enough and len(self.recent_returns) == RECENT_EPISODES:
+            self._stop = self._stop or "target"
         return row, segment
 
     def _after_update(self, row: dict[str, float], folder: Path) -> None:
@@ -225,6 +242,10 @@ class Trainer:
     def evaluate(self, episodes: int, deterministic: bool = False) -> EvalResult:
         """Fresh episodes in environments of their own, with memory of their own; training does not notice."""
         if self.eval_env is None:
+            if not self._own_env:
+                raise ValueError(
+                    "with an env of your own, evaluation needs another: Trainer(config, env, eval_env=...)"
+                )
             self.eval_env = self._make_env(min(self.config.num_envs, episodes))
         with torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None):
             return evaluate(
@@ -236,22 +257,22 @@ class Trainer:
                 inputs=self.config.inputs,
             )
 
-    # --- saving and resuming -------------------------------------------------------------------------------------------
+    # --- saving and resuming -----------------------------------------------------------------------------------------
 
     def save(self, path: str | Path) -> None:
         """Everything that is needed to go on as if nothing had happened."""
         checkpoint.save(path, self._payload())
 
     def _payload(self) -> dict[str, Any]:
-        spaces_known = isinstance(self.policy, ActorCritic)
+        known = self.policy if isinstance(self.policy, ActorCritic) else None
         numpy_state = np.random.get_state(legacy=False)
         return {
             "holdfast": __version__,
             "config": self.config.to_dict(),
             "policy": {k: v.cpu() for k, v in self.policy.state_dict().items()},
             "own_policy": self._own_policy,
-            "observation_space": space_data.to_data(self.policy.observation_space) if spaces_known else None,
-            "action_space": space_data.to_data(self.policy.action_space) if spaces_known else None,
+            "observation_space": None if known is None else space_data.to_data(known.observation_space),
+            "action_space": None if known is None else space_data.to_data(known.action_space),
             "ppo": self.ppo.state_dict(),
             "collector": self.collector.state_dict(),
             "reward_scale": None if self.reward_scale is None else self.reward_scale.state_dict(),
@@ -280,26 +301,32 @@ class Trainer:
         eval_env: Any = None,
         **overrides: Any,
     ) -> Trainer:
-        """Continue a run from its folder or from one of its checkpoints. `overrides` change settings (total_steps=...)."""
-        file, saved = checkpoint.load_from(path)
+        """Continue a run from its folder or one of its checkpoints. `overrides` change settings (total_steps=...)."""
+        file, saved = _load(path)
         config = TrainConfig.from_dict({**saved["config"], **overrides})
         if not saved["own_policy"] and policy is None:
             raise ValueError(f"{file} was trained with a policy of your own: pass it, Trainer.resume(path, policy=...)")
-        if config.run_dir is None and file.parent.name == "checkpoints":
-            config.run_dir = str(file.parent.parent)
+        if "run_dir" not in overrides and file.parent.name == "checkpoints":
+            config.run_dir = str(file.parent.parent)  # where the run is now, not where it was
         torch.set_num_threads(saved["threads"])
         trainer = cls(config, env, policy, callbacks, eval_env)
         trainer.policy.load_state_dict(saved["policy"])
         trainer.ppo.load_state_dict(saved["ppo"])
-        if trainer.reward_scale is not None:
+        trainer.collector.seed = config.seed + saved["update"]  # if episodes must start anew: other ones than at first
+        exact = trainer.collector.load_state_dict(saved["collector"])
+        if trainer.reward_scale is not None and saved["reward_scale"] is not None:
             trainer.reward_scale.load_state_dict(saved["reward_scale"])
             trainer.collector.reward_scale = trainer.reward_scale.value
-        exact = trainer.collector.load_state_dict(saved["collector"])
+            if not exact:
+                trainer.reward_scale.drop_open_episodes()
         trainer._resume_words = (
-            "" if exact else ": this environment cannot restore its state, so all episodes were restarted with fresh memory"
+            ""
+            if exact
+            else ": this environment cannot restore its state, so all episodes were restarted with fresh memory"
         )
-        for name in ("update", "steps", "seconds", "best_return"):
+        for name in ("update", "steps", "best_return"):
             setattr(trainer, name, saved[name])
+        trainer._earlier_seconds = saved["seconds"]
         trainer.recent_returns.extend(saved["recent_returns"])
         trainer.recent_lengths.extend(saved["recent_lengths"])
         trainer.resumed_from = file
@@ -337,10 +364,12 @@ class Trainer:
         if self.resumed_from is None:
             if checkpoint.rolling(folder):
                 raise FileExistsError(
-                    f"{folder} already holds a run; resume it (holdfast train --resume {folder}), remove it, or choose another "
-                    "name or run_dir"
+                    f"{folder} already holds a run; resume it (holdfast train --resume {folder}), remove it, or choose "
+                    "another name or run_dir"
                 )
             folder.mkdir(parents=True, exist_ok=True)
+        else:
+            checkpoint.drop_after(folder, self.update)  # they belong to the part that is done anew
         write_metadata(folder, self.config.to_dict())
 
     def _ask(self, hook: str, argument: Any) -> None:
@@ -357,7 +386,7 @@ class Trainer:
             return
 
         def stop(*_: Any) -> None:
-            if self._stop is not None:
+            if self._stop == "interrupt":
                 raise KeyboardInterrupt
             self._stop = "interrupt"
             display.note("stopping after this update; Ctrl-C again to stop at once")
@@ -392,15 +421,26 @@ def load(path_or_run: str | Path, policy: RecurrentPolicy | None = None, device:
 
     A policy class of your own is passed as an instance, and gets the weights.
     """
-    file, saved = checkpoint.load_from(path_or_run)
+    file, saved = _load(path_or_run)
     if policy is None:
         if saved["observation_space"] is None or not saved["own_policy"]:
-            raise ValueError(f"{file} holds the weights of a policy of your own: pass an instance, hf.load(path, policy=MyPolicy())")
+            raise ValueError(
+                f"{file} holds the weights of a policy of your own: pass an instance, hf.load(path, policy=MyPolicy())"
+            )
         config = TrainConfig.from_dict(saved["config"])
         spaces = (space_data.from_data(saved[name]) for name in ("observation_space", "action_space"))
         policy = policy_from(config, *spaces)
     policy.load_state_dict(saved["policy"])
     return policy.to(device)
+
+
+def _load(path_or_run: str | Path) -> tuple[Path, dict[str, Any]]:
+    """A trainer's checkpoint and where it was."""
+    file, saved = checkpoint.load_from(path_or_run)
+    missing = sorted({"config", "policy", "own_policy", "ppo", "collector", "rng", "update", "steps"} - saved.keys())
+    if missing:
+        raise checkpoint.CheckpointError(f"{file}: no trainer wrote this checkpoint: it has no {', '.join(missing)}")
+    return file, saved
 
 
 def _device(name: str) -> torch.device:
