@@ -1,4 +1,4 @@
-"""The reference is the specification: it equals torch.nn where there are no resets, and hand-made episodes where there are."""
+"""The reference is the specification: torch.nn where there are no resets, hand-made episodes where there are."""
 
 from __future__ import annotations
 

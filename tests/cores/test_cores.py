@@ -1,0 +1,273 @@
+"""Cores are pure: a step, a sequence and any chunking of it are one function, in every reset mode and for every kernel."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import holdfast as hf
+from conformance.episodes import quick
+from conformance.policies import KINDS, core_of, loud
+from holdfast import state as state_ops
+from holdfast.cores import RESET_MODES
+
+CORES = [(kind, reset) for kind in KINDS for reset in RESET_MODES]
+SIZE = 6
+
+
+def make(kind, reset, **options):
+    torch.manual_seed(0)
+    core = core_of(kind, reset, SIZE)
+    for module in core.modules():
+        for name, value in options.items():
+            if isinstance(module, (hf.LSTM, hf.GRU)):
+                setattr(module, name, value)
+    return loud(core)
+
+
+def random_state(core, batch, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    return state_ops.tree_map(lambda r: torch.randn(batch, *r.shape, generator=generator), core.row_shapes())
+
+
+def assert_states_close(got, expected, atol=1e-5):
+    for mine, other in zip(state_ops.leaves(got), state_ops.leaves(expected)):
+        torch.testing.assert_close(mine, other, atol=atol, rtol=0)
+
+
+@pytest.mark.parametrize(("kind", "reset"), CORES)
+@pytest.mark.parametrize("kernel", ["auto", "portable"])
+@quick
+@given(
+    T=st.integers(1, 7),
+    B=st.integers(1, 3),
+    p=st.sampled_from([0.0, 0.3, 1.0]),
+    cuts=st.sets(st.integers(1, 6)),
+    seed=st.integers(0, 99),
+)
+def test_any_chunking_gives_the_same_outputs_and_final_state(kind, reset, kernel, T, B, p, cuts, seed):
+    core = make(kind, reset, kernel=kernel)
+    generator = torch.Generator().manual_seed(seed)
+    x, resets = torch.randn(T, B, SIZE, generator=generator), torch.rand(T, B, generator=generator) < p
+    start = random_state(core, B)
+    y, final = core(x, start, resets)
+    state, parts = start, []
+    for a, b in pairwise([0, *sorted(c for c in cuts if c < T), T]):
+        part, state = core(x[a:b], state, resets[a:b])
+        parts.append(part)
+    torch.testing.assert_close(torch.cat(parts), y, atol=1e-5, rtol=0)
+    assert_states_close(state, final)
+    for grad in (True, False):  # step by step, with torch's cell and with a fused one where there is one
+        state, steps = start, []
+        with torch.set_grad_enabled(grad):
+            for t in range(T):
+                step, state = core(x[t], state, resets[t])
+                steps.append(step)
+        torch.testing.assert_close(torch.stack(steps), y, atol=1e-5, rtol=0)
+        assert_states_close(state, final)
+
+
+@pytest.mark.parametrize(("kind", "reset"), CORES)
+def test_gradients_of_steps_and_of_the_sequence_agree(kind, reset):
+    core = make(kind, reset).double()
+    T, B = 5, 3
+    x, resets = torch.randn(T, B, SIZE, dtype=torch.float64), torch.rand(T, B) < 0.4
+    start = state_ops.to(random_state(core, B), dtype=torch.float64)
+
+    def grads(run):
+        core.zero_grad()
+        inputs = x.clone().requires_grad_()
+        state = state_ops.tree_map(lambda leaf: leaf.clone().requires_grad_(), start)
+        y, final = run(inputs, state)
+        (y.square().sum() + sum(leaf.sum() for leaf in state_ops.leaves(final))).backward()
+        return [inputs.grad, *[leaf.grad for leaf in state_ops.leaves(state)], *[p.grad for p in core.parameters()]]
+
+    def steps(inputs, state):
+        ys = []
+        for t in range(T):
+            y, state = core(inputs[t], state, resets[t])
+            ys.append(y)
+        return torch.stack(ys), state
+
+    for one, other in zip(grads(lambda i, s: core(i, s, resets)), grads(steps)):
+        assert (one is None) == (other is None)
+        if one is not None:
+            torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize(("kind", "reset"), CORES)
+def test_no_state_is_the_initial_state_and_no_resets_are_none(kind, reset):
+    core = make(kind, reset)
+    x = torch.randn(4, 3, SIZE)
+    y, final = core(x)
+    for state, resets in ((core.initial_state(3), None), (None, torch.zeros(4, 3, dtype=torch.bool))):
+        other, other_final = core(x, state, resets)
+        assert torch.equal(y, other)
+        assert_states_close(final, other_final, atol=0)
+
+
+@pytest.mark.parametrize(("kind", "reset"), CORES)
+def test_a_core_keeps_nothing_and_changes_nothing_it_was_given(kind, reset):
+    core = make(kind, reset)
+    x, state, resets = torch.randn(4, 3, SIZE), random_state(core, 3), torch.rand(4, 3) < 0.5
+    copies = x.clone(), state_ops.clone(state)
+    first, _ = core(x, state, resets)
+    second, _ = core(x, state, resets)
+    with torch.no_grad():
+        core(x[0], state, resets[0])
+    assert torch.equal(first, second) and torch.equal(x, copies[0])
+    assert_states_close(state, copies[1], atol=0)
+
+
+@pytest.mark.parametrize(("kind", "reset"), CORES)
+@pytest.mark.parametrize("grad", [True, False])
+def test_what_a_step_returns_shares_no_storage(kind, reset, grad):
+    """A decoder may work in place on the features; the state that memory keeps must not notice."""
+    core = make(kind, reset)
+    with torch.set_grad_enabled(grad):
+        start = random_state(core, 3)
+        y, state = core(torch.randn(3, SIZE), start, torch.tensor([True, False, False]))
+    storages = [t.untyped_storage().data_ptr() for t in (y, *state_ops.leaves(state), *state_ops.leaves(start))]
+    assert len(set(storages)) == len(storages)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
+def test_the_initial_state_follows_the_modules_dtype(kind, dtype):
+    core = make(kind, "learned").to(dtype)
+    assert all(leaf.dtype == dtype for leaf in state_ops.leaves(core.initial_state(2)))
+    y, state = core(torch.randn(3, 2, SIZE).to(dtype))
+    assert y.dtype == dtype and all(leaf.dtype == dtype for leaf in state_ops.leaves(state))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_learned_start_is_trained_through_the_initial_state_and_through_resets(kind):
+    core = make(kind, "learned")
+    starts = [p for name, p in core.named_parameters() if "initial_" in name]
+    x, resets = torch.randn(4, 2, SIZE), torch.zeros(4, 2, dtype=torch.bool)
+    core(x, core.initial_state(2))[0].sum().backward()
+    assert all(p.grad.abs().sum() > 0 for p in starts)
+    core.zero_grad()
+    resets[2, 1] = True
+    core(x, random_state(core, 2), resets)[0].sum().backward()
+    assert all(p.grad.abs().sum() > 0 for p in starts)
+
+
+BAD_INPUT = {
+    "no tensor": (lambda: [[0.0] * SIZE], TypeError, "list.*expected a tensor"),
+    "rank 1": (lambda: torch.zeros(SIZE), ValueError, r"\(6,\).*\[T, B, 6\]"),
+    "rank 4": (lambda: torch.zeros(2, 2, 2, SIZE), ValueError, r"\[T, B, 6\]"),
+    "features": (lambda: torch.zeros(2, 3, SIZE + 1), ValueError, r"\(2, 3, 7\).*\[T, B, 6\]"),
+    "no steps": (lambda: torch.zeros(0, 3, SIZE), ValueError, "T = 0"),
+    "dtype": (lambda: torch.zeros(2, 3, SIZE, dtype=torch.float64), TypeError, "float32.*float64.*autocast"),
+    "integers": (lambda: torch.zeros(2, 3, SIZE, dtype=torch.long), TypeError, "int64"),
+    "device": (lambda: torch.zeros(2, 3, SIZE, device="meta"), ValueError, r"cpu.*meta.*\.to"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("case", BAD_INPUT)
+def test_wrong_input_is_refused_with_what_came_and_what_was_expected(kind, case):
+    build, error, words = BAD_INPUT[case]
+    with pytest.raises(error, match=words):
+        make(kind, "zero")(build())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_state_of_another_core_or_batch_size_is_refused(kind):
+    core = make(kind, "zero")
+    others = [
+        core.initial_state(2),
+        core.initial_state(4),
+        hf.LSTM(SIZE, 50).initial_state(3),
+        None,
+        (),
+        {},
+        [1.0],
+        "x",
+    ]
+    others += [state_ops.to(core.initial_state(3), torch.float64), state_ops.to(core.initial_state(3), "meta")]
+    for state in others:
+        if state is None:
+            continue
+        with pytest.raises(ValueError, match="does not fit.*batch of 3"):
+            core(torch.zeros(2, 3, SIZE), state)
+
+
+def test_the_layers_of_a_state_must_be_the_cores():
+    with pytest.raises(ValueError, match=r"state\['h'\].*\(3, 1, 5\), expected \(3, 2, 5\)"):
+        hf.GRU(SIZE, 5, 2)(torch.zeros(2, 3, SIZE), hf.GRU(SIZE, 5, 1).initial_state(3))
+
+
+@pytest.mark.parametrize("cell", [hf.LSTM, hf.GRU])
+def test_wrong_options_are_refused(cell):
+    with pytest.raises(ValueError, match=r"unknown reset mode 'zeros'.*'zero', 'learned', 'detach', 'never'"):
+        cell(3, 4, reset="zeros")
+    with pytest.raises(ValueError, match="hidden_size must be a positive integer, got 0"):
+        cell(3, 0)
+    with pytest.raises(ValueError, match=r"num_layers must be a positive integer, got 1\.5"):
+        cell(3, 4, 1.5)
+    with pytest.raises(ValueError, match="unknown kernel 'quick'"):
+        cell(3, 4, kernel="quick")(torch.zeros(1, 1, 3))
+
+
+def test_stack_and_parallel_say_what_does_not_fit():
+    with pytest.raises(ValueError, match="core 0 gives 4 features, core 1 takes 5"):
+        hf.Stack([hf.LSTM(3, 4), hf.GRU(5, 4)])
+    with pytest.raises(ValueError, match="at least one core"):
+        hf.Stack([])
+    with pytest.raises(TypeError, match="Stack takes cores.*Linear"):
+        hf.Stack([torch.nn.Linear(3, 3)])
+    with pytest.raises(ValueError, match=r"input sizes differ.*3.*5"):
+        hf.Parallel(actor=hf.LSTM(3, 4), critic=hf.GRU(5, 4))
+    with pytest.raises(ValueError, match="at least one core"):
+        hf.Parallel()
+
+
+def test_a_residual_stack_adds_inputs_where_sizes_agree():
+    torch.manual_seed(0)
+    inner, last = hf.GRU(4, 4), hf.GRU(4, 3)
+    x = torch.randn(5, 2, 4)
+    hidden = x + inner(x)[0]
+    assert torch.equal(hf.Stack([inner, last], residual=True)(x)[0], last(hidden)[0])
+    assert torch.equal(hf.Stack([inner, last])(x)[0], last(inner(x)[0])[0])
+
+
+def test_parallel_lays_outputs_side_by_side_and_names_states():
+    core = hf.Parallel(actor=hf.LSTM(4, 3), critic=hf.GRU(4, 2))
+    y, state = core(torch.randn(5, 2, 4))
+    assert y.shape == (5, 2, 5) and core.slices == {"actor": slice(0, 3), "critic": slice(3, 5)}
+    assert set(state) == {"actor", "critic"} and set(state["actor"]) == {"h", "c"}
+
+
+def test_a_new_cell_is_a_few_lines():
+    class Counter(hf.Core):
+        """Counts the steps of the episode."""
+
+        def __init__(self):
+            super().__init__()
+            self.input_size = self.output_size = 1
+
+        def row_shapes(self):
+            return {"steps": state_ops.RowShape((1,))}
+
+        def _step(self, x, state, resets):
+            steps = state["steps"] if resets is None else state["steps"].masked_fill(resets.view(-1, 1), 0.0)
+            steps = steps + 1
+            return steps.clone(), {"steps": steps}
+
+    core = hf.Stack([Counter(), Counter()])
+    resets = torch.tensor([False, False, True, False]).view(4, 1)
+    assert core(torch.zeros(4, 1, 1), None, resets)[0].flatten().tolist() == [1.0, 2.0, 1.0, 2.0]
+    memory = hf.Memory(core)
+    memory.write(core(torch.zeros(3, 2, 1))[1])
+    assert memory.read([1])[0]["steps"].item() == 3.0
+
+
+def test_the_memoryless_core_follows_its_module():
+    core = hf.Parallel(actor=hf.Memoryless(3), critic=hf.Memoryless(3)).double()
+    assert core(torch.zeros(2, 3, dtype=torch.float64))[0].dtype == torch.float64
