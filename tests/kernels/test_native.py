@@ -102,21 +102,21 @@ def largest(tensors: list[Tensor]) -> float:
     return max([float(t.abs().max()) for t in tensors if t.numel()], default=0.0)
 
 
-def assert_agrees(call: Call, tolerance: float = 2e-6) -> None:
-    """Outputs within 1e-6; gradients within `tolerance` of the largest gradient of their kind, inputs' or weights'.
+def assert_agrees(call: Call, scale_by_kind: bool = False) -> None:
+    """Outputs within 1e-6; each gradient within 2e-6 of its tensor's largest element.
 
-    (Of their kind, not of their own tensor: the one bias of a cell with one unit is a sum that may cancel to nothing.)
+    `scale_by_kind`: of the largest gradient of its kind, inputs' or weights'. For sizes nobody chose: the one bias of a
+    cell with one unit is a sum that may cancel to nothing, in any float32 arithmetic.
     """
     outputs, grads = call.run(native, torch.float32)
     expected_outputs, expected = call.run(reference, torch.float64)
     for got, want in zip(outputs, expected_outputs):
         torch.testing.assert_close(got.double(), want, rtol=1e-6, atol=1e-6)
-    weights = [name for name in grads if name[:2] in ("w_", "b_")]
-    for kind in (weights, [name for name in grads if name not in weights]):
-        scale = largest([expected[name] for name in kind])
-        for name in kind:
-            error = largest([grads[name].double() - expected[name]])
-            assert error <= tolerance * scale, f"{name}: {error / scale:.1e} of the largest gradient"
+    for name, grad in grads.items():
+        kind = [other for other in grads if (other[:2] in ("w_", "b_")) == (name[:2] in ("w_", "b_"))]
+        scale = largest([expected[other] for other in (kind if scale_by_kind else [name])])
+        error = largest([grad.double() - expected[name]])
+        assert error <= 2e-6 * scale, f"{name}: {error / scale:.1e} relative"
 
 
 @pytest.mark.parametrize("mode", RESET_MODES)
@@ -151,7 +151,7 @@ def test_sequences_longer_than_a_chunk_match_the_reference(cell: str) -> None:
 def test_any_shape_matches_the_reference(
     cell: str, mode: str, sizes: tuple[int, int, int, int], bias: bool, seed: int
 ) -> None:
-    assert_agrees(Call.random(cell, *sizes, mode, seed, bias))
+    assert_agrees(Call.random(cell, *sizes, mode, seed, bias), scale_by_kind=True)
 
 
 @pytest.mark.parametrize("cell", ["lstm", "gru"])

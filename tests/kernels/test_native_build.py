@@ -1,0 +1,107 @@
+"""How the native kernel gets onto a machine: built once, kept, shared, and done without where it cannot be built."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast.kernels import native, native_build, native_library
+
+needs_compiler = pytest.mark.skipif(native_build.find_compiler() is None, reason="no C compiler on PATH")
+
+# Imports one file, not the package: no torch, so that a process starts at once.
+BUILD = """
+import importlib.util, sys
+spec = importlib.util.spec_from_file_location("native_build", sys.argv[1])
+module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+print(module.library_path())
+"""
+
+RUN = """
+import torch, holdfast as hf
+from holdfast.kernels import native
+x, resets = torch.randn(5, 3, 4), torch.rand(5, 3) < 0.3
+for _ in range(2):
+    hf.LSTM(4, 6)(x, None, resets)[0].sum().backward()
+    hf.GRU(4, 6)(x, None, resets)
+print(native.status())
+"""
+
+
+def python(script: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("HOLDFAST_") and k != "CC"} | variables
+    return subprocess.run(
+        [sys.executable, "-c", script, *arguments], capture_output=True, text=True, env=environment, timeout=120
+    )
+
+
+@needs_compiler
+def test_processes_that_start_together_build_one_library(tmp_path: Path) -> None:
+    environment = os.environ | {"HOLDFAST_CACHE": str(tmp_path / "cache")}
+    command = [sys.executable, "-c", BUILD, native_build.__file__]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) for _ in range(4)]
+    paths = {process.communicate(timeout=120)[0].strip() for process in processes}
+    assert [process.returncode for process in processes] == [0] * 4
+    assert len(paths) == 1 and Path(paths.pop()).stat().st_size > 0
+    assert sorted(p.suffix for p in (tmp_path / "cache").iterdir()) == [".lock", ".so"]
+
+
+def test_without_a_compiler_the_portable_kernel_runs_and_one_line_says_so(tmp_path: Path) -> None:
+    nothing = {"PATH": str(tmp_path), "HOLDFAST_CACHE": str(tmp_path / "cache")}
+    done = python(RUN, **nothing)
+    assert done.returncode == 0, done.stderr
+    assert "'kernel': 'portable'" in done.stdout and "no C compiler" in done.stdout
+    assert done.stderr.count("portable kernel") == 1 and "install gcc or clang" in done.stderr
+
+    silent = python(RUN, **nothing, HOLDFAST_CPU_KERNEL="portable")
+    assert silent.returncode == 0 and "portable kernel" not in silent.stderr
+
+    forced = python(RUN, **nothing, HOLDFAST_CPU_KERNEL="native")
+    assert forced.returncode != 0 and "HOLDFAST_CPU_KERNEL=native, but there is no native kernel" in forced.stderr
+
+
+@needs_compiler
+def test_an_instruction_set_that_does_not_exist_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLDFAST_CPU_ISA", "mmx")
+    monkeypatch.delenv("HOLDFAST_CPU_KERNEL", raising=False)
+    native_library.load.cache_clear()
+    try:
+        status = native.status()
+    finally:
+        native_library.load.cache_clear()
+    assert status["kernel"] == "portable" and "HOLDFAST_CPU_ISA='mmx'" in str(status["reason"])
+
+
+def test_a_compiler_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = tmp_path / "broken-cc"
+    broken.write_text("#!/bin/sh\necho no such target >&2\nexit 3\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("CC", str(broken))
+    monkeypatch.setenv("HOLDFAST_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(native_build.BuildError, match=r"broken-cc(.|\n)*status 3(.|\n)*no such target"):
+        native_build.library_path()
+    assert not list((tmp_path / "cache").glob("*.so"))
+
+
+@needs_compiler
+def test_a_cache_that_cannot_be_written_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("HOLDFAST_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.raises(native_build.BuildError, match="set HOLDFAST_CACHE"):
+        native_build.library_path()
+
+
+def test_a_change_in_the_sources_asks_for_another_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = native_build.key()
+    shutil.copytree(native_build.SOURCES, tmp_path / "native")
+    monkeypatch.setattr(native_build, "SOURCES", tmp_path / "native")
+    assert native_build.key() == before
+    with (tmp_path / "native" / "step.h").open("a") as source:
+        source.write("\n")
+    assert native_build.key() != before
