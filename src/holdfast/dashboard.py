@@ -215,7 +215,7 @@ def _memory_table(progress: Progress) -> Table:
     add("state rms", "memory/rms", number(row.get("memory/rms", 0.0)))
     add("state max", "memory/max", number(row.get("memory/max", 0.0)))
     add("saturated", "memory/saturation", f"{saturation:.1%}", f"bold {CAREFUL if saturation > 0.3 else GOOD}")
-    add("replay gap", "memory/replay_gap", f"{gap:.1e}", f"bold {GOOD if gap <= 1e-4 else BAD}")
+    add("replay gap", "memory/replay_gap", f"{gap:.1e}", f"bold {GOOD if gap <= 1e-2 else BAD}")
     add("stale by", "memory/staleness", f"{row.get('memory/staleness', 0.0):.1e}")
     add("resets", "memory/resets", number(row.get("memory/resets", 0.0), digits=0))
     if row.get("memory/nan", 0.0) > 0:

@@ -65,7 +65,7 @@ class Display:
     def note(self, text: str) -> None:
         """A line that stays: an evaluation, a checkpoint, where a run was resumed."""
         if not self.quiet:
-            self._console.print(text, markup=False)
+            self._console.print(text, markup=False, soft_wrap=True)
 
     def close(self) -> None:
         """Leave the last picture on the screen and give the terminal back."""

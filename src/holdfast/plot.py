@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from holdfast.dashboard import compact
 from holdfast.run_log import CSV_NAME, read_progress
 
 # 97.5% quantiles of Student's t by degrees of freedom; beyond the table the normal distribution's.
@@ -123,7 +124,9 @@ def group_runs(runs: Sequence[Run], group: str | Sequence[str] = "auto") -> dict
             raise ValueError(f"group by {unknown[0]!r}: no such setting in these runs; they have {', '.join(settings)}")
     members: dict[str, dict[str, list[Run]]] = {}
     for run in runs:
-        label = ", ".join(_label(name, run.config.get(name)) for name in names) or str(run.config.get("core", "run"))
+        label = ", ".join(_label(name, run.config.get(name)) for name in names) or _label(
+            "core", run.config.get("core", "run")
+        )
         members.setdefault(str(run.config.get("env", "")), {}).setdefault(label, []).append(run)
     return {env: [Curve(label, part) for label, part in groups.items()] for env, groups in members.items()}
 
@@ -141,7 +144,9 @@ def _shown(value: Any) -> str:
 
 
 def _label(name: str, value: Any) -> str:
-    return str(value) if name == "core" else f"{name} {value}"
+    if name == "core":
+        return "no memory" if value == "none" else str(value)
+    return f"{name} {value}"
 
 
 def _draw_panel(axes: Any, env: str, curves: list[Curve], metric: str) -> None:
@@ -160,7 +165,7 @@ def _draw_panel(axes: Any, env: str, curves: list[Curve], metric: str) -> None:
     axes.set_ylabel(
         {"rollout/ep_rew_mean": "mean return", "eval/mean_return": "return in evaluation"}.get(metric, metric)
     )
-    axes.ticklabel_format(axis="x", style="sci", scilimits=(0, 4))
+    axes.xaxis.set_major_formatter(lambda steps, _: compact(steps))
     axes.grid(alpha=0.25, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=9)
