@@ -124,6 +124,7 @@ class Memory:
         self._known = self._known.index_fill(0, host, False)
         self._any_fresh = True
         left = self._known.nonzero()
+        self._num_envs = len(left)
         self._resize(int(left[-1]) + 1 if len(left) else 0)
 
     def reserve(self, num_envs: int) -> None:

@@ -1,4 +1,4 @@
-"""Cores are pure: a step, a sequence and any chunking of it are one function, in every reset mode and for every kernel."""
+"""Cores are pure: a step, a sequence and any chunking of it are one function, in every reset mode."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def test_a_state_of_another_core_or_batch_size_is_refused(kind):
     for state in others:
         if state is None:
             continue
-        with pytest.raises(ValueError, match="does not fit.*batch of 3"):
+        with pytest.raises(ValueError, match=r"does not fit.*batch of 3"):
             core(torch.zeros(2, 3, SIZE), state)
 
 
@@ -220,7 +220,7 @@ def test_stack_and_parallel_say_what_does_not_fit():
         hf.Stack([hf.LSTM(3, 4), hf.GRU(5, 4)])
     with pytest.raises(ValueError, match="at least one core"):
         hf.Stack([])
-    with pytest.raises(TypeError, match="Stack takes cores.*Linear"):
+    with pytest.raises(TypeError, match=r"Stack takes cores.*Linear"):
         hf.Stack([torch.nn.Linear(3, 3)])
     with pytest.raises(ValueError, match=r"input sizes differ.*3.*5"):
         hf.Parallel(actor=hf.LSTM(3, 4), critic=hf.GRU(5, 4))
