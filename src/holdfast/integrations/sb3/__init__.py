@@ -1,0 +1,15 @@
+"""Stable-Baselines3: `RecurrentPPO`, a drop-in for `sb3_contrib.RecurrentPPO` that is several times faster.
+
+    from holdfast.integrations.sb3 import RecurrentPPO        # was: from sb3_contrib import RecurrentPPO
+
+Rollouts, callbacks, logging, saving and the loss are sb3-contrib's own code. What is replaced is the recurrence (any
+Holdfast core, resets inside the sequence), the cutting of a rollout into training sequences, and what was missing:
+action masks, GRU, memory in checkpoints. Needs the extra `sb3`.
+"""
+
+from __future__ import annotations
+
+from holdfast.integrations.sb3.policies import CnnLstmPolicy, CorePolicy, MlpLstmPolicy, MultiInputLstmPolicy
+from holdfast.integrations.sb3.ppo import RecurrentPPO
+
+__all__ = ["CnnLstmPolicy", "CorePolicy", "MlpLstmPolicy", "MultiInputLstmPolicy", "RecurrentPPO"]

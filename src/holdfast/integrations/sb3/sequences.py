@@ -1,0 +1,92 @@
+"""How a minibatch of rollout chunks is laid out as rows of a sequence batch.
+
+    rollout [n_steps, n_envs], flat and environment-major: row = env * n_steps + t
+    chunk    up to `chunk` consecutive steps of one environment, with the state it started from
+    piece    a chunk cut at its episode starts; only the first piece of a chunk needs that state
+
+A piece that begins an episode does not care what lies before it, so pieces are laid one after another into rows as long
+as the longest of them:
+
+    chunk 0:  aaaaaa|bbb|cc      ->   aaaaaa        3 rows of 6 steps instead of 1 row of 11:
+    (| is an episode start)           bbbcc.        the recurrence takes 6 steps in sequence, not 11,
+                                                    and the core resets where b becomes c
+The result is the same: resets let neither values nor gradients through.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+# With this many rows the recurrence is no longer bound by its number of steps in sequence.
+ENOUGH_ROWS = 32
+
+
+class Piece(NamedTuple):
+    start: int  # flat row of its first step
+    length: int
+    chunk: int | None  # the chunk whose start state it needs; None when it begins with a reset
+
+
+class Layout(NamedTuple):
+    """step [rows, T]: the flat row of each; valid [rows, T]; chunk [rows]: whose start state (any, if reset)."""
+
+    step: np.ndarray
+    valid: np.ndarray
+    chunk: np.ndarray
+
+
+def cut(episode_starts: np.ndarray, chunk: int, at_episodes: bool) -> list[list[Piece]]:
+    """The pieces of every chunk of a rollout, environment by environment; episode_starts [n_steps, n_envs] bool."""
+    n_steps, n_envs = episode_starts.shape
+    chunks: list[list[Piece]] = []
+    for env in range(n_envs):
+        starts = np.flatnonzero(episode_starts[:, env]) if at_episodes else np.empty(0, dtype=np.int64)
+        for begin in range(0, n_steps, chunk):
+            end = min(begin + chunk, n_steps)
+            inside = starts[(starts > begin) & (starts < end)].tolist()
+            bounds = [begin, *inside, end]
+            needs_state = not (at_episodes and bool(episode_starts[begin, env]))
+            chunks.append(
+                [
+                    Piece(env * n_steps + a, b - a, len(chunks) if i == 0 and needs_state else None)
+                    for i, (a, b) in enumerate(pairwise(bounds))
+                ]
+            )
+    return chunks
+
+
+def lay_out(chunks: list[list[Piece]]) -> Layout:
+    """The steps of these chunks as rows of one length, padded at their end."""
+    if len(chunks) >= ENOUGH_ROWS:
+        rows = chunks
+    else:
+        rows = _first_fit([piece for chunk in chunks for piece in chunk])
+    length = max(sum(piece.length for piece in row) for row in rows)
+    step, valid = np.zeros((len(rows), length), dtype=np.int64), np.zeros((len(rows), length), dtype=bool)
+    for r, row in enumerate(rows):
+        at = 0
+        for piece in row:
+            step[r, at : at + piece.length] = np.arange(piece.start, piece.start + piece.length)
+            at += piece.length
+        valid[r, :at] = True
+    return Layout(step, valid, np.array([row[0].chunk or 0 for row in rows]))
+
+
+def _first_fit(pieces: list[Piece]) -> list[list[Piece]]:
+    """Rows no longer than the longest piece; pieces that need a state come first in theirs, the rest by length."""
+    length = max(piece.length for piece in pieces)
+    rows: list[list[Piece]] = []
+    room: list[int] = []
+    for piece in sorted(pieces, key=lambda p: (p.chunk is None, -p.length)):
+        fits = (r for r, left in enumerate(room) if left >= piece.length) if piece.chunk is None else iter(())
+        row = next(fits, None)
+        if row is None:
+            rows.append([piece])
+            room.append(length - piece.length)
+        else:
+            rows[row].append(piece)
+            room[row] -= piece.length
+    return rows
