@@ -5,7 +5,7 @@ PY     := $(VENV)/bin/python
 # Some virtual CPUs advertise AMX and trap on it; this keeps oneDNN off it. Harmless elsewhere.
 export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_FP16
 
-.PHONY: train test test-learning lint sanitize bench clean
+.PHONY: train test test-learning test-browser lint sanitize bench clean
 
 $(VENV)/base: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -25,6 +25,11 @@ test: $(VENV)/dev
 
 test-learning: $(VENV)/dev
 	$(PY) -m pytest tests/learning -o norecursedirs= -o addopts="--import-mode=importlib -q"
+
+# The doctor's HTML report in a real browser, installed by the system's package manager when missing.
+test-browser: $(VENV)/dev
+	command -v chromium || { SUDO=$$([ "$$(id -u)" = 0 ] || echo sudo); $$SUDO apt-get update -qq && $$SUDO apt-get install -y -qq chromium fonts-dejavu-core; }
+	$(PY) -m pytest tests/doctor/test_browser.py
 
 lint: $(VENV)/dev
 	$(PY) -m ruff check . && $(PY) -m ruff format --check . && $(PY) -m mypy

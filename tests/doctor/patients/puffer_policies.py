@@ -68,9 +68,11 @@ def _subject(policy_class, **arguments):
     return lambda: Puffer(policy_class(), (OBS,), **arguments)
 
 
+HEALTHY = _subject(Policy)
+
 PATIENTS = [
-    Patient("puffer-never-resets", 6, "never-resets", _subject(NeverResets), _subject(Policy)),
-    Patient("puffer-zeros", 1, "starts-from-zeros", _subject(Policy, start="nothing"), _subject(Policy)),
-    Patient("puffer-layout", 15, "layout-swapped", _subject(ReshapesInsteadOfTransposing), _subject(Policy)),
-    Patient("puffer-neighbour", 8, "wrong-environment", _subject(HandsTheStateOn), _subject(Policy)),
+    Patient("puffer-never-resets", 6, "never-resets", _subject(NeverResets), HEALTHY),
+    Patient("puffer-zeros", 1, "starts-from-zeros", _subject(Policy, start="nothing"), HEALTHY),
+    Patient("puffer-layout", 15, "layout-swapped", _subject(ReshapesInsteadOfTransposing), HEALTHY),
+    Patient("puffer-neighbour", 8, "wrong-environment", _subject(HandsTheStateOn), HEALTHY),
 ]

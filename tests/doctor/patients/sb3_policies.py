@@ -67,10 +67,12 @@ def _stateless(original, observation, state=None, episode_start=None, determinis
     return original(observation, None, episode_start, deterministic)
 
 
+def _healthy():
+    return SB3(shipped())
+
+
 PATIENTS = [
-    Patient(
-        "sb3-flags", 1, "reset-dropped-in-training", _broken(evaluate_actions=_no_flags), lambda: SB3(shipped())
-    ),
-    Patient("sb3-zeros", 1, "starts-from-zeros", _broken(evaluate_actions=_from_zeros), lambda: SB3(shipped())),
-    Patient("sb3-predict", 27, "eval-memoryless", _broken(predict=_stateless), lambda: SB3(shipped())),
+    Patient("sb3-flags", 1, "reset-dropped-in-training", _broken(evaluate_actions=_no_flags), lambda: SB3(shipped())),
+    Patient("sb3-zeros", 1, "starts-from-zeros", _broken(evaluate_actions=_from_zeros), _healthy),
+    Patient("sb3-predict", 27, "eval-memoryless", _broken(predict=_stateless), _healthy),
 ]

@@ -165,7 +165,11 @@ def _subject(policy_class, **arguments):
 
 
 def _patient(name, case, cause, sick, twin=Policy, **arguments):
-    return Patient(f"stateful-{name}", case, cause, _subject(sick, **arguments), _subject(twin, **arguments))
+    healthy = HEALTHY if twin is Policy and not arguments else _subject(twin, **arguments)
+    return Patient(f"stateful-{name}", case, cause, _subject(sick, **arguments), healthy)
+
+
+HEALTHY = _subject(Policy)
 
 
 _LIVE = {"train": None, "no_grad": False, "detach": "cut"}

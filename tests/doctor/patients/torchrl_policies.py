@@ -40,11 +40,13 @@ def _subject(policy=lstm_policy, **wiring):
     return lambda: TorchRL(policy(), (OBS,), **wiring)
 
 
+HEALTHY = _subject()
+
 PATIENTS = [
-    Patient("torchrl-no-primer", 4, "memoryless", _subject(primed=False), _subject()),
-    Patient("torchrl-no-init", 1, "reset-dropped-in-training", _subject(init_tracker=False), _subject()),
-    Patient("torchrl-int-init", 22, "flags-not-bool", _subject(is_init_dtype=torch.int64), _subject()),
-    Patient("torchrl-no-mode", 12, "over-detached", _subject(recurrent_mode=False), _subject()),
+    Patient("torchrl-no-primer", 4, "memoryless", _subject(primed=False), HEALTHY),
+    Patient("torchrl-no-init", 1, "reset-dropped-in-training", _subject(init_tracker=False), HEALTHY),
+    Patient("torchrl-int-init", 22, "flags-not-bool", _subject(is_init_dtype=torch.int64), HEALTHY),
+    Patient("torchrl-no-mode", 12, "over-detached", _subject(recurrent_mode=False), HEALTHY),
     Patient(
         "torchrl-gru-no-mode", 12, "over-detached", _subject(gru_policy, recurrent_mode=False), _subject(gru_policy)
     ),

@@ -276,11 +276,18 @@ def _minibatches(case: Case) -> str | None:
             result = exam.subject.minibatches(segment)
         except NotOffered:
             return None
-        trace = Trace(to_numbers(result.output), result.log_prob if result.log_prob is None else to_numbers(result.log_prob), segment.actions)
+        trace = Trace(
+            to_numbers(result.output),
+            result.log_prob if result.log_prob is None else to_numbers(result.log_prob),
+            segment.actions,
+        )
         gap = exam.ruler.gap(trace, exam.replayed(*window))
         if gap.any:
             step, row = gap.first_place()
-            case.report("depends-on-chunking", f"in minibatches the outputs differ by up to {gap.largest:.2g}, first at {place(window[0] + step, row)}")
+            case.report(
+                "depends-on-chunking",
+                f"in minibatches the outputs differ by up to {gap.largest:.2g}, first at {place(window[0] + step, row)}",
+            )
             return " "
     return None
 
