@@ -196,8 +196,8 @@ PRESETS: dict[str, dict[str, Any]] = {
         _EASY, env="holdfast/PositionOnlyCartPoleEasy-v0", total_steps=500_000
     ),
     "t-maze": dict(
-        _EASY, env="holdfast/TMaze-v0", total_steps=500_000, num_steps=128, learning_rate=1e-3, entropy_coef=0.003,
-        memory_span=60,
+        _EASY, env="holdfast/TMaze-v0", total_steps=1_500_000, num_steps=128, learning_rate=2e-3, lr_schedule="constant",
+        entropy_coef=0.02, gae_lambda=0.99, memory_span=40, stop_at=0.98,
     ),
     "higher-lower-easy": dict(
         _EASY, env="popgym:HigherLowerEasy", total_steps=1_000_000, gamma=0.9, gae_lambda=0.9, learning_rate=1e-3,
