@@ -172,7 +172,7 @@ class TrainConfig:
         return cls.from_dict(json.loads(Path(path).read_text()))
 
     @classmethod
-    def preset(cls, name: str, **overrides: Any) -> TrainConfig:
+    def preset(cls, name: str, /, **overrides: Any) -> TrainConfig:
         """Settings that solve a task; `TrainConfig.preset("repeat-previous-easy", seed=2)`."""
         if name not in PRESETS:
             raise ValueError(f"unknown preset {name!r}; one of {', '.join(PRESETS)}")
