@@ -68,7 +68,7 @@ def test_help_names_every_command(capsys):
         assert all(f"\n  {command} " in text for command in cli.COMMANDS)
 
 
-@pytest.mark.parametrize("command", ["train", "eval", "plot", "envs", "info"])
+@pytest.mark.parametrize("command", ["train", "eval", "plot", "envs", "doctor", "info"])
 def test_every_command_has_help(command, capsys):
     assert run(command, "--help") == 0
     assert f"usage: holdfast {command}" in capsys.readouterr().out
@@ -238,6 +238,14 @@ def test_plot_takes_run_folders_and_folders_of_runs(there, capsys):
     capsys.readouterr()
     assert run("plot", "runs", "--metric", "loss") == 2
     assert "no metric 'loss'" in capsys.readouterr().err
+
+
+def test_doctor_examines_a_run(there, capsys):
+    train("--quiet", "--run-dir", "run")
+    capsys.readouterr()
+    assert run("doctor", "run:run", "--quiet", "--json", "report.json") == 0
+    assert (there / "report.json").exists() and capsys.readouterr().out.count("\n") == 1
+    assert run("doctor", "run:nowhere") == 2
 
 
 def test_envs_lists_ours_and_the_presets(capsys):

@@ -380,24 +380,51 @@ class EnvsFlags:
     """List the environments that come with Holdfast."""
 
 
+@dataclass
+class DoctorFlags:
+    """Examine a recurrent policy, of any library, for the mistakes that recurrent policies have.
+
+    Exit codes: 0 healthy, 1 findings, 2 could not examine."""
+
+    target: str
+    """package.module:factory, sb3:model.zip, or run:runs/... (a run folder or checkpoint)."""
+    html: Path | None = None
+    """Write the report as a page."""
+    json: str | None = None
+    """Write the report as JSON; - prints it."""
+    png: Path | None = None
+    """Draw how far back gradients reach."""
+    seed: int = 0
+    """Of the data that the policy is examined on."""
+    compile: bool = False
+    """Examine it under torch.compile too."""
+    tolerance: float | None = None
+    """Largest difference that counts as equal; chosen by precision unless given."""
+    quiet: bool = False
+    """Print the verdict only."""
+
+
 def doctor(argv: list[str]) -> int:
-    """Examine a recurrent policy for the mistakes that recurrent policies have."""
-    return _delegate("holdfast.doctor.command", argv, "doctor")
+    """Examine a recurrent policy."""
+    flags = _parse(DoctorFlags, argv, "doctor")
+    from holdfast.checkpoint import CheckpointError
+    from holdfast.doctor import command
+
+    try:
+        return command.main(**dataclasses.asdict(flags))
+    except CheckpointError as error:
+        raise Mistake(str(error)) from error
 
 
 def export(argv: list[str]) -> int:
     """Write a trained policy to ONNX, state and all."""
-    return _delegate("holdfast.export", argv, "export")
-
-
-def _delegate(module_name: str, argv: list[str], name: str) -> int:
     import importlib
 
     try:
-        module = importlib.import_module(module_name)
+        module = importlib.import_module("holdfast.export")
     except ModuleNotFoundError as missing:
         if missing.name and not missing.name.startswith("holdfast"):
-            raise Mistake(f"needs {missing.name}: pip install {missing.name}") from missing
+            raise Mistake(f"needs {missing.name}: pip install 'holdfast[onnx]'") from missing
         from holdfast import __version__
 
         raise Mistake(f"holdfast {__version__} does not have this command yet") from missing
