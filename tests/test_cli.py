@@ -9,7 +9,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from holdfast import cli
+from holdfast import cli, cli_flags
 from holdfast.config import PRESETS
 from holdfast.run_log import read_progress
 
@@ -127,7 +127,7 @@ def test_a_mistake_ends_in_one_line_and_exit_code_2(argv, words, there, capsys):
 )
 def test_complaints_in_boxes_become_one_line(complaint):
     expected = "Unrecognized options: --hiden-size, 3; did you mean --hidden-size?"
-    assert cli._one_line(complaint, "train") == expected
+    assert cli_flags.one_line(complaint, "train") == expected
 
 
 def test_train_ends_with_result_folder_plot_and_next_steps(there, capsys):
@@ -212,6 +212,21 @@ def test_eval_reports_mean_error_and_lengths_and_is_repeatable(there, capsys):
     assert "6 episodes, most likely actions, seed 0" in reports[0]
     (checkpoint,) = (there / "run/checkpoints").glob("*.pt")
     assert run("eval", checkpoint, "--episodes", 1) == 0
+
+
+def test_a_checkpoint_of_something_else_and_a_damaged_one_are_mistakes(there, capsys):
+    from holdfast import checkpoint
+
+    checkpoint.save(there / "other.pt", {"weights": [1.0]})
+    train("--quiet", "--run-dir", "run")
+    (file,) = (there / "run/checkpoints").glob("*.pt")
+    file.write_bytes(file.read_bytes()[:-1])
+    capsys.readouterr()
+    for command in ("eval", "train --resume"):
+        assert run(*command.split(), "other.pt") == 2
+        assert "no trainer wrote this checkpoint" in capsys.readouterr().err
+        assert run(*command.split(), "run") == 2
+        assert "damaged or cut short" in capsys.readouterr().err
 
 
 def test_video_draws_episodes_of_an_environment_that_renders(there, capsys):
