@@ -1,4 +1,4 @@
-"""`holdfast train`: settings from presets, files and flags; new runs, several seeds, resumed ones; what came of them."""
+"""`holdfast train`: settings from presets, files and flags; new runs, several seeds, resumed ones; their results."""
 
 from __future__ import annotations
 
