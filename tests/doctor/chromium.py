@@ -12,7 +12,14 @@ import time
 from pathlib import Path
 
 CANDIDATES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-dev-shm-usage", "--remote-debugging-pipe")
+FLAGS = (
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-dev-shm-usage",
+    "--remote-debugging-pipe",
+)
 
 
 def find() -> str | None:
@@ -62,7 +69,12 @@ class Page:
     def screenshot(self, path: Path, width: int = 1000) -> None:
         size = self._call("Page.getLayoutMetrics", session=True)["cssContentSize"]
         self._call(
-            "Emulation.setDeviceMetricsOverride", session=True, width=width, height=int(size["height"]), deviceScaleFactor=1, mobile=False
+            "Emulation.setDeviceMetricsOverride",
+            session=True,
+            width=width,
+            height=int(size["height"]),
+            deviceScaleFactor=1,
+            mobile=False,
         )
         data = self._call("Page.captureScreenshot", session=True)["data"]
         path.write_bytes(base64.b64decode(data))

@@ -44,7 +44,16 @@ def test_every_core_and_reset_mode_is_healthy(core, reset):
         lambda: _policy(observations=spaces.Dict(a=BOX, b=spaces.Discrete(3), c=spaces.Dict(d=spaces.MultiBinary(3)))),
         lambda: _policy(normalize_obs=True),
     ],
-    ids=["separate-critic", "memoryless-critic", "two-layers", "box", "multi-discrete", "discrete-obs", "dict", "normaliser"],
+    ids=[
+        "separate-critic",
+        "memoryless-critic",
+        "two-layers",
+        "box",
+        "multi-discrete",
+        "discrete-obs",
+        "dict",
+        "normaliser",
+    ],
 )
 def test_other_heads_and_observations_are_healthy(policy):
     report = doctor.assert_healthy(policy())

@@ -40,18 +40,20 @@ def _detached(state):
 def test_a_state_that_outlives_an_update_is_reported_before_backward_fails(kind):
     layer = LAYERS[kind]()
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.01)
-    with pytest.warns(doctor.StaleGraphWarning, match="before update 1"), pytest.raises(RuntimeError, match="second time|inplace"):
-        with doctor.watch(layer, optimizer) as watching:
-            _loop(layer, optimizer, detach=False)
+    with (
+        pytest.warns(doctor.StaleGraphWarning, match="before update 1"),
+        pytest.raises(RuntimeError, match=r"second time|inplace"),
+        doctor.watch(layer, optimizer) as watching,
+    ):
+        _loop(layer, optimizer, detach=False)
     assert [f.cause for f in watching.findings] == ["graph-kept"]
 
 
 def test_a_mask_between_the_steps_does_not_hide_it():
     layer = nn.LSTM(3, 5)
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.01)
-    with pytest.warns(doctor.StaleGraphWarning), pytest.raises(RuntimeError):
-        with doctor.watch(layer, optimizer):
-            _loop(layer, optimizer, detach=False, masked=True)
+    with pytest.warns(doctor.StaleGraphWarning), pytest.raises(RuntimeError), doctor.watch(layer, optimizer):
+        _loop(layer, optimizer, detach=False, masked=True)
 
 
 @pytest.mark.parametrize("kind", LAYERS)

@@ -24,7 +24,8 @@ CAUSES: dict[str, Cause] = {
     # --- the policy is not the same policy twice --------------------------------------------------------
     "random-training-leg": Cause(
         "The same data gives another result each time: something random, such as dropout, is active.",
-        "Remove dropout from the recurrent policy, or call .eval() on those layers in both legs; noise in one leg makes "
+        "Remove dropout from the recurrent policy, or call .eval() on those layers in both legs; noise in "
+        "one leg makes "
         "the probability ratio of PPO wrong from the first epoch on.",
     ),
     "batch-statistics": Cause(
@@ -37,9 +38,11 @@ CAUSES: dict[str, Cause] = {
         "Freeze the normaliser from the start of a rollout to the end of its update, and update it between the two.",
     ),
     "not-repeatable": Cause(
-        "The same rollout from a fresh start gives another result the second time: something besides the memory changes "
+        "The same rollout from a fresh start gives another result the second time: something besides the "
+        "memory changes "
         "when the policy steps.",
-        "Find what `begin` (or your reset) leaves behind: a counter, a cache, a running statistic kept outside buffers.",
+        "Find what `begin` (or your reset) leaves behind: a counter, a cache, a running statistic kept "
+        "outside buffers.",
     ),
     # --- it does not remember ---------------------------------------------------------------------------
     "memoryless": Cause(
@@ -73,7 +76,8 @@ CAUSES: dict[str, Cause] = {
     ),
     "early-by-one": Cause(
         "Memory is cleared one step before the episode ends: its last step is played without memory.",
-        "The flag of step t belongs to the observation that came with it: store the flag that was known *before* acting.",
+        "The flag of step t belongs to the observation that came with it: store the flag that was known "
+        "*before* acting.",
     ),
     "partial-reset": Cause(
         "At the start of an episode only a part of the state is cleared.",
@@ -170,7 +174,8 @@ CAUSES: dict[str, Cause] = {
     ),
     "gradients-severed": Cause(
         "The training leg gives no gradient to the recurrent weights at all.",
-        "Look for no_grad, inference_mode or detach in the training leg, and for an autocast cache filled under no_grad.",
+        "Look for no_grad, inference_mode or detach in the training leg, and for an autocast cache filled "
+        "under no_grad.",
     ),
     "graph-kept": Cause(
         "The carried state holds on to the graph of earlier steps: it ends in 'backward through the graph a second "

@@ -23,9 +23,9 @@ COULD_NOT_EXAMINE = 2
 def main(
     target: str,
     *,
-    html: str | os.PathLike[str] | None = None,
-    json: str | os.PathLike[str] | None = None,
-    png: str | os.PathLike[str] | None = None,
+    html: str | Path | None = None,
+    json: str | Path | None = None,
+    png: str | Path | None = None,
     seed: int = 0,
     compile: bool = False,
     tolerance: float | None = None,
@@ -41,11 +41,13 @@ def main(
     errors = Console(stderr=True)
     try:
         subject = as_subject(find(target))
+    except Exception as error:  # a factory is somebody else's code and may raise anything
+        return _give_up(errors, target, f"{type(error).__name__}: {error}")
+    try:
         with _progress(errors, quiet or json == "-") as progress:
             report = examine(subject, seed=seed, compile=compile, tolerance=tolerance, progress=progress)
-    except (CannotExamine, LookupError, TypeError, ValueError, ImportError, OSError, AttributeError) as error:
-        errors.print(f"could not examine {target}: {error}", style="bold red", markup=False, highlight=False)
-        return COULD_NOT_EXAMINE
+    except CannotExamine as error:
+        return _give_up(errors, target, str(error))
     if html is not None:
         report.to_html(html)
     if png is not None and report.credit is not None:
@@ -59,6 +61,11 @@ def main(
     else:
         report.print()
     return report.exit_code
+
+
+def _give_up(console: Any, target: str, why: str) -> int:
+    console.print(f"could not examine {target}: {why}", style="bold red", markup=False, highlight=False)
+    return COULD_NOT_EXAMINE
 
 
 def find(target: str) -> Any:

@@ -24,15 +24,17 @@ main { max-width: 62rem; margin: 0 auto; padding: 2rem 1.25rem 4rem; }
 h1 { font-size:1.7rem; line-height:1.25; margin:.2rem 0 .4rem; } h2 { font-size:1.2rem; margin:2.4rem 0 .6rem; }
 p { margin:.4rem 0; max-width: 48rem; } .dim { color:var(--dim); } small, .small { font-size:.86rem; }
 .verdict { border-left:.4rem solid var(--good); padding:.2rem 0 .2rem 1rem; } .verdict.bad { border-color:var(--bad); }
-.finding { border:1px solid var(--line); border-left:.35rem solid var(--note); border-radius:.4rem; padding:.9rem 1.1rem;
-  margin:1rem 0; background:var(--wash); }
+.finding { border:1px solid var(--line); border-left:.35rem solid var(--note); border-radius:.4rem; 
+  padding:.9rem 1.1rem; margin:1rem 0; background:var(--wash); }
 .finding.error { border-left-color:var(--bad); } .finding.warning { border-left-color:var(--warn); }
 .finding h3 { margin:0 0 .3rem; font-size:1.05rem; } .tag { font-weight:600; text-transform:uppercase; font-size:.75rem;
   letter-spacing:.05em; margin-right:.5rem; } .error .tag { color:var(--bad); } .warning .tag { color:var(--warn); }
-.note .tag { color:var(--note); } dl { margin:.6rem 0 0; display:grid; grid-template-columns:max-content 1fr; gap:.3rem 1rem; }
+.note .tag { color:var(--note); } 
+dl { margin:.6rem 0 0; display:grid; grid-template-columns:max-content 1fr; gap:.3rem 1rem; }
 dt { font-weight:600; } dd { margin:0; } code { font:.92em ui-monospace, "DejaVu Sans Mono", monospace; }
-table { border-collapse:collapse; width:100%; font-size:.93rem; } td, th { text-align:left; padding:.35rem .6rem .35rem 0;
-  border-bottom:1px solid var(--line); vertical-align:top; } .passed { color:var(--good); } .failed { color:var(--bad); }
+table { border-collapse:collapse; width:100%; font-size:.93rem; } 
+td, th { text-align:left; padding:.35rem .6rem .35rem 0; border-bottom:1px solid var(--line); vertical-align:top; }
+.passed { color:var(--good); } .failed { color:var(--bad); }
 .skipped { color:var(--dim); } .pictures { display:flex; flex-wrap:wrap; gap:1.6rem; } figure { margin:.4rem 0; }
 figcaption { font-size:.86rem; color:var(--dim); } svg text { fill:var(--dim); font-size:11px; }
 svg { max-width:100%; height:auto; } details { margin:.6rem 0 0; } summary { cursor:pointer; }
@@ -67,9 +69,12 @@ def page(report: Report) -> str:
 
 def _introduction() -> str:
     return (
-        "<p>This policy has a memory: it carries numbers from step to step, separately for each environment it plays in. "
-        "Memory must be cleared when an episode ends, must never go from one environment to another, and must be the same "
-        "when the policy is trained on a stretch of play as it was when that stretch was played. Mistakes here raise no "
+        "<p>This policy has a memory: it carries numbers from step to step, separately for each environment "
+        "it plays in. "
+        "Memory must be cleared when an episode ends, must never go from one environment to another, and "
+        "must be the same "
+        "when the policy is trained on a stretch of play as it was when that stretch was played. Mistakes "
+        "here raise no "
         "error; they make learning worse. The doctor played the policy in scripted environments and compared.</p>"
         "<h2>Findings</h2>"
     )
@@ -82,7 +87,8 @@ def _finding(found: Finding) -> str:
             f"<li><b>{escape(f.check)}</b>: {escape(f.cause)}. <span class=dim>{escape(f.evidence)}</span></li>"
             for f in found.consequences
         )
-        inner = f'<details><summary class="small">{len(found.consequences)} more that follow from it</summary><ul class="small">{items}</ul></details>'
+        summary = f'<summary class="small">{len(found.consequences)} more that follow from it</summary>'
+        inner = f'<details>{summary}<ul class="small">{items}</ul></details>'
     return (
         f'<section class="finding {found.severity}"><h3><span class="tag">{found.severity}</span>'
         f"<code>{escape(found.cause)}</code></h3><p>{escape(found.meaning)}</p><dl>"
@@ -98,10 +104,13 @@ def _credit(credit: CreditMap) -> str:
         rows.append(quiet)
     figures = "".join(_credit_picture(credit, row) for row in rows)
     return (
-        "<h2>Credit map</h2><p>When the policy is trained, the outcome of each step teaches the steps before it. Each line "
+        "<h2>Credit map</h2><p>When the policy is trained, the outcome of each step teaches the steps before "
+        "it. Each line "
         "of a picture is a step, each column an observation; the darker a cell, the more that step's output depends on "
-        "that observation. Lines mark where a new episode begins. <b>Healthy</b> is one filled triangle for each episode and "
-        "nothing outside. <b>Red</b> cells are leaks from another episode. A triangle with only its diagonal filled means "
+        "that observation. Lines mark where a new episode begins. <b>Healthy</b> is one filled triangle for "
+        "each episode and "
+        "nothing outside. <b>Red</b> cells are leaks from another episode. A triangle with only its diagonal "
+        "filled means "
         f'that the policy cannot learn what to remember.</p><div class="pictures">{figures}</div>'
     )
 
@@ -117,7 +126,8 @@ def _credit_picture(credit: CreditMap, row: int) -> str:
             if s > t and shade == 0:
                 continue
             red, green, blue = colour(shade, bool(allowed[t, s]))
-            tip = f"step {credit.first + t} depends on observation {credit.first + s}: {float(credit.values[t, s, row]):.2g}"
+            size = float(credit.values[t, s, row])
+            tip = f"step {credit.first + t} depends on observation {credit.first + s}: {size:.2g}"
             shapes.append(
                 f'<rect x="{margin + s * cell}" y="{t * cell}" width="{cell - 1}" height="{cell - 1}" '
                 f'fill="rgb({red},{green},{blue})"><title>{tip}</title></rect>'
@@ -138,7 +148,8 @@ def _credit_picture(credit: CreditMap, row: int) -> str:
         f'<figure><svg width="{side + margin + 4}" height="{side + 34}" viewBox="0 0 {side + margin + 4} {side + 34}" '
         f'role="img" aria-label="credit map of environment {row}">{"".join(shapes)}'
         f'<text x="{margin + side / 2}" y="{side + 31}" text-anchor="middle">observation</text></svg>'
-        f"<figcaption>Environment {row}: {count} new episode{'' if count == 1 else 's'} inside this segment.</figcaption></figure>"
+        f"<figcaption>Environment {row}: {count} new episode{'' if count == 1 else 's'} inside this "
+        "segment.</figcaption></figure>"
     )
 
 
@@ -165,10 +176,12 @@ def _norms(report: Report) -> str:
         points = [(x(t), y(float(norms[t, row]))) for t in range(steps)]
         path = "".join(f"{'M' if i == 0 else 'L'}{a:.1f} {b:.1f}" for i, (a, b) in enumerate(points))
         shapes.append(
-            f'<path d="{path}" fill="none" stroke="{_LINES[row]}" stroke-width="1.6"><title>environment {row}</title></path>'
+            f'<path d="{path}" fill="none" stroke="{_LINES[row]}" stroke-width="1.6"><title>environment '
+            f"{row}</title></path>"
         )
         shapes += [
-            f'<circle cx="{points[t][0]:.1f}" cy="{points[t][1]:.1f}" r="3.4" fill="{_LINES[row]}"><title>environment {row}: '
+            f'<circle cx="{points[t][0]:.1f}" cy="{points[t][1]:.1f}" r="3.4" '
+            f'fill="{_LINES[row]}"><title>environment {row}: '
             f"an episode begins at step {t}</title></circle>"
             for t in range(steps)
             if resets[t, row]
@@ -181,12 +194,15 @@ def _norms(report: Report) -> str:
     )
     digits = max(0, 1 - math.floor(math.log10(top)))
     return (
-        "<h2>Size of the memory</h2><p>How large the carried numbers are, along the rollout. A dot is the first step of an "
-        "episode, where the line should drop to the size of a single step; a dashed line is the start of a training segment."
+        "<h2>Size of the memory</h2><p>How large the carried numbers are, along the rollout. A dot is the "
+        "first step of an "
+        "episode, where the line should drop to the size of a single step; a dashed line is the start of a "
+        "training segment."
         f'</p><figure><svg width="{width}" height="{height}" viewBox="0 0 {width} {height}" role="img" '
         f'aria-label="size of the state of each environment">{"".join(shapes)}{labels}'
         f'<text x="{margin - 6}" y="{y(top) + 4:.1f}" text-anchor="end">{top:.{digits}f}</text>'
-        f'<text x="{margin - 6}" y="{y(0) + 4:.1f}" text-anchor="end">0</text></svg><figcaption>{key}</figcaption></figure>'
+        f'<text x="{margin - 6}" y="{y(0) + 4:.1f}" '
+        f'text-anchor="end">0</text></svg><figcaption>{key}</figcaption></figure>'
     )
 
 

@@ -75,7 +75,8 @@ def of_training(script: Script, before: Tensor, first: int, last: int) -> list[H
 
 
 def _one_before(true: Tensor, before: Tensor, first: int) -> Tensor:
-    """A buffer cut at episode starts, whose stored states are used as they are: `[N, B]` since when each step remembers."""
+    """A buffer cut at episode starts, whose stored states are used as they are: `[N, B]` since when each "
+    "step remembers."""
     since, earlier = last_reset(true), last_reset(before)
     start = since.clamp(min=1)
     previous = torch.where(start - 1 < first, earlier, since).gather(0, start - 1)

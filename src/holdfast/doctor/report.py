@@ -102,7 +102,8 @@ class Report:
 
         console = console or Console()
         console.print(
-            f"[bold {'green' if self.ok else 'red'}]{escape(self.verdict)}[/] [dim](seed {self.seed}, {self.seconds:.1f} s)[/]"
+            f"[bold {'green' if self.ok else 'red'}]{escape(self.verdict)}[/] [dim](seed {self.seed}, "
+            f"{self.seconds:.1f} s)[/]"
         )
         for found in self.findings:
             colour = _COLOURS[found.severity]

@@ -164,6 +164,10 @@ class Subject:
         """The training leg on the same segment, cut into minibatches the way the project does it."""
         raise NotOffered("its minibatches are not offered")
 
+    def training_call(self, segment: Segment) -> Any:
+        """The training leg without the doctor's own trappings, for torch.compile."""
+        return self.replay(segment)
+
     def action_masks(self, count: int, generator: torch.Generator) -> Tensor | None:
         """`[count, ...]` bool masks of the allowed actions, for policies that take them."""
         return None

@@ -44,7 +44,8 @@ class watch:
         layers = [(name, layer) for name, layer in self.module.named_modules() if is_recurrent(layer)]
         if not layers:
             raise TypeError(
-                f"{type(self.module).__name__} has no recurrent layer to watch (torch.nn's RNN, GRU, LSTM and cells, or "
+                f"{type(self.module).__name__} has no recurrent layer to watch (torch.nn's RNN, GRU, LSTM and "
+                "cells, or "
                 "a Holdfast core)"
             )
         for name, layer in layers:
@@ -80,7 +81,8 @@ class watch:
     def _tell(self, name: str, state: Tensor, depth: int) -> None:
         self._reported.add(name)
         evidence = (
-            f"layer `{name}` was given a state {tuple(state.shape)} whose graph ({type(state.grad_fn).__name__}, {depth} "
+            f"layer `{name}` was given a state {tuple(state.shape)} whose graph "
+            f"({type(state.grad_fn).__name__}, {depth} "
             f"operations back) was made before update {self._updates}"
         )
         found = finding("bounded-graph", "graph-kept", evidence)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import torch
-from patients.base import ACTIONS, HIDDEN, OBS, Patient
 from torch import nn
 from torch.distributions import Categorical
 
 from holdfast.doctor.subjects import CleanRL
+from patients.base import ACTIONS, HIDDEN, OBS, Patient
 
 
 class Agent(nn.Module):

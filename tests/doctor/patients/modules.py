@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-from patients.base import HIDDEN, OBS, Patient
 from torch import nn
 
 from holdfast.doctor.subjects import Module
+from patients.base import HIDDEN, OBS, Patient
 
 
 class Core(nn.Module):

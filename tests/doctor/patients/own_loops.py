@@ -5,10 +5,10 @@ from __future__ import annotations
 import copy
 
 import torch
-from patients.base import HIDDEN, OBS, Patient
 from torch import nn
 
 from holdfast.doctor import Replay, Step, Subject
+from patients.base import HIDDEN, OBS, Patient
 
 
 class Loop(Subject):

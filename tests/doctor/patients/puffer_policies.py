@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-from patients.base import ACTIONS, HIDDEN, OBS, Patient
 from torch import nn
 
 from holdfast.doctor.subjects import Puffer
+from patients.base import ACTIONS, HIDDEN, OBS, Patient
 
 
 class Policy(nn.Module):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 
 import torch
-from patients.base import Patient
 
 from holdfast.doctor.subjects import SB3
+from patients.base import Patient
 
 
 class _Spaces:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-from patients.base import ACTIONS, HIDDEN, OBS, Patient
 
 from holdfast.doctor.subjects import TorchRL
+from patients.base import ACTIONS, HIDDEN, OBS, Patient
 
 
 def lstm_policy():

@@ -87,7 +87,8 @@ def gradient_isolation(case: Case) -> str:
         t, s, row = (leak == leak.max()).nonzero()[0].tolist()
         case.report(
             "sees-the-future" if s > t else "gradient-crosses-reset",
-            f"the output at {place(first + t, row)} has a gradient of {float(leak.max()):.2g} with respect to the observation "
+            f"the output at {place(first + t, row)} has a gradient of {float(leak.max()):.2g} with respect to "
+            "the observation "
             f"at t={first + s}, {'which comes later' if s > t else 'in an earlier episode'}",
         )
         return ""
@@ -110,7 +111,8 @@ def _start_state_and_rows(case: Case, floor: float) -> str:
             if gradient is not None and float(gradient.abs().max()) > floor:
                 case.report(
                     "gradient-crosses-reset",
-                    f"steps after an episode's start have a gradient of {float(gradient.abs().max()):.2g} with respect to "
+                    f"steps after an episode's start have a gradient of {float(gradient.abs().max()):.2g} "
+                    "with respect to "
                     "the state that the segment started from",
                 )
                 return ""
@@ -210,7 +212,7 @@ def _sizes(score: Tensor, arrange: Any, leaves: list[Tensor]) -> Tensor:
         gradients = torch.autograd.grad(score[t].sum(), leaves, retain_graph=True, allow_unused=True)
         filled = [torch.zeros_like(x) if g is None else g for g, x in zip(gradients, leaves)]
         total = sum(g.detach().double().abs().flatten(2).sum(-1) for g in arrange(filled))
-        lines.append(total.cpu())  # type: ignore[union-attr]
+        lines.append(total.cpu())
     return torch.stack(lines)
 
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from holdfast.doctor.checks.base import Case, NotApplicable, check, place
-from holdfast.doctor.exam import Exam, Trace, fill
-from holdfast.doctor.observations import map_tensors, tensors_in
+from holdfast.doctor.exam import Exam
+from holdfast.doctor.observations import map_tensors
 from holdfast.doctor.script import STEPS
 from holdfast.doctor.subject import NotOffered, Step
+from holdfast.doctor.traces import Trace, fill
 
 
 @check("nan", "a broken environment heals with its next episode, and harms no other")
@@ -80,7 +79,8 @@ def environment_ids(case: Case) -> str:
             step, row = gap.first_place()
             case.report(
                 "wrong-environment",
-                f"stepped {story}, outputs differ by up to {gap.largest:.2g} from stepping all in order, first at {place(step, row)}",
+                f"stepped {story}, outputs differ by up to {gap.largest:.2g} from stepping all in order, "
+                f"first at {place(step, row)}",
             )
             return ""
     return "reversed and in interleaved groups, every environment keeps its own memory"
@@ -118,7 +118,8 @@ def batch_size(case: Case) -> str:
         except Exception as error:
             case.report(
                 "batch-size-baked-in",
-                f"after {sizes[i - 1] if i else 'no'} environments, {size} of them end in {type(error).__name__}: {_short(error)}",
+                f"after {sizes[i - 1] if i else 'no'} environments, {size} of them end in "
+                f"{type(error).__name__}: {_short(error)}",
             )
             return ""
     return f"{', '.join(map(str, sizes))} environments, one after the other"
@@ -149,6 +150,7 @@ def agents(case: Case) -> str:
         step, row = gap.first_place()
         case.report(
             "shared-between-agents",
-            f"a second agent's steps change the first one's outputs by up to {gap.largest:.2g}, first at {place(step, row)}",
+            f"a second agent's steps change the first one's outputs by up to {gap.largest:.2g}, first at "
+            f"{place(step, row)}",
         )
     return "a second agent's steps leave the first one's outputs as they were"

@@ -1,4 +1,4 @@
-"""The rest of a policy's life: bootstrap values, evaluation, reset calls, checkpoints, types, long episodes, compiling."""
+"""The rest of a policy's life: bootstrap values, evaluation, resets, checkpoints, types, long episodes, compiling."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch import Tensor
 from holdfast.doctor import hypotheses
 from holdfast.doctor.checks.base import Case, NotApplicable, check, place
 from holdfast.doctor.checks.identity import _short, _steps_with
-from holdfast.doctor.exam import Exam, Trace, fill, state_norms, to_numbers
+from holdfast.doctor.exam import Exam, state_norms
 from holdfast.doctor.observations import map_tensors, tensors_in
 from holdfast.doctor.script import STEPS, TOTAL
-from holdfast.doctor.subject import Step
+from holdfast.doctor.traces import Trace, fill, to_numbers
 
 LONG = 150
 LARGE = 50.0
@@ -216,18 +216,32 @@ def state_growth(case: Case) -> str:
     if largest > LARGE and growth > 1.5:
         case.report(
             "state-grows",
-            f"the largest number in the state is {largest:.3g} after {LONG} steps, {growth:.1f} times the size after {TOTAL}",
+            f"the largest number in the state is {largest:.3g} after {LONG} steps, {growth:.1f} times the "
+            f"size after {TOTAL}",
         )
     return f"after {LONG} steps the largest number in the state is {largest:.2g}"
 
 
 @check("compile", "torch.compile takes the training leg as one graph", extra=True)
 def compiles(case: Case) -> str:
+    from torch._dynamo.utils import counters
+
     exam = case.exam
-    segment = exam.segment(0, STEPS)
-    explanation: Any = torch._dynamo.explain(exam.subject.replay)(segment)
-    torch._dynamo.reset()
-    if explanation.graph_break_count:
-        reasons = sorted({str(reason.reason).splitlines()[0][:100] for reason in explanation.break_reasons})
-        case.report("graph-breaks", f"{explanation.graph_break_count} graph breaks: {'; '.join(reasons[:3])}")
-    return "no graph break"
+    torch._dynamo.reset()  # type: ignore[no-untyped-call]
+    counters.clear()
+    compiled = torch.compile(exam.subject.training_call, backend="eager")
+    try:
+        compiled(exam.segment(*exam.windows()[1]))
+        graphs = counters["stats"]["unique_graphs"]
+        compiled(exam.segment(*exam.windows()[2]))
+        again = counters["stats"]["unique_graphs"] - graphs
+        breaks = [str(reason).splitlines()[0][:100] for reason in counters["graph_break"]]
+    finally:
+        torch._dynamo.reset()  # type: ignore[no-untyped-call]
+    if breaks:
+        case.report(
+            "graph-breaks", f"{graphs} graphs instead of one: {'; '.join(sorted(set(breaks))[:3])}"
+        )
+    elif again:
+        case.report("graph-breaks", "it is compiled anew when episodes end elsewhere")
+    return f"{graphs} graph{'' if graphs == 1 else 's'}, no break, and no new one when episodes end elsewhere"

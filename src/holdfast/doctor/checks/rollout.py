@@ -8,8 +8,9 @@ from torch import Tensor
 from holdfast.doctor import hypotheses
 from holdfast.doctor.checks.base import Case, NotApplicable, check, place
 from holdfast.doctor.checks.steadiness import quieten_batch_norm
-from holdfast.doctor.exam import Exam, Gap
+from holdfast.doctor.exam import Exam
 from holdfast.doctor.script import TOTAL
+from holdfast.doctor.traces import Gap
 
 REACH = (1, 2, 5, 9)
 

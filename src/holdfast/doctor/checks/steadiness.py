@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.doctor.checks.base import Case, check
-from holdfast.doctor.exam import Exam, Gap
+from holdfast.doctor.exam import Exam
 from holdfast.doctor.observations import tensors_in
+from holdfast.doctor.traces import Gap
 
 
 @check("repeatable", "the same data gives the same result")

@@ -72,16 +72,14 @@ class Holdfast(Subject):
 
     def replay(self, segment: Segment) -> Replay:
         with self._distribution() as seen:
-            result = self.policy.evaluate(
-                segment.obs,
-                segment.actions,
-                segment.start,
-                segment.terminated | segment.truncated,
-                action_mask=segment.action_mask,
-                return_state=True,
-            )
+            result = self.training_call(segment)
         output = spread(seen[0], result.value.flatten())
         return Replay(output.reshape(*result.value.shape, -1), result.log_prob, result.state)
+
+    def training_call(self, segment: Segment) -> Any:
+        resets = segment.terminated | segment.truncated
+        masks, start = segment.action_mask, segment.start
+        return self.policy.evaluate(segment.obs, segment.actions, start, resets, action_mask=masks, return_state=True)
 
     def action_masks(self, count: int, generator: torch.Generator) -> Tensor | None:
         if callable(self._draw_masks):

@@ -16,8 +16,8 @@ from holdfast.doctor.subjects.holdfast import carries
 class TensorDictPolicy(Subject):
     """`policy(td)` steps with the policy's own memory; `policy(td, state=start, action=actions)` is the training leg.
 
-    The training TensorDict is `[B, TT]`. `start_state(td)`, `reset_memory()`, `get_memory()` and `set_memory()` are used
-    where the policy has them. `observation_space` defaults to `policy.policy.observation_space`.
+    The training TensorDict is `[B, TT]`. `start_state(td)`, `reset_memory()`, `get_memory()` and `set_memory()` are
+    used where the policy has them. `observation_space` defaults to `policy.policy.observation_space`.
     """
 
     takes_env_ids = True

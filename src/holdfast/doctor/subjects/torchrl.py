@@ -50,7 +50,7 @@ class TorchRL(Subject):
                 f"in {type(module).__name__}"
             )
         written = [_tuple(key) for cell in self.cells for key in cell.out_keys[1:]]
-        keys = out_keys if out_keys is not None else list(self.module.out_keys)
+        keys: Any = out_keys if out_keys is not None else self.module.out_keys
         sampled = {("action",), ("sample_log_prob",), ("action_log_prob",)}
         self.out_keys = [k for k in keys if _tuple(k) not in written and _tuple(k) not in sampled]
         self._carried: dict[Any, Tensor] = {}
