@@ -50,15 +50,15 @@ def choose_tile(gates: int, hidden_size: int, batch: int, backward: bool) -> Til
     """The tile for `batch` rows of this hidden size."""
     if hidden_size <= 128:
         units = -(-hidden_size // 16) * 16
-        if batch <= 132 * 8:
-            return Tile(units, 16, halves=1, registers=True)
-        return Tile(units, 16, teams=2 if batch > 132 * 16 else 1)
-    units = 32 if hidden_size <= 512 else 16
-    rows = -(-batch // (132 // -(-hidden_size // units)))  # of one group
-    if rows <= 32:
-        if hidden_size <= 256:
-            return Tile(units, 8, halves=1, registers=True, warp_rows=1 if rows <= 8 else 2)
-        return Tile(units, 8, warp_rows=1 if rows <= 16 else 2, columns=256 if backward else 0, stages=3)
-    if rows <= 64:
-        return Tile(units, 16, warp_rows=2, teams=2, columns=64, stages=4)
-    return Tile(units, 16, warp_rows=4, teams=2, columns=64, stages=4 if hidden_size <= 256 else 3)
+        return Tile(units, 16, halves=1, registers=True) if batch <= 132 * 8 else Tile(units, 16)
+    if hidden_size <= 256:
+        if batch <= 33 * 8:
+            return Tile(32, 8, halves=1, registers=True)
+        if batch <= 33 * 64:
+            return Tile(64, 16, teams=2, columns=128, stages=2)
+        return Tile(64, 16, warp_rows=2, teams=2, columns=64, stages=4)
+    if hidden_size <= 512:
+        if batch <= 8 * 64:
+            return Tile(32, 8, teams=2, columns=128, stages=3)
+        return Tile(32, 32, warp_rows=4, teams=2, columns=64, stages=3)
+    return Tile(16, 16, warp_rows=4 if backward else 2, teams=2 if backward else 4, columns=64, stages=4)

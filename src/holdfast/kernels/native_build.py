@@ -67,20 +67,23 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "holdfast"
 
 
-def compile_library(target: Path, compiler: list[str], extra_flags: list[str] | None = None) -> None:
+def compile_library(target: Path, compiler: list[str]) -> None:
     """Compiles to `target`; it appears complete or not at all."""
-    flags = [*FLAGS, f'-DHOLDFAST_KEY="{key()}"', *(extra_flags or [])]
+    flags = [*FLAGS, f'-DHOLDFAST_KEY="{key()}"']
     with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as folder:
-        objects = [str(Path(folder) / f"{name}.o") for name in (*isas(), "holdfast")]
-        commands = [
-            [*compiler, *flags, *ISA_FLAGS[isa], f"-DHOLDFAST_TABLE=holdfast_{isa}", "-c", "isa.c", "-o", out]
-            for isa, out in zip(isas(), objects)
-        ]
-        commands.append([*compiler, *flags, "-c", "holdfast.c", "-o", objects[-1]])
+        objects = compile_objects(Path(folder), [*compiler, *flags])
         library = str(Path(folder) / "library.so")
-        _run_all(commands)
         _run_all([[*compiler, *flags, "-shared", *objects, "-o", library, "-lpthread"]])
         os.replace(library, target)
+
+
+def compile_objects(folder: Path, command: list[str]) -> list[str]:
+    """The object files of the library, in `folder`: isa.c once per instruction set, every other source once."""
+    sources = [("isa.c", [*ISA_FLAGS[isa], f"-DHOLDFAST_TABLE=holdfast_{isa}"]) for isa in isas()]
+    sources += [(path.name, []) for path in sorted(SOURCES.glob("*.c")) if path.name != "isa.c"]
+    objects = [str(folder / f"{number}.o") for number in range(len(sources))]
+    _run_all([[*command, *own, "-c", source, "-o", out] for (source, own), out in zip(sources, objects)])
+    return objects
 
 
 def _run_all(commands: list[list[str]]) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,9 +72,6 @@ def _open(path: Path) -> ctypes.CDLL:
     handle.holdfast_key.restype = ctypes.c_char_p
     handle.holdfast_choose.restype = ctypes.c_char_p
     handle.holdfast_lanes.restype = ctypes.c_int64
-    runtime = _torch_openmp()
-    if runtime is not None:
-        handle.holdfast_use_openmp(runtime)
     return handle
 
 
@@ -88,16 +84,6 @@ def _choose_isa(handle: ctypes.CDLL) -> tuple[str, int]:
             f"{', '.join(map(repr, native_build.isas()))}"
         )
     return chosen.decode(), handle.holdfast_lanes()
-
-
-def _torch_openmp() -> ctypes.c_void_p | None:
-    """GOMP_parallel of the very runtime that torch has loaded, so that no second set of threads appears."""
-    for path in (Path(torch.__file__).parent / "lib").glob("libgomp*.so*"):
-        try:
-            return ctypes.cast(ctypes.CDLL(str(path)).GOMP_parallel, ctypes.c_void_p)
-        except (OSError, AttributeError) as error:
-            logging.getLogger(__name__).debug("no OpenMP from %s: %s", path, error)
-    return None
 
 
 def padded(hidden: int) -> int:

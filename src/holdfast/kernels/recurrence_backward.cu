@@ -31,7 +31,10 @@ constexpr int TILES = J;
 constexpr int SETS = MT * TILES >= 4 ? 1 : 4 / (MT * TILES);
 constexpr int W_STEPS = W_REGISTERS ? KP / 16 : 1;
 
+// In turn into two sets of registers where a team sees one chunk; see recurrence_forward.cu.
+constexpr int PARITIES = ONE_CHUNK ? 2 : 1;
 struct StepInputs {
+  u8 reset_after[MT][HALVES];  // resets of the step that follows in time
   HalfRun gates[MT][HALVES][GATES], saved[MT][HALVES], h_before[MT][HALVES];
   u32 dy[MT][HALVES][Y_WORDS];
 };
@@ -92,6 +95,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrence_backward(con
           for (int gate = 0; gate < GATES; ++gate) in.gates[m][half][gate][i] = 0;
           in.saved[m][half][i] = in.h_before[m][half][i] = 0;
         }
+        in.reset_after[m][half] =
+            RESETS && row < batch && unit_ok && t >= -1 && t + 1 < steps ? p.resets[at + batch] : 0;
         if (row < batch && unit_ok && t >= 0) {
 #pragma unroll
           for (int gate = 0; gate < GATES; ++gate)
@@ -102,18 +107,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrence_backward(con
         }
       }
   };
-  StepInputs in;
-  if (ONE_CHUNK && first_chunk < p.chunks) load_step(in, steps - 1, first_chunk * R);
+  StepInputs inputs[PARITIES];
+  if (ONE_CHUNK && first_chunk < p.chunks) load_step(inputs[0], steps - 1, first_chunk * R);
 
-  for (int t = steps - 1; t >= -1; --t) {
+  for (int t0 = steps - 1; t0 >= -1; t0 -= PARITIES)
+#pragma unroll
+  for (int parity = 0; parity < PARITIES; ++parity) {
+    const int t = t0 - parity;
+    if (t < -1) break;
     const i64 first = (i64)t * batch;
+    StepInputs& in = inputs[parity];
     for (int chunk = first_chunk; chunk < p.chunks; chunk += next_chunk) {
       const int chunk_row = chunk * R;
-      StepInputs in_next;
-      if constexpr (ONE_CHUNK) load_step(in_next, t - 1, chunk_row);
-      else load_step(in, t, chunk_row);
+      load_step(inputs[PARITIES - 1 - parity], t - (PARITIES - 1), chunk_row);
       FloatRun state[MT][HALVES];
-      u8 reset_after[MT][HALVES];
 #pragma unroll
       for (int m = 0; m < MT; ++m)
 #pragma unroll
@@ -123,7 +130,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrence_backward(con
 #pragma unroll
           for (int u = 0; u < UT; ++u) state[m][half][u] = 0;
           if (!ONE_CHUNK && ok) load_words(state[m][half], p.carry + (i64)row * HIDDEN + unit);
-          reset_after[m][half] = RESETS && ok ? p.resets[first + batch + row] : 0;
         }
 
       float acc[SETS][MT][TILES][4];
@@ -157,7 +163,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrence_backward(con
             } else {
               dc = ONE_CHUNK ? kept[m][half][u] : __uint_as_float(state[m][half][u]);
               if constexpr (GRU) { arriving += dc; dc = 0.0f; }
-              if (RESETS && reset_after[m][half]) {
+              if (RESETS && in.reset_after[m][half]) {
                 if constexpr (FILL) { fill_h[u] += arriving; fill_c[u] += dc; }
                 arriving = dc = 0.0f;
               }
@@ -216,7 +222,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrence_backward(con
       if constexpr (SPLIT == 1) sync_team();
       else if (t >= 0) arrive(p.arrivals + chunk);
       else sync_team();
-      if constexpr (ONE_CHUNK) in = in_next;
     }
   }
 

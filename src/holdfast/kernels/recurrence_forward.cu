@@ -28,6 +28,14 @@ constexpr int A_SIZE = SPLIT == 1 ? R * A_STRIDE : STAGES * R * A_STRIDE;
 constexpr int TILES = GATES * J;
 constexpr int W_STEPS = W_REGISTERS ? KP / 16 : 1;
 
+// A team that sees one chunk fetches the inputs of a step while it works on the step before, in turn into two sets of
+// registers (copying one to the other would wait for them to arrive).
+constexpr int PARITIES = ONE_CHUNK ? 2 : 1;
+struct StepInputs {
+  HalfRun x[MT][HALVES][GATES];
+  u8 reset_next[MT][HALVES];
+};
+
 extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrence_forward(const Arguments p) {
   extern __shared__ __align__(16) u16 memory[];
   u16* w = memory;                                       // [WARP_UNITS * TILES * 8][W_STRIDE]
@@ -73,8 +81,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrence_forward(cons
 #pragma unroll
     for (int k = 0; k < W_STEPS; ++k) load_b<TILES, W_STRIDE>(w_registers[k], b, k * 16);
 
-  HalfRun x[MT][HALVES][GATES];
-  auto load_x = [&](HalfRun (&run)[MT][HALVES][GATES], int t, int chunk_row) {
+  StepInputs inputs[PARITIES];
+  auto load_inputs = [&](StepInputs& in, int t, int chunk_row) {
 #pragma unroll
     for (int m = 0; m < MT; ++m)
 #pragma unroll
@@ -83,16 +91,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrence_forward(cons
         const bool ok = row < batch && unit_ok && t < steps;
 #pragma unroll
         for (int gate = 0; gate < GATES; ++gate) {
-          if (ok) load_words(run[m][half][gate], p.gates + ((i64)t * batch + row) * (GATES * HIDDEN) + gate * HIDDEN + unit);
+          if (ok) load_words(in.x[m][half][gate], p.gates + ((i64)t * batch + row) * (GATES * HIDDEN) + gate * HIDDEN + unit);
           else
 #pragma unroll
-            for (int i = 0; i < UT / 2; ++i) run[m][half][gate][i] = 0;
+            for (int i = 0; i < UT / 2; ++i) in.x[m][half][gate][i] = 0;
         }
+        in.reset_next[m][half] = RESETS && ok && t + 1 < steps ? p.resets[(i64)(t + 1) * batch + row] : 0;
       }
   };
 
   // The state that enters step 0.
   float kept[MT][HALVES][UT];
+  u8 reset_now[MT][HALVES];
   for (int chunk = first_chunk; chunk < p.chunks; chunk += next_chunk) {
 #pragma unroll
     for (int m = 0; m < MT; ++m)
@@ -101,6 +111,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrence_forward(cons
         const int local = lane_row + m * 16 + half * 8, row = chunk * R + local;
         const bool ok = row < batch && unit_ok;
         const bool reset = RESETS && ok && p.resets[row];
+        reset_now[m][half] = reset;
         float h[UT];
 #pragma unroll
         for (int u = 0; u < UT; ++u) {
@@ -115,20 +126,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrence_forward(cons
           for (int i = 0; i < UT / 2; ++i) ((u32*)(a + local * A_STRIDE + unit))[i] = run[i];
       }
     if constexpr (SPLIT > 1) arrive(p.arrivals + chunk);
-    if constexpr (ONE_CHUNK) load_x(x, 0, chunk * R);
+    if constexpr (ONE_CHUNK) load_inputs(inputs[0], 0, chunk * R);
   }
   if constexpr (SPLIT == 1) sync_team();
 
-  for (int t = 0; t < steps; ++t) {
+  for (int t0 = 0; t0 < steps; t0 += PARITIES)
+#pragma unroll
+  for (int parity = 0; parity < PARITIES; ++parity) {
+    const int t = t0 + parity;
+    if (t >= steps) break;
     const i64 first = (i64)t * batch;
+    StepInputs& in = inputs[parity];
     for (int chunk = first_chunk; chunk < p.chunks; chunk += next_chunk) {
       const int chunk_row = chunk * R;
       // Everything that does not depend on the other blocks is fetched before waiting for them.
-      HalfRun x_next[MT][HALVES][GATES];
-      if constexpr (ONE_CHUNK) load_x(x_next, t + 1, chunk_row);
-      else load_x(x, t, chunk_row);
+      load_inputs(inputs[PARITIES - 1 - parity], t + PARITIES - 1, chunk_row);
       FloatRun state[MT][HALVES];
-      u8 reset_now[MT][HALVES], reset_next[MT][HALVES];
 #pragma unroll
       for (int m = 0; m < MT; ++m)
 #pragma unroll
@@ -140,9 +153,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrence_forward(cons
             else
 #pragma unroll
               for (int u = 0; u < UT; ++u) state[m][half][u] = 0;
+            reset_now[m][half] = RESETS && ok ? p.resets[first + row] : 0;
           }
-          reset_now[m][half] = RESETS && ok ? p.resets[first + row] : 0;
-          reset_next[m][half] = RESETS && ok && t + 1 < steps ? p.resets[first + batch + row] : 0;
         }
       if constexpr (SPLIT > 1) wait(p.arrivals + chunk, (u32)SPLIT * (t + 1));
 
@@ -173,9 +185,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrence_forward(cons
             const int j = u / 2, slot = half * 2 + u % 2;
             float before = ONE_CHUNK ? kept[m][half][u] : __uint_as_float(state[m][half][u]);
             if (RESETS && reset_now[m][half]) before = GRU ? start_h[u] : start_c[u];
-            float v0 = half_at(x[m][half][0], u) + bias[0][u] + acc[m][j][slot];
-            float v1 = half_at(x[m][half][1], u) + bias[1][u] + acc[m][J + j][slot];
-            float v2 = half_at(x[m][half][2], u) + bias[2][u];
+            float v0 = half_at(in.x[m][half][0], u) + bias[0][u] + acc[m][j][slot];
+            float v1 = half_at(in.x[m][half][1], u) + bias[1][u] + acc[m][J + j][slot];
+            float v2 = half_at(in.x[m][half][2], u) + bias[2][u];
             if constexpr (GRU) {
               extra_values[u] = acc[m][2 * J + j][slot] + bias_hidden[u];
               sigmoid2(v0, v1);
@@ -183,7 +195,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrence_forward(cons
               after[u] = v2 + v1 * (before - v2);
               h[m][half][u] = after[u];
             } else {
-              float v3 = half_at(x[m][half][GATES - 1], u) + bias[GATES - 1][u] + acc[m][(GATES - 1) * J + j][slot];
+              float v3 = half_at(in.x[m][half][GATES - 1], u) + bias[GATES - 1][u] + acc[m][(GATES - 1) * J + j][slot];
               v2 += acc[m][2 * J + j][slot];
               lstm_gates(v0, v1, v2, v3);
               after[u] = v1 * before + v0 * v2;
@@ -194,7 +206,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrence_forward(cons
             gate_values[0][u] = v0;
             gate_values[1][u] = v1;
             gate_values[2][u] = v2;
-            next[u] = RESETS && reset_next[m][half] ? start_h[u] : h[m][half][u];
+            next[u] = RESETS && in.reset_next[m][half] ? start_h[u] : h[m][half][u];
           }
           if (ok && t + 1 < steps) {
             HalfRun run;
@@ -242,11 +254,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrence_forward(cons
 #pragma unroll
               for (int u = 0; u < UT; ++u) p.h_n[(i64)row * HIDDEN + unit + u] = h[m][half][u];
           }
-          if constexpr (ONE_CHUNK)
-#pragma unroll
-            for (int gate = 0; gate < GATES; ++gate)
-#pragma unroll
-              for (int i = 0; i < UT / 2; ++i) x[m][half][gate][i] = x_next[m][half][gate][i];
+          if constexpr (ONE_CHUNK) reset_now[m][half] = in.reset_next[m][half];
         }
     }
   }

@@ -242,21 +242,21 @@ static void backward_part(void *context, int64_t part) {
     Arena arena = {0, 0};
     BackwardScratch scratch;
     backward_scratch(&scratch, &arena, call, (to - from + groups - 1) / groups);
-    void *memory = aligned_alloc(64, arena.used);
-    if (!memory) {
+    Block block = holdfast_borrow(OF_ONE_PART, arena.used);
+    if (!block.memory) {
         call->failed = 1;
         return;
     }
     unsigned int mode = flush_denormals();
     for (int64_t g = 0; g < groups; g++) {
         int64_t first = from + (to - from) * g / groups, rows = from + (to - from) * (g + 1) / groups - first;
-        arena = (Arena){(uintptr_t)memory, 0};
+        arena = (Arena){(uintptr_t)block.memory, 0};
         backward_scratch(&scratch, &arena, call, rows);
         if (job->is_lstm) backward_group(call, &scratch, sums, first, rows, 1);
         else backward_group(call, &scratch, sums, first, rows, 0);
     }
     restore_denormals(mode);
-    free(memory);
+    holdfast_give_back(OF_ONE_PART, block);
 }
 
 static void backward_memory(Backward *call, Arena *arena) {
@@ -324,9 +324,9 @@ static int backward(const Job *job) {
     call.stride = s->row + LANES;
     Arena arena = {0, 0};
     backward_memory(&call, &arena);
-    void *memory = aligned_alloc(64, arena.used);
-    if (!memory) return 1;
-    arena = (Arena){(uintptr_t)memory, 0};
+    Block block = holdfast_borrow(SHARED_BY_PARTS, arena.used);
+    if (!block.memory) return 1;
+    arena = (Arena){(uintptr_t)block.memory, 0};
     backward_memory(&call, &arena);
 
     if (job->dx) pack_backward(call.w_x, job->w_ih, s->cell.x_gate, s, s->inputs);
@@ -350,7 +350,7 @@ static int backward(const Job *job) {
             if (job->dfill_c) job->dfill_c[j] = c;
         }
     }
-    free(memory);
+    holdfast_give_back(SHARED_BY_PARTS, block);
     return call.failed;
 }
 

@@ -158,21 +158,21 @@ static void forward_part(void *context, int64_t part) {
     Arena arena = {0, 0};
     ForwardScratch scratch;
     forward_scratch(&scratch, &arena, call, (to - from + groups - 1) / groups);
-    void *memory = aligned_alloc(64, arena.used);
-    if (!memory) {
+    Block block = holdfast_borrow(OF_ONE_PART, arena.used);
+    if (!block.memory) {
         call->failed = 1;
         return;
     }
     unsigned int mode = flush_denormals();
     for (int64_t g = 0; g < groups; g++) {
         int64_t first = from + (to - from) * g / groups, rows = from + (to - from) * (g + 1) / groups - first;
-        arena = (Arena){(uintptr_t)memory, 0};
+        arena = (Arena){(uintptr_t)block.memory, 0};
         forward_scratch(&scratch, &arena, call, rows);
         if (call->job->is_lstm) forward_group(call, &scratch, first, rows, 1);
         else forward_group(call, &scratch, first, rows, 0);
     }
     restore_denormals(mode);
-    free(memory);
+    holdfast_give_back(OF_ONE_PART, block);
 }
 
 static void forward_memory(Forward *call, Arena *arena) {
@@ -198,9 +198,9 @@ static int forward(const Job *job) {
     const Sizes *s = &call.s;
     Arena arena = {0, 0};
     forward_memory(&call, &arena);
-    void *memory = aligned_alloc(64, arena.used);
-    if (!memory) return 1;
-    arena = (Arena){(uintptr_t)memory, 0};
+    Block block = holdfast_borrow(SHARED_BY_PARTS, arena.used);
+    if (!block.memory) return 1;
+    arena = (Arena){(uintptr_t)block.memory, 0};
     forward_memory(&call, &arena);
 
     pack_forward(call.w_x, job->w_ih, s->cell.x_gate, s, s->inputs);
@@ -215,7 +215,7 @@ static int forward(const Job *job) {
     copy_padded(call.fill_h, job->fill_h, s->hidden, s->padded);
     copy_padded(call.fill_c, job->fill_c, s->hidden, s->padded);
     holdfast_parallel(forward_part, &call, call.parts);
-    free(memory);
+    holdfast_give_back(SHARED_BY_PARTS, block);
     return call.failed;
 }
 

@@ -1,4 +1,4 @@
-/* What Python calls: the choice of an instruction set, and threads. */
+/* What Python calls: the choice of an instruction set; and the memory that calls keep. */
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -42,43 +42,42 @@ EXPORT int holdfast_forward(const Job *job) { return chosen->forward(job); }
 EXPORT int holdfast_backward(const Job *job) { return chosen->backward(job); }
 EXPORT int holdfast_step(const Job *job) { return chosen->step(job); }
 
-/* GOMP_parallel of the OpenMP runtime that torch uses, if Python found it. Its threads exist already, and a second set
- * of threads would compete with them: they spin for a while after each of torch's own products. */
-typedef void (*OpenMp)(void (*)(void *), void *, unsigned int, unsigned int);
-static OpenMp open_mp;
-EXPORT void holdfast_use_openmp(OpenMp runtime) { open_mp = runtime; }
+#define KEEP_AT_MOST ((size_t)32 << 20)
 
 typedef struct {
-    void (*work)(void *, int64_t);
-    void *context;
-    int64_t parts, next;
-} Queue;
+    Block block[PURPOSES];
+} Kept;
 
-static void drain(void *argument) {
-    Queue *queue = argument;
-    for (;;) {
-        int64_t part = __atomic_fetch_add(&queue->next, 1, __ATOMIC_RELAXED);
-        if (part >= queue->parts) return;
-        queue->work(queue->context, part);
-    }
+static pthread_key_t kept_key;
+static pthread_once_t kept_once = PTHREAD_ONCE_INIT;
+
+static void release(void *argument) {
+    Kept *kept = argument;
+    for (int purpose = 0; purpose < PURPOSES; purpose++) free(kept->block[purpose].memory);
+    free(kept);
+}
+static void make_key(void) { pthread_key_create(&kept_key, release); }
+
+static Kept *kept_by_this_thread(void) {
+    pthread_once(&kept_once, make_key);
+    Kept *kept = pthread_getspecific(kept_key);
+    if (!kept && (kept = calloc(1, sizeof *kept))) pthread_setspecific(kept_key, kept);
+    return kept;
 }
 
-static void *drain_thread(void *argument) {
-    drain(argument);
-    return NULL;
+Block holdfast_borrow(Purpose purpose, size_t bytes) {
+    Kept *kept = kept_by_this_thread();
+    if (kept) {
+        Block block = kept->block[purpose];
+        kept->block[purpose] = (Block){NULL, 0};
+        if (block.bytes >= bytes) return block;
+        free(block.memory);
+    }
+    return (Block){aligned_alloc(64, bytes), bytes};
 }
 
-void holdfast_parallel(void (*work)(void *, int64_t), void *context, int64_t parts) {
-    Queue queue = {work, context, parts, 0};
-    if (parts <= 1) {
-        drain(&queue);
-    } else if (open_mp) {
-        open_mp(drain, &queue, (unsigned int)parts, 0);
-    } else {
-        pthread_t helpers[64];
-        int64_t started = 0;
-        while (started < parts - 1 && started < 64 && !pthread_create(&helpers[started], NULL, drain_thread, &queue)) started++;
-        drain(&queue); /* does the work of every helper that could not be started */
-        for (int64_t i = 0; i < started; i++) pthread_join(helpers[i], NULL);
-    }
+void holdfast_give_back(Purpose purpose, Block block) {
+    Kept *kept = kept_by_this_thread();
+    if (kept && !kept->block[purpose].memory && block.bytes <= KEEP_AT_MOST) kept->block[purpose] = block;
+    else free(block.memory);
 }

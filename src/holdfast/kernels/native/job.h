@@ -5,6 +5,7 @@
 #ifndef HOLDFAST_JOB_H
 #define HOLDFAST_JOB_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 typedef struct {
@@ -37,7 +38,17 @@ typedef struct {
     int (*step)(const Job *); /* forward for steps = 1, where h_n is y and nothing is kept */
 } Isa;
 
-/* Runs work(context, part) for part in [0, parts), on as many threads; see threads.c. */
+/* Scratch memory, aligned to a cache line; memory is NULL when there is none. Each thread keeps a block per purpose for its
+ * next call, since fresh memory costs a page fault per 4 KiB. */
+typedef struct {
+    void *memory;
+    size_t bytes;
+} Block;
+typedef enum { SHARED_BY_PARTS, OF_ONE_PART, PURPOSES } Purpose;
+Block holdfast_borrow(Purpose purpose, size_t bytes);
+void holdfast_give_back(Purpose purpose, Block block);
+
+/* Runs work(context, part) for part in [0, parts), on as many threads. */
 void holdfast_parallel(void (*work)(void *, int64_t), void *context, int64_t parts);
 
 #endif

@@ -163,9 +163,9 @@ static int step(const Job *job) {
     StepScratch f;
     Arena arena = {0, 0};
     step_scratch(&f, &arena, &s);
-    void *memory = aligned_alloc(64, arena.used);
-    if (!memory) return 1;
-    arena = (Arena){(uintptr_t)memory, 0};
+    Block block = holdfast_borrow(OF_ONE_PART, arena.used);
+    if (!block.memory) return 1;
+    arena = (Arena){(uintptr_t)block.memory, 0};
     step_scratch(&f, &arena, &s);
     copy_padded(f.fill_h, job->fill_h, hidden, padded);
     copy_padded(f.fill_c, job->fill_c, hidden, padded);
@@ -203,7 +203,7 @@ static int step(const Job *job) {
         }
         if (job->is_lstm) copy_cut(job->c_n + b * hidden, f.cell, hidden);
     }
-    free(memory);
+    holdfast_give_back(OF_ONE_PART, block);
     return 0;
 }
 
