@@ -29,8 +29,8 @@ RNG_128 = 2**127 + 12345  # numpy's generators have states of this size
 def small_run(folder: Path, **settings: Any) -> hf.Trainer:
     config = dict(
         env="holdfast/TMaze-v0", env_kwargs={"length": 3}, hidden_size=8, num_envs=4, num_steps=8, minibatches=2,
-        epochs=1, total_steps=4 * 8 * 4, checkpoint_every=1, final_eval_episodes=2, tensorboard=False, quiet=True, device="cpu",
-        normalize_obs=True, run_dir=str(folder),
+        epochs=1, total_steps=4 * 8 * 4, checkpoint_every=1, final_eval_episodes=2, tensorboard=False, quiet=True,
+        device="cpu", normalize_obs=True, run_dir=str(folder),
     )  # fmt: skip
     trainer = hf.Trainer(hf.TrainConfig(**{**config, **settings}))
     trainer.run()

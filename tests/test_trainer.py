@@ -26,8 +26,8 @@ from holdfast.run_log import read_progress
 
 SMALL = dict(
     env="holdfast/TMaze-v0", env_kwargs={"length": 3}, hidden_size=8, num_envs=4, num_steps=8, minibatches=2, epochs=2,
-    total_steps=4 * 8 * 10, checkpoint_every=3, final_eval_episodes=2, learning_rate=0.01, tensorboard=False, quiet=True,
-    device="cpu", threads=1,
+    total_steps=4 * 8 * 10, checkpoint_every=3, final_eval_episodes=2, learning_rate=0.01, tensorboard=False,
+    quiet=True, device="cpu", threads=1,
 )  # fmt: skip
 CARTPOLE = dict(env="CartPole-v1", env_kwargs={}, mask_velocity=True)  # gymnasium's: it cannot restore its state
 
@@ -67,19 +67,25 @@ class Keep(hf.Callback):
 # --- killed ---------------------------------------------------------------------------------------------------------
 
 CHILD = """
-import json, os, signal, sys
+import json, os, signal, sys, threading
 import torch
 torch.set_num_threads(1)
 import holdfast as hf
-settings, torn = json.loads(sys.argv[1]), sys.argv[2]
+settings, torn, update, seconds = json.loads(sys.argv[1])
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+class DieSoon(hf.Callback):
+    def on_update_end(self, trainer, row):
+        if trainer.update == update:
+            threading.Timer(seconds, die).start()
 replace = os.replace
 def replace_or_die(source, target):
     if torn and str(target).endswith(torn):  # half of the file is on the disk, under its temporary name
         os.truncate(source, os.path.getsize(source) // 2)
-        os.kill(os.getpid(), signal.SIGKILL)
+        die()
     replace(source, target)
 os.replace = replace_or_die
-hf.Trainer(hf.TrainConfig(**settings)).run()
+hf.Trainer(hf.TrainConfig(**settings), callbacks=[DieSoon()]).run()
 """
 
 KILLS = {
@@ -95,33 +101,21 @@ KILLS = {
 }  # fmt: skip
 
 
+def run_child(settings: dict[str, Any], torn: str = "", update: int = -1, seconds: float = 0.0) -> Any:
+    """A run in a process of its own, which is killed `seconds` after `update`, or while it writes the file `torn`."""
+    arguments = json.dumps([settings, torn, update, seconds])
+    return subprocess.Popen([sys.executable, "-c", CHILD, arguments], stderr=subprocess.PIPE)
+
+
 @pytest.mark.parametrize("name", KILLS)
 def test_a_killed_and_resumed_run_writes_the_same_record_as_one_never_stopped(tmp_path: Path, name: str):
     special, torn = KILLS[name]
-    settings = {
-        **SMALL,
-        **special,
-        "total_steps": 4 * 8 * 200,
-        "checkpoint_every": 7,
-        "run_dir": str(tmp_path / "killed"),
-    }
-    child = subprocess.Popen([sys.executable, "-c", CHILD, json.dumps(settings), torn], stderr=subprocess.PIPE)
-    try:
-        draw = random.Random()  # another moment each time
-        rows = draw.randrange(10, 150)
-        deadline = time.monotonic() + 120
-        while child.poll() is None and not torn:
-            assert time.monotonic() < deadline
-            if len(read_progress(tmp_path / "killed")) >= rows:
-                time.sleep(draw.random() * 0.02)
-                child.kill()
-                break
-            time.sleep(0.001)
-        assert child.wait(120) == -signal.SIGKILL, child.stderr.read() if child.stderr else ""
-    finally:
-        child.kill()
+    settings = {**SMALL, **special, "total_steps": 4 * 8 * 60, "checkpoint_every": 7}
+    update, seconds = random.randrange(8, 40), random.random() * 0.02  # another moment each time
+    child = run_child({**settings, "run_dir": str(tmp_path / "killed")}, torn, -1 if torn else update, seconds)
+    assert child.wait(120) == -signal.SIGKILL, child.stderr.read()
     reached = len(read_progress(tmp_path / "killed"))
-    assert 10 <= reached < 200
+    assert 7 <= reached < 60
     if torn:
         assert reached == 21 and checkpoint.find(tmp_path / "killed").name == "update_00000014.pt"
 
@@ -309,7 +303,7 @@ def test_a_second_ctrl_c_stops_at_once_and_leaves_the_run_resumable(tmp_path: Pa
 
 def test_ctrl_c_stops_a_run_in_another_process_with_a_clean_exit(tmp_path: Path):
     settings = {**SMALL, "total_steps": 10**9, "run_dir": str(tmp_path / "run"), "checkpoint_every": 10**6}
-    child = subprocess.Popen([sys.executable, "-c", CHILD, json.dumps(settings), ""], stderr=subprocess.PIPE)
+    child = run_child(settings)
     try:
         deadline = time.monotonic() + 120
         while not read_progress(tmp_path / "run") and child.poll() is None:
@@ -374,7 +368,7 @@ def test_a_wrong_number_of_environments_is_named(tmp_path: Path):
 def test_a_folder_that_holds_a_run_is_refused_with_what_to_do(tmp_path: Path):
     hf.Trainer(config(tmp_path / "run")).run()
     kept = record(tmp_path / "run")
-    with pytest.raises(FileExistsError, match="holdfast train --resume .*, remove it, or choose another"):
+    with pytest.raises(FileExistsError, match=r"holdfast train --resume .*, remove it, or choose another"):
         hf.Trainer(config(tmp_path / "run")).run()
     assert record(tmp_path / "run") == kept
 
