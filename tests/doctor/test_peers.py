@@ -107,7 +107,8 @@ def test_the_primer_of_a_real_torchrl_env_zeroes_states_at_resets():
 
 @pytest.mark.parametrize("layer", [nn.LSTM(4, 16), nn.GRU(4, 16, 2), nn.LSTM(4, 16, batch_first=True), nn.RNN(4, 8)])
 def test_torch_layers_are_healthy_when_the_caller_cuts_at_episode_ends(layer):
-    doctor.assert_healthy(layer)
+    report = doctor.assert_healthy(layer)
+    assert [(f.cause, f.severity) for f in report.findings] == [("resets-are-the-callers", "note")]
 
 
 def test_pufferlibs_trainer_has_two_bugs():

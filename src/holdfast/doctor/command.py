@@ -42,6 +42,8 @@ def main(
     try:
         subject = as_subject(find(target))
     except Exception as error:  # a factory is somebody else's code and may raise anything
+        if os.environ.get("HOLDFAST_TRACEBACK"):
+            raise
         return _give_up(errors, target, f"{type(error).__name__}: {error}")
     try:
         with _progress(errors, quiet or json == "-") as progress:

@@ -77,6 +77,7 @@ def _examine(subject: Subject, seed: int, compile: bool, tolerance: float | None
         outcomes.append(_one_check(item, exam, roots))
     if progress is not None:
         progress(len(checks), len(checks), "done")
+    roots.extend(finding("replay", cause, evidence) for cause, evidence in subject.notes())
     order = {"error": 0, "warning": 1, "note": 2}
     roots.sort(key=lambda f: order[f.severity])
     trace = exam.rollout()

@@ -223,6 +223,10 @@ class Subject:
         """(cause, the same subject without it): tried when the policy cannot even run, to say why."""
         return []
 
+    def notes(self) -> list[tuple[str, str]]:
+        """(cause, evidence) of what is worth saying about this form of policy, though nothing is wrong."""
+        return []
+
     def isolated(self) -> Subject:
         """A copy that can be examined without touching the original."""
         return copy.deepcopy(self, _memo_without_graphs(self))

@@ -13,7 +13,7 @@ from holdfast.doctor.checks.base import Case, NotApplicable, check, place
 from holdfast.doctor.checks.identity import _short, _steps_with
 from holdfast.doctor.exam import Exam, state_norms
 from holdfast.doctor.observations import map_tensors, tensors_in
-from holdfast.doctor.script import STEPS, TOTAL
+from holdfast.doctor.script import TOTAL
 from holdfast.doctor.traces import Trace, fill, to_numbers
 
 LONG = 150
@@ -227,7 +227,7 @@ def compiles(case: Case) -> str:
     from torch._dynamo.utils import counters
 
     exam = case.exam
-    torch._dynamo.reset()  # type: ignore[no-untyped-call]
+    torch._dynamo.reset()
     counters.clear()
     compiled = torch.compile(exam.subject.training_call, backend="eager")
     try:
@@ -237,11 +237,9 @@ def compiles(case: Case) -> str:
         again = counters["stats"]["unique_graphs"] - graphs
         breaks = [str(reason).splitlines()[0][:100] for reason in counters["graph_break"]]
     finally:
-        torch._dynamo.reset()  # type: ignore[no-untyped-call]
+        torch._dynamo.reset()
     if breaks:
-        case.report(
-            "graph-breaks", f"{graphs} graphs instead of one: {'; '.join(sorted(set(breaks))[:3])}"
-        )
+        case.report("graph-breaks", f"{graphs} graphs instead of one: {'; '.join(sorted(set(breaks))[:3])}")
     elif again:
         case.report("graph-breaks", "it is compiled anew when episodes end elsewhere")
     return f"{graphs} graph{'' if graphs == 1 else 's'}, no break, and no new one when episodes end elsewhere"

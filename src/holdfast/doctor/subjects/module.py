@@ -75,6 +75,11 @@ class Module(Subject):
         for tensor in tensors_in(self._state):
             tensor.select(self.batch_dim, row).fill_(float("nan"))
 
+    def notes(self) -> list[tuple[str, str]]:
+        if self.resets != "caller":
+            return []
+        return [("resets-are-the-callers", f"{self.name} takes no resets; the doctor cut segments at episode starts")]
+
     def replay(self, segment: Segment) -> Replay:
         y, state = self._run(segment.obs, segment.start, segment.terminated | segment.truncated)
         return Replay(y, state=state)
