@@ -9,7 +9,7 @@ import dataclasses
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 
 @dataclass
@@ -115,7 +115,7 @@ class TrainConfig:
     final_eval_episodes: int = 100
     """Fresh episodes that the result is measured on."""
     replay_check_every: int = 50
-    """Updates between replay checks (the first update is always checked)."""
+    """Updates between replay checks (the first update is always checked); 0: no others."""
     track: bool = False
     """Log to Weights & Biases too, if installed."""
     tensorboard: bool = True
@@ -124,16 +124,29 @@ class TrainConfig:
     """Print nothing but the result."""
 
     def __post_init__(self) -> None:
+        for name, kind in get_type_hints(type(self)).items():
+            if get_origin(kind) is Literal and getattr(self, name) not in get_args(kind):
+                known = ", ".join(map(repr, get_args(kind)))
+                raise ValueError(f"{name}={getattr(self, name)!r}: one of {known}")
         for name in ("hidden_size", "num_layers", "num_envs", "num_steps", "total_steps", "epochs", "minibatches"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("checkpoint_every", "eval_every", "replay_check_every"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}; 0 turns it off")
+        for name in ("eval_episodes", "final_eval_episodes"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("gamma", "gae_lambda"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must lie between 0 and 1, got {getattr(self, name)}")
         if self.bptt is not None and (self.bptt < 1 or self.num_steps % self.bptt):
             raise ValueError(f"bptt={self.bptt} must divide num_steps={self.num_steps}")
         rows = self.num_envs * (self.num_steps // (self.bptt or self.num_steps))
         if self.minibatches > rows:
             raise ValueError(
-                f"{self.minibatches} minibatches of whole sequences need at least as many sequences, but there are {rows} "
-                f"(num_envs={self.num_envs} x {self.num_steps // (self.bptt or self.num_steps)} per segment)"
+                f"{self.minibatches} minibatches of whole sequences need at least as many sequences, but there are "
+                f"{rows} (num_envs={self.num_envs} x {self.num_steps // (self.bptt or self.num_steps)} per segment)"
             )
         unknown = set(self.inputs) - {"obs", "prev_action", "prev_reward"}
         if unknown or "obs" not in self.inputs:
@@ -193,7 +206,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         _EASY, env="holdfast/RepeatFirstEasy-v0", total_steps=400_000, gamma=0.9, gae_lambda=0.9, memory_span=64
     ),
     "position-only-cartpole-easy": dict(
-        _EASY, env="holdfast/PositionOnlyCartPoleEasy-v0", total_steps=500_000
+        _EASY, env="holdfast/PositionOnlyCartPoleEasy-v0", total_steps=1_000_000, learning_rate=2e-3, stop_at=0.985
     ),
     "t-maze": dict(
         _EASY, env="holdfast/TMaze-v0", total_steps=1_500_000, num_steps=128, learning_rate=2e-3, lr_schedule="constant",
