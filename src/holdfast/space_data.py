@@ -12,14 +12,14 @@ from gymnasium import spaces
 def to_data(space: spaces.Space[Any]) -> dict[str, Any]:
     """Numbers, strings, tensors, lists and dicts only."""
     if isinstance(space, spaces.Box):
-        low, high = (torch.as_tensor(np.array(bound, dtype=np.float64)) for bound in (space.low, space.high))
+        low, high = (torch.as_tensor(np.array(bound)) for bound in (space.low, space.high))
         return {"kind": "Box", "low": low, "high": high, "dtype": str(space.dtype)}
     if isinstance(space, spaces.Discrete):
         return {"kind": "Discrete", "n": int(space.n), "start": int(space.start)}
     if isinstance(space, spaces.MultiDiscrete):
         return {"kind": "MultiDiscrete", "nvec": space.nvec.tolist(), "start": space.start.tolist()}
     if isinstance(space, spaces.MultiBinary):
-        return {"kind": "MultiBinary", "shape": list(space.shape)}
+        return {"kind": "MultiBinary", "n": space.n if isinstance(space.n, int) else list(space.shape)}
     if isinstance(space, spaces.Dict):
         return {"kind": "Dict", "parts": {key: to_data(part) for key, part in space.items()}}
     if isinstance(space, spaces.Tuple):
@@ -37,7 +37,7 @@ def from_data(data: dict[str, Any]) -> spaces.Space[Any]:
     if kind == "MultiDiscrete":
         return spaces.MultiDiscrete(data["nvec"], start=data["start"])
     if kind == "MultiBinary":
-        return spaces.MultiBinary(data["shape"])
+        return spaces.MultiBinary(data["n"])
     if kind == "Dict":
         return spaces.Dict({key: from_data(part) for key, part in data["parts"].items()})
     if kind == "Tuple":

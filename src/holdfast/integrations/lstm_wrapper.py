@@ -183,7 +183,7 @@ class LSTMWrapper(nn.Module):
 
 def _batch_first_copy(leaf: Tensor) -> Tensor:
     """[layers, B, H] -> [B, layers, H]"""
-    return leaf.detach().transpose(0, 1).clone(memory_format=torch.contiguous_format)
+    return leaf.transpose(0, 1).clone(memory_format=torch.contiguous_format)
 
 
 def _noting_the_leg(forward: Callable[..., Any]) -> Callable[..., Any]:

@@ -43,7 +43,7 @@ def initial(core: Core, batch: int) -> Pair:
     """A fresh pair, without a graph."""
     with torch.no_grad():
         pair = pack(core, core.initial_state(batch))
-        return pair[0].detach().clone(), pair[1].detach().clone()
+        return pair[0].clone(), pair[1].clone()
 
 
 def check(core: Core, pair: object, batch: int) -> None:
