@@ -18,7 +18,6 @@ from torch.library import custom_op
 from holdfast.kernels import native_build, native_library
 
 
-@torch.compiler.assume_constant_result
 def in_use() -> bool:
     """Whether this kernel is there and wanted; builds it if need be. HOLDFAST_CPU_KERNEL=portable|native decides."""
     wanted = os.environ.get("HOLDFAST_CPU_KERNEL", "auto")
@@ -32,6 +31,10 @@ def in_use() -> bool:
     if reason is not None:
         _say_once(reason)
     return reason is None
+
+
+# torch.compiler.assume_constant_result does just this, after importing the whole compiler: that doubles `import torch`.
+in_use._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @functools.cache
