@@ -32,7 +32,10 @@ def tree_map(fn: Callable[..., Any], tree: State, *others: State) -> State:
     if isinstance(tree, dict):
         return {k: tree_map(fn, v, *[o[k] for o in others]) for k, v in tree.items()}
     if isinstance(tree, (tuple, list)):
-        return type(tree)([tree_map(fn, v, *[o[i] for o in others]) for i, v in enumerate(tree)])
+        parts = [tree_map(fn, v, *[o[i] for o in others]) for i, v in enumerate(tree)]
+        return (
+            type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
+        )  # a NamedTuple takes them one by one
     return fn(tree, *others)
 
 

@@ -1,0 +1,74 @@
+"""`hf.debug(True)` says which environment went bad and when; without it nothing is looked at."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import holdfast as hf
+from conformance.policies import KINDS, actor_critic, core_of
+from holdfast import checks
+
+
+@pytest.fixture
+def debugging():
+    hf.debug(True)
+    yield
+    hf.debug(False)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nan_in_a_sequence_is_traced_to_its_first_step_and_environment(debugging, kind):
+    x = torch.zeros(5, 4, 6)
+    x[2, 3, 0] = float("nan")
+    x[3, 1, 0] = float("inf")
+    with pytest.raises(FloatingPointError, match=r"step t=2, environment 3.*input is already non-finite there"):
+        core_of(kind, "zero")(x)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nan_in_the_state_is_not_blamed_on_the_input(debugging, kind):
+    core = core_of(kind, "zero")
+    state = core.initial_state(4)
+    for leaf in hf.state.leaves(state):
+        leaf[1] = float("nan")
+    with pytest.raises(FloatingPointError, match=r"step t=0, environment 1.*look at state and weights"):
+        core(torch.zeros(5, 4, 6), state)
+
+
+def test_nan_in_a_step_is_traced_to_the_environments_id(debugging):
+    driver = actor_critic("lstm", "zero")
+    obs = driver.observations(3)
+    obs[1, 0] = float("nan")
+    with pytest.raises(FloatingPointError, match="environment 8 "):
+        driver.policy.act(obs, env_ids=[5, 8, 2])
+    with pytest.raises(FloatingPointError, match="environment 1 "):
+        driver.policy.act(obs)
+    with pytest.raises(FloatingPointError, match="environment 2 "):
+        driver.policy.peek_value(obs[[0, 2, 1]], env_ids=[8, 5, 2])
+    assert driver.memory.num_envs == 0
+
+
+def test_a_reset_clears_the_nan_and_nothing_is_reported(debugging):
+    core = core_of("lstm", "zero")
+    state = core.initial_state(2)
+    state["h"][1] = float("nan")
+    core(torch.zeros(3, 2, 6), state, torch.tensor([[False, True], [False, False], [False, False]]))
+
+
+def test_without_debugging_nan_passes():
+    assert core_of("gru", "zero")(torch.full((2, 2, 6), float("nan")))[0].isnan().all()
+
+
+def test_values_may_be_looked_at_on_the_host_and_elsewhere_only_when_debugging():
+    here, there = torch.zeros(1), torch.zeros(1, device="meta")
+    assert checks.may_look_at(here) and not checks.may_look_at(there)
+    hf.debug()
+    assert checks.may_look_at(there) and checks.is_debug()
+    hf.debug(False)
+    assert not checks.is_debug()
+
+
+def test_flags_on_another_device_are_refused():
+    with pytest.raises(ValueError, match=r"resets is on meta, the input on cpu"):
+        hf.LSTM(3, 4)(torch.zeros(2, 3), None, torch.zeros(2, dtype=torch.bool, device="meta"))

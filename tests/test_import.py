@@ -1,0 +1,65 @@
+"""`import holdfast` costs little more than torch, and nothing heavy comes along until it is used."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+HEAVY = (
+    "tensordict",
+    "torchrl",
+    "gymnasium",
+    "rich",
+    "tyro",
+    "tensorboard",
+    "matplotlib",
+    "triton",
+    "stable_baselines3",
+)
+
+
+def run(program: str) -> str:
+    return subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=120
+    ).stdout
+
+
+def test_importing_takes_at_most_1_3_times_as_long_as_torch():
+    """In one process, so that both meet the same machine: what holdfast adds to torch, over torch alone."""
+    program = """
+import time
+begin = time.process_time()
+import torch
+middle = time.process_time()
+import holdfast
+print((time.process_time() - begin) / (middle - begin))
+"""
+    ratios = [float(run(program)) for _ in range(3)]
+    assert min(ratios) <= 1.3, ratios
+
+
+def test_nothing_heavy_is_imported_ahead_of_its_use():
+    program = """
+import sys, torch
+before = set(sys.modules)
+import holdfast
+print(*sorted({name.split(".")[0] for name in set(sys.modules) - before}))
+"""
+    assert not set(run(program).split()) & set(HEAVY)
+
+
+def test_every_public_name_is_there_and_listed():
+    import holdfast as hf
+
+    for name in hf.__all__:
+        assert getattr(hf, name) is not None
+    assert set(dir(hf)) >= set(hf.__all__)
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    import pytest
+
+    import holdfast as hf
+
+    with pytest.raises(AttributeError, match="no attribute 'Lstm'"):
+        _ = hf.Lstm
