@@ -17,16 +17,11 @@ TOOLS = {
 
 def build(folder: Path, compiler: list[str], flags: list[str]) -> Path:
     """Kernel and driver as one program, with the flags of the real library apart from its optimisation."""
-    common = [*compiler, *native_build.FLAGS, "-O1", "-g", "-fno-omit-frame-pointer", *flags]
-    sources = native_build.SOURCES
-    objects = []
-    for isa in native_build.isas():
-        objects.append(str(folder / f"{isa}.o"))
-        own = [*native_build.ISA_FLAGS[isa], f"-DHOLDFAST_TABLE=holdfast_{isa}"]
-        subprocess.run([*common, *own, "-c", str(sources / "isa.c"), "-o", objects[-1]], check=True)
+    command = [*compiler, *native_build.FLAGS, "-O1", "-g", "-fno-omit-frame-pointer", *flags]
+    objects = native_build.compile_objects(folder, command)
     program = folder / "sanitize"
-    rest = [str(sources / "holdfast.c"), str(Path(__file__).with_suffix(".c")), f"-I{sources}"]
-    subprocess.run([*common, *rest, *objects, "-o", str(program), "-lm", "-lpthread"], check=True)
+    driver = [str(Path(__file__).with_suffix(".c")), f"-I{native_build.SOURCES}"]
+    subprocess.run([*command, *driver, *objects, "-o", str(program), "-lm", "-lpthread"], check=True)
     return program
 
 

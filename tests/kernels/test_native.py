@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import pytest
@@ -226,6 +228,32 @@ def test_results_repeat_to_the_bit_for_a_given_number_of_threads(cell: str) -> N
         torch.testing.assert_close(one, two, rtol=0, atol=1e-6)
     for one, two in zip(first[1].values(), alone_grads.values()):
         torch.testing.assert_close(one, two, rtol=0, atol=2e-6 * largest([two]))
+
+
+def test_calls_from_several_python_threads_at_once_do_not_mix() -> None:
+    torch.set_num_threads(2)
+    calls = [Call.random("lstm", 40, 32, 64, 64, "random", seed) for seed in range(4)]
+    with torch.no_grad():
+        expected = [native.lstm(*call.inputs.values()) for call in calls]
+        with ThreadPoolExecutor(4) as threads:
+            for _ in range(5):
+                got = list(threads.map(lambda call: native.lstm(*call.inputs.values()), calls))
+                for mine, theirs in zip(got, expected):
+                    assert all(torch.equal(a, b) for a, b in zip(mine, theirs))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_the_child_of_a_fork_can_call_after_its_parent_used_threads() -> None:
+    torch.set_num_threads(2)
+    call = Call.random("gru", 40, 32, 64, 64, "random")
+    with torch.no_grad():
+        expected = native.gru(*call.inputs.values())[0]
+        child = os.fork()
+        if child == 0:
+            got = native.gru(*call.inputs.values())[0]
+            os._exit(0 if got.numpy().tobytes() == expected.numpy().tobytes() else 1)
+        _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
 
 
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
