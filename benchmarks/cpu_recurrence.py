@@ -2,9 +2,11 @@
 
     python benchmarks/cpu_recurrence.py                       # the tables of docs/benchmarks.md
     python benchmarks/cpu_recurrence.py --shapes 64,128,.01 --columns nn,hoisted,portable
+    python benchmarks/cpu_recurrence.py --grid                # the native kernel at many sizes; --hidden 64 for a part
 
-One thread. Before anything is timed, every contender's output and gradients are compared with the float64 reference;
-a mismatch ends the run with exit status 1. The contenders of a shape take turns, and each cell is the minimum.
+One thread, unless a column says otherwise. Before anything is timed, every contender's output and gradients are compared
+with the float64 reference; a mismatch ends the run with exit status 1. The contenders of a shape take turns, and each
+cell is the minimum.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import math
 import platform
 import sys
 import time
@@ -28,7 +31,9 @@ from rich.table import Table
 import holdfast as hf
 
 SHAPES = ("64,128,0", "64,128,.01", "64,128,.1", "8,128,.01", "8,128,.1", "8,2048,.01")
+GRID = [f"{b},{t},{p}" for b, t in ((1, 128), (8, 16), (8, 128), (64, 128), (256, 64), (8, 2048)) for p in (0.01, 0.1)]
 RESULTS = Path(__file__).parent / "results" / "cpu_recurrence.json"
+GRID_RESULTS = RESULTS.with_name("cpu_native.json")
 
 
 class Mismatch(Exception):
@@ -56,7 +61,9 @@ def timed(run: Callable[[], Any]) -> float:
     return time.perf_counter() - begin
 
 
-def interleaved_minimum(runs: dict[str, Callable[[], Any]], repeats: dict[str, int]) -> dict[str, float]:
+def interleaved_minimum(
+    runs: dict[str, Callable[[], Any]], repeats: dict[str, int], threads: dict[str, int] | None = None
+) -> dict[str, float]:
     """Seconds: the minimum over each contender's repeats, taken in turns so that a slow moment hits all."""
     best = dict.fromkeys(runs, float("inf"))
     gc.collect()
@@ -64,8 +71,10 @@ def interleaved_minimum(runs: dict[str, Callable[[], Any]], repeats: dict[str, i
     for round_ in range(max(repeats.values())):
         for key, run in runs.items():
             if round_ < repeats[key]:
+                torch.set_num_threads((threads or {}).get(key, 1))
                 best[key] = min(best[key], timed(run))
     gc.enable()
+    torch.set_num_threads(1)
     return best
 
 
@@ -80,7 +89,7 @@ def sequence_rows(args: argparse.Namespace, console: Console) -> list[dict[str, 
             contenders = check(problem, columns)
             runs = {key: (lambda c=c, p=problem: c.run(p)) for key, c in contenders.items()}
             repeats = {c.key: args.slow_repeats if c.slow else args.repeats for c in columns}
-            seconds = interleaved_minimum(runs, repeats)
+            seconds = interleaved_minimum(runs, repeats, {c.key: c.threads for c in columns})
             rows.append({"cell": cell, "shape": str(shape), "ms": {k: 1e3 * s for k, s in seconds.items()}})
             console.print(f"  {cell} {shape}: outputs and gradients agree, timed", style="dim")
     return rows
@@ -113,7 +122,7 @@ def step_rows(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def sequence_table(rows: list[dict[str, Any]], columns: list[Column], args: argparse.Namespace) -> Table:
-    title = f"forward + backward, one thread: ms, and the ratio to torch.nn without resets; minimum of {args.repeats}"
+    title = f"forward + backward: ms, and the ratio to torch.nn without resets on one thread; minimum of {args.repeats}"
     table = Table(title=title)
     for heading in ("cell", "B, T, P(reset)"):
         table.add_column(heading)
@@ -137,39 +146,58 @@ def step_table(rows: list[dict[str, Any]], args: argparse.Namespace) -> Table:
     )
     table.add_column("cell")
     for key in rows[0]["us"]:
-        title = {"cell": "torch.nn cell", "none": "Holdfast, resets=None"}.get(
-            key, f"Holdfast, P(reset) {key[2:]}"
-        )
+        title = {"cell": "torch.nn cell", "none": "Holdfast, resets=None"}.get(key, f"Holdfast, P(reset) {key[2:]}")
         table.add_column(title, justify="right")
     for row in rows:
         base = row["us"]["cell"]
-        values = [
-            f"{us:.1f}" + ("" if key == "cell" else f"  [b]{us / base:.2f}[/b]")
-            for key, us in row["us"].items()
-        ]
+        values = [f"{us:.1f}" + ("" if key == "cell" else f"  [b]{us / base:.2f}[/b]") for key, us in row["us"].items()]
         table.add_row(row["cell"], *values)
     return table
 
 
+def summary(rows: list[dict[str, Any]]) -> str:
+    """The native kernel's ratios, mean and worst: to torch.nn, of two threads to one, of our GRU to our LSTM."""
+    lines = []
+    lstm = {row["shape"]: row["ms"] for row in rows if row["cell"] == "lstm"}
+    for cell in ("lstm", "gru"):
+        times = {row["shape"]: row["ms"] for row in rows if row["cell"] == cell}
+        if not times:
+            continue
+        ratios = [ms["native"] / ms["nn"] for ms in times.values()]
+        threads = [ms["native-2"] / ms["native"] for ms in times.values()]
+        mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+        text = f"{cell}, {len(ratios)} sizes, to torch.nn: geometric mean {mean:.2f}, worst {max(ratios):.2f}"
+        text += f"; two threads to one: worst {max(threads):.2f}"
+        if cell == "gru" and lstm:
+            own = [ms["native"] / lstm[shape]["native"] for shape, ms in times.items() if shape in lstm]
+            text += f"; to our own LSTM: worst {max(own):.2f}"
+        lines.append(text)
+    return "\n".join(lines)
+
+
 def parse() -> argparse.Namespace:
     keys = [c.key for c in CONTENDERS]
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--grid", action="store_true", help="the native kernel at many sizes, beside torch.nn")
+    parser.add_argument("--hidden", nargs="+", type=int, default=[64, 128, 256], help="of the grid")
     parser.add_argument("--shapes", nargs="+", default=SHAPES, help="B,T,P or B,T,P,H; several")
-    parser.add_argument("--columns", default=",".join(keys), help=f"of {','.join(keys)}")
+    parser.add_argument("--columns", help=f"of {','.join(keys)}")
     parser.add_argument("--cells", nargs="+", default=["lstm", "gru"], choices=["lstm", "gru"])
     parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument(
-        "--slow-repeats", type=int, default=3, help="for the contenders that take many times longer"
-    )
+    parser.add_argument("--slow-repeats", type=int, default=3, help="for the contenders that take many times longer")
     parser.add_argument("--no-step", action="store_true", help="leave out the table of single steps")
-    parser.add_argument("--output", type=Path, default=RESULTS, help="where the figures go, as JSON")
+    parser.add_argument("--output", type=Path, help="where the figures go, as JSON; sizes not run now stay in it")
     args = parser.parse_args()
-    unknown = set(args.columns.split(",")) - set(keys)
+    wanted = args.columns.split(",") if args.columns else None
+    unknown = set(wanted or ()) - set(keys)
     if unknown:
         parser.error(f"unknown columns {sorted(unknown)}; choose from {keys}")
-    args.columns = [c for c in CONTENDERS if c.key in args.columns.split(",")]
+    if args.grid:
+        args.shapes, args.no_step = [f"{shape},{hidden}" for hidden in args.hidden for shape in GRID], True
+        args.columns = [c for c in CONTENDERS if c.in_grid]
+    else:
+        args.columns = [c for c in CONTENDERS if (c.key in wanted if wanted else not c.only_in_grid)]
+    args.output = args.output or (GRID_RESULTS if args.grid else RESULTS)
     return args
 
 
@@ -186,17 +214,19 @@ def main() -> int:
     console.print(sequence_table(rows, args.columns, args))
     if steps:
         console.print(step_table(steps, args))
-    machine = {
-        "processor": processor(),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "threads": 1,
-    }
+    kept = json.loads(args.output.read_text())["sequences"] if args.grid and args.output.exists() else []
+    again = {(row["cell"], row["shape"]) for row in rows}
+    rows = [row for row in kept if (row["cell"], row["shape"]) not in again] + rows
+    if args.grid:
+        console.print(summary(rows))
     args.output.parent.mkdir(parents=True, exist_ok=True)
-    args.output.write_text(
-        json.dumps({"machine": machine, "sequences": rows, "steps": steps}, indent=1) + "\n"
-    )
+    figures = {"machine": machine(), "sequences": rows, "steps": steps}
+    args.output.write_text(json.dumps(figures, indent=1) + "\n")
     return 0
+
+
+def machine() -> dict[str, Any]:
+    return {"processor": processor(), "torch": torch.__version__, "python": platform.python_version(), "threads": 1}
 
 
 def processor() -> str:

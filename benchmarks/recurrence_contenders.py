@@ -67,9 +67,7 @@ def loop_of_single_steps(problem: Problem) -> Contender:
         ys = []
         for x_t, k in zip(x.unbind(0), keep.unbind(0)):
             masked = [k * s for s in state]
-            y, state = problem.module(
-                x_t.unsqueeze(0), tuple(masked) if problem.cell == "lstm" else masked[0]
-            )
+            y, state = problem.module(x_t.unsqueeze(0), tuple(masked) if problem.cell == "lstm" else masked[0])
             state = list(state) if problem.cell == "lstm" else [state]
             ys.append(y)
         return torch.cat(ys)
@@ -147,7 +145,8 @@ def holdfast_kernel(kernel: str) -> Callable[[Problem], Contender]:
 
 @dataclass(frozen=True)
 class Column:
-    """One column of the table. `slow` ones are repeated less often; `max_steps` leaves out what would take minutes."""
+    """One column of the table. `slow` ones are repeated less often; `max_steps` leaves out what would take minutes;
+    `in_grid` ones make up the table of `--grid`, and `only_in_grid` ones appear nowhere else."""
 
     key: str
     title: str
@@ -155,14 +154,26 @@ class Column:
     resets: bool = True
     slow: bool = False
     max_steps: int = 1 << 30
+    threads: int = 1
+    in_grid: bool = False
+    only_in_grid: bool = False
 
 
 CONTENDERS: tuple[Column, ...] = (
-    Column("nn", "torch.nn, no resets", nn_without_resets, resets=False),
+    Column("nn", "torch.nn, no resets", nn_without_resets, resets=False, in_grid=True),
     Column("torchrl-pad", "TorchRL pad", torchrl("pad"), slow=True),
     Column("torchrl-scan", "TorchRL scan", torchrl("scan"), slow=True, max_steps=512),
     Column("loop", "loop of T=1 calls", loop_of_single_steps, slow=True),
     Column("hoisted", "hoisted loop, autograd", hoisted_loop),
     Column("spans", "a call per span", call_per_span),
     Column("portable", "Holdfast portable", holdfast_kernel("portable")),
+    Column("native", "Holdfast native", holdfast_kernel("native"), in_grid=True),
+    Column(
+        "native-2",
+        "Holdfast native, 2 threads",
+        holdfast_kernel("native"),
+        threads=2,
+        in_grid=True,
+        only_in_grid=True,
+    ),
 )
