@@ -113,7 +113,7 @@ class ActorCritic(RecurrentPolicy):
         self.mask_parents = mask_parents
         if isinstance(whole, Parallel) and {"actor", "critic"} <= set(whole.slices):
             actor_slice, critic_slice = whole.slices["actor"], whole.slices["critic"]
-        self._actor_slice, self._critic_slice = actor_slice, critic_slice
+        self._slices = None if actor_slice == critic_slice else (actor_slice, critic_slice)
         self.actor_head, a = encoders.mlp(actor_slice.stop - actor_slice.start, head_sizes, activation)
         self.critic_head, c = encoders.mlp(critic_slice.stop - critic_slice.start, head_sizes, activation)
         self.actor = encoders.orthogonal(nn.Linear(a, _num_outputs(action_space)), 0.01)
@@ -125,8 +125,19 @@ class ActorCritic(RecurrentPolicy):
         return self.trunk(self.encoder(obs).to(self.critic.weight.dtype))
 
     def decode(self, features: Tensor, action_mask: Any = None) -> tuple[Any, Tensor]:
-        value = self.critic(self.critic_head(features[:, self._critic_slice])).squeeze(-1)
-        return self._distribution(self.actor(self.actor_head(features[:, self._actor_slice])), action_mask), value
+        for_actor, for_critic = self._parts(features)
+        value = self.critic(self.critic_head(for_critic)).squeeze(-1)
+        return self._distribution(self.actor(self.actor_head(for_actor)), action_mask), value
+
+    def _parts(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """What actor and critic read: the same features, or each its core's."""
+        if self._slices is None:
+            return features, features
+        actor, critic = self._slices
+        if actor.start == 0 and actor.stop == critic.start and critic.stop == features.shape[1]:
+            first, second = features.split([actor.stop, critic.stop - critic.start], dim=1)  # one node in the backward
+            return first, second
+        return features[:, actor], features[:, critic]
 
     def _distribution(self, out: Tensor, mask: Any) -> Any:
         space = self.action_space

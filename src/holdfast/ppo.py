@@ -90,7 +90,8 @@ class PPO:
     def __init__(self, policy: RecurrentPolicy, config: TrainConfig, training_leg: nn.Module | None = None) -> None:
         self.policy, self.config = policy, config
         self.training_leg = training_leg or policy  # what is called for gradients: the policy, or a wrapper such as DDP
-        self.optimizer = torch.optim.Adam(policy.parameters(), lr=config.learning_rate, eps=config.adam_eps, fused=True)
+        self.parameters = list(policy.parameters())
+        self.optimizer = torch.optim.Adam(self.parameters, lr=config.learning_rate, eps=config.adam_eps, fused=True)
         self.generator = torch.Generator().manual_seed(config.seed)
         self.autocast = torch.bfloat16 if config.precision == "bf16" else None
 
@@ -146,12 +147,25 @@ class PPO:
             )
         self.optimizer.zero_grad(set_to_none=True)
         terms.loss.backward()
-        norm = nn.utils.clip_grad_norm_(self.policy.parameters(), config.max_grad_norm)
+        norm = self._scale_gradients(config.max_grad_norm)
         self.optimizer.step()
         with torch.no_grad():
             return torch.stack(
                 [terms.policy_loss, terms.value_loss, terms.entropy, norm, terms.approx_kl, terms.clip_fraction]
             )
+
+    @torch.no_grad()
+    def _scale_gradients(self, max_norm: float) -> Tensor:
+        """Have the optimiser scale gradients down to `max_norm`, and skip the step if they are not finite; their norm.
+
+        The fused Adam divides by `grad_scale` as it goes and takes no step where `found_inf` is set: no extra pass over
+        the parameters and no look at a number on the device.
+        """
+        norms = torch._foreach_norm([p.grad for p in self.parameters if p.grad is not None])
+        norm = torch.linalg.vector_norm(torch.stack(norms))
+        self.optimizer.grad_scale = (norm / max_norm).clamp(min=1.0)  # type: ignore[attr-defined]
+        self.optimizer.found_inf = (~norm.isfinite()).float()  # type: ignore[attr-defined]
+        return norm
 
     def _precision(self, device: torch.device) -> Any:
         return torch.autocast(device.type, self.autocast, enabled=self.autocast is not None)
