@@ -1,4 +1,8 @@
-"""Tests run one thread per process: the runner has a process per core."""
+"""Tests run one thread per process, and so do the processes they start: the runner has a process per core."""
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 

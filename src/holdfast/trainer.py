@@ -13,7 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from holdfast import __version__, checkpoint, envs, replay_check, space_data, telemetry
+from holdfast import __version__, checkpoint, envs, replay_check, rng_state, saved_policy, space_data, telemetry
 from holdfast.actor_critic import ActorCritic
 from holdfast.collect import Collector, Segment
 from holdfast.config import TrainConfig
@@ -83,8 +83,8 @@ class Trainer:
         self.eval_env = eval_env
         self.callbacks = list(callbacks)
         self.device = _device(config.device)
-        if config.threads is not None:
-            torch.set_num_threads(config.threads)
+        if self.device.type == "cpu":
+            torch.set_num_threads(config.threads or _threads_for(config))
         random.seed(config.seed)
         np.random.seed(config.seed % 2**32)
         torch.manual_seed(config.seed)
@@ -265,7 +265,6 @@ class Trainer:
 
     def _payload(self) -> dict[str, Any]:
         known = self.policy if isinstance(self.policy, ActorCritic) else None
-        numpy_state = np.random.get_state(legacy=False)
         return {
             "holdfast": __version__,
             "config": self.config.to_dict(),
@@ -276,12 +275,7 @@ class Trainer:
             "ppo": self.ppo.state_dict(),
             "collector": self.collector.state_dict(),
             "reward_scale": None if self.reward_scale is None else self.reward_scale.state_dict(),
-            "rng": {
-                "torch": torch.get_rng_state(),
-                "cuda": torch.cuda.get_rng_state_all() if self.device.type == "cuda" else [],
-                "numpy": _plain(numpy_state),
-                "python": _plain(random.getstate()),
-            },
+            "rng": rng_state.capture(self.device),
             "threads": torch.get_num_threads(),
             "update": self.update,
             "steps": self.steps,
@@ -302,7 +296,7 @@ class Trainer:
         **overrides: Any,
     ) -> Trainer:
         """Continue a run from its folder or one of its checkpoints. `overrides` change settings (total_steps=...)."""
-        file, saved = _load(path)
+        file, saved = saved_policy.read(path)
         config = TrainConfig.from_dict({**saved["config"], **overrides})
         if not saved["own_policy"] and policy is None:
             raise ValueError(f"{file} was trained with a policy of your own: pass it, Trainer.resume(path, policy=...)")
@@ -330,12 +324,7 @@ class Trainer:
         trainer.recent_returns.extend(saved["recent_returns"])
         trainer.recent_lengths.extend(saved["recent_lengths"])
         trainer.resumed_from = file
-        rng = saved["rng"]
-        random.setstate(_tuples(rng["python"]))
-        np.random.set_state(_numpy_state(rng["numpy"]))
-        torch.set_rng_state(rng["torch"])
-        if trainer.device.type == "cuda" and rng["cuda"]:
-            torch.cuda.set_rng_state_all(rng["cuda"])
+        rng_state.restore(saved["rng"], trainer.device)
         return trainer
 
     _resume_words = ""
@@ -358,7 +347,7 @@ class Trainer:
 
         env = self.env
         observation_space = input_space(env.single_observation_space, env.single_action_space, self.config.inputs)
-        return policy_from(self.config, observation_space, env.single_action_space)
+        return saved_policy.policy_from(self.config, observation_space, env.single_action_space)
 
     def _prepare_folder(self, folder: Path) -> None:
         if self.resumed_from is None:
@@ -389,7 +378,8 @@ class Trainer:
             if self._stop == "interrupt":
                 raise KeyboardInterrupt
             self._stop = "interrupt"
-            display.note("stopping after this update; Ctrl-C again to stop at once")
+            with suppress(RuntimeError):  # the signal may come in the middle of a print
+                display.note("stopping after this update; Ctrl-C again to stop at once")
 
         previous = signal.signal(signal.SIGINT, stop)
         try:
@@ -398,49 +388,11 @@ class Trainer:
             signal.signal(signal.SIGINT, previous)
 
 
-def policy_from(config: TrainConfig, observation_space: Any, action_space: Any) -> ActorCritic:
-    """The policy a config describes."""
-    return ActorCritic(
-        observation_space,
-        action_space,
-        None if config.core == "none" else config.core,
-        config.hidden_size,
-        config.critic_core,
-        num_layers=config.num_layers,
-        reset=config.reset,
-        encoder_sizes=config.encoder_sizes,
-        head_sizes=config.head_sizes,
-        activation=config.activation,
-        normalize_obs=config.normalize_obs,
-        memory_span=config.memory_span,
-    )
-
-
-def load(path_or_run: str | Path, policy: RecurrentPolicy | None = None, device: str = "cpu") -> RecurrentPolicy:
-    """The policy of a checkpoint or of a run's newest one, ready for use: weights and normaliser, fresh memory.
-
-    A policy class of your own is passed as an instance, and gets the weights.
-    """
-    file, saved = _load(path_or_run)
-    if policy is None:
-        if saved["observation_space"] is None or not saved["own_policy"]:
-            raise ValueError(
-                f"{file} holds the weights of a policy of your own: pass an instance, hf.load(path, policy=MyPolicy())"
-            )
-        config = TrainConfig.from_dict(saved["config"])
-        spaces = (space_data.from_data(saved[name]) for name in ("observation_space", "action_space"))
-        policy = policy_from(config, *spaces)
-    policy.load_state_dict(saved["policy"])
-    return policy.to(device)
-
-
-def _load(path_or_run: str | Path) -> tuple[Path, dict[str, Any]]:
-    """A trainer's checkpoint and where it was."""
-    file, saved = checkpoint.load_from(path_or_run)
-    missing = sorted({"config", "policy", "own_policy", "ppo", "collector", "rng", "update", "steps"} - saved.keys())
-    if missing:
-        raise checkpoint.CheckpointError(f"{file}: no trainer wrote this checkpoint: it has no {', '.join(missing)}")
-    return file, saved
+def _threads_for(config: TrainConfig) -> int:
+    """One thread for small networks and minibatches, where handing work around costs more than it saves."""
+    sequences = config.num_envs * config.num_steps // config.minibatches
+    work = sequences * config.hidden_size**2  # multiplications of a recurrent product per minibatch, over a constant
+    return 1 if work < 2**28 else torch.get_num_threads()
 
 
 def _device(name: str) -> torch.device:
@@ -454,24 +406,3 @@ def _device(name: str) -> torch.device:
 
 def _mean(values: deque[Any]) -> float:
     return float(np.mean(values)) if values else NAN
-
-
-def _plain(value: Any) -> Any:
-    """Tuples to lists, numpy to tensors and numbers."""
-    if isinstance(value, dict):
-        return {k: _plain(v) for k, v in value.items()}
-    if isinstance(value, (tuple, list)):
-        return [_plain(v) for v in value]
-    if isinstance(value, np.ndarray):
-        return [int(v) for v in value] if value.dtype.kind in "iu" else value.tolist()
-    return value.item() if isinstance(value, np.generic) else value
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(_tuples(v) for v in value) if isinstance(value, list) else value
-
-
-def _numpy_state(state: dict[str, Any]) -> dict[str, Any]:
-    inner = dict(state["state"])
-    inner["key"] = np.array(inner["key"], dtype=np.uint32)
-    return {**state, "state": inner}
