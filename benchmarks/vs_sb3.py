@@ -37,7 +37,7 @@ def holdfast_run(config: Any, until: Any) -> dict[str, Any]:
     import holdfast as hf
     from holdfast import envs
     from holdfast.ppo import PPO
-    from holdfast.trainer import policy_from
+    from holdfast.saved_policy import policy_from
 
     torch.manual_seed(config.seed)
     env = envs.make(config.env, config.num_envs, mask_velocity=config.mask_velocity)

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from holdfast.config import TrainConfig
     from holdfast.evaluation import evaluate
     from holdfast.ppo import ppo_loss
-    from holdfast.trainer import Callback, Trainer, load
+    from holdfast.saved_policy import load
+    from holdfast.trainer import Callback, Trainer
 
 __version__ = "0.1.0"
 
@@ -31,7 +32,7 @@ _LAZY = {
     "TrainConfig": "holdfast.config",
     "Trainer": "holdfast.trainer",
     "evaluate": "holdfast.evaluation",
-    "load": "holdfast.trainer",
+    "load": "holdfast.saved_policy",
     "ppo_loss": "holdfast.ppo",
     "doctor": "holdfast.doctor",
 }

@@ -110,7 +110,7 @@ def _sb3(path: str) -> Any:
 
 
 def _run(path: str) -> Any:
-    from holdfast.trainer import load
+    from holdfast.saved_policy import load
 
     return load(path)
 

@@ -1,0 +1,47 @@
+"""All random streams of the process as plain data, so that a checkpoint can hold them, and back."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def capture(device: torch.device) -> dict[str, Any]:
+    """torch's (and the GPU's, if `device` is one), numpy's and Python's: tensors, numbers, strings, lists and dicts."""
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if device.type == "cuda" else [],
+        "numpy": _plain(np.random.get_state(legacy=False)),
+        "python": _plain(random.getstate()),
+    }
+
+
+def restore(saved: dict[str, Any], device: torch.device) -> None:
+    """Go on from where `capture` was called."""
+    random.setstate(_tuples(saved["python"]))
+    np.random.set_state(_numpy_state(saved["numpy"]))
+    torch.set_rng_state(saved["torch"])
+    if device.type == "cuda" and saved["cuda"]:
+        torch.cuda.set_rng_state_all(saved["cuda"])
+
+
+def _plain(value: Any) -> Any:
+    """Tuples and arrays to lists, numpy's numbers to Python's."""
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [_plain(v) for v in value]
+    return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(v) for v in value) if isinstance(value, list) else value
+
+
+def _numpy_state(state: dict[str, Any]) -> dict[str, Any]:
+    inner = dict(state["state"])
+    inner["key"] = np.array(inner["key"], dtype=np.uint32)
+    return {**state, "state": inner}
