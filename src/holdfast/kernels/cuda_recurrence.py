@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import struct
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,11 +18,12 @@ from holdfast.kernels import cuda_tiles, nvrtc
 from holdfast.kernels.cuda_tiles import Tile
 from holdfast.kernels.half_products import Gradients, packed_layout
 
-_KIND = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+KIND = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _SOURCES = {
     "forward": ("recurrence_common.cuh", "recurrence_forward.cu"),
     "backward": ("recurrence_common.cuh", "gradient_scale.cuh", "recurrence_backward.cu"),
-    "conversions": ("gradient_scale.cuh", "conversions.cu"),
+    "conversions": ("gradient_scale.cuh", "elements.cuh", "conversions.cu"),
+    "step": ("recurrence_common.cuh", "elements.cuh", "step.cu"),
 }
 _CONVERSION_THREADS = 256
 
@@ -33,9 +34,9 @@ def _source(name: str) -> str:
 
 
 @functools.cache
-def _limits(device: int) -> tuple[int, int, int]:
+def limits(device: int) -> tuple[int, int, int]:
     """(multiprocessors, bytes of shared memory of one block, compute capability as 10 * major + minor)."""
-    p = torch.cuda.get_device_properties(device)
+    p: Any = torch.cuda.get_device_properties(device)  # its stub lacks an attribute
     return p.multi_processor_count, p.shared_memory_per_block_optin, 10 * p.major + p.minor
 
 
@@ -44,7 +45,7 @@ def supports(gates: int, hidden_size: int, batch: int, device: int) -> bool:
     """Whether these kernels can take this size on this CUDA device."""
     if hidden_size % 8 or not 16 <= hidden_size <= 1024 or batch < 1 or not nvrtc.is_available():
         return False
-    processors, shared, capability = _limits(device)
+    processors, shared, capability = limits(device)
     for backward in (False, True):
         tile = cuda_tiles.choose_tile(gates, hidden_size, batch, backward)
         if tile.shared_bytes(hidden_size, gates, backward) > shared or tile.split(hidden_size) > processors:
@@ -72,21 +73,21 @@ def _recurrence(
     backward = direction == "backward"
     tile = cuda_tiles.choose_tile(gates, hidden, batch, backward)
     split, chunks = tile.split(hidden), -(-batch // tile.rows)
-    groups = -(-chunks // tile.teams) if split == 1 else min(chunks, _limits(device)[0] // split)
+    groups = -(-chunks // tile.teams) if split == 1 else min(chunks, limits(device)[0] // split)
     constants = {
         "GRU": gates == 3, "HIDDEN": hidden, "NH": tile.units, "WU": tile.warp_units, "MT": tile.row_tiles,
         "WARP_ROWS": tile.warp_rows, "HALVES": tile.halves, "TEAMS": tile.teams, "STAGES": tile.stages,
         "KC": tile.columns or tile.depth(hidden, gates, backward), "W_REGISTERS": tile.registers, "SAVE": save,
         "RESETS": resets, "FILL": fill, "ONE_CHUNK": chunks <= groups * tile.teams, "Y_KIND": kind,
     }  # fmt: skip
-    kernel = _compiled(
+    kernel = compiled(
         direction, f"recurrence_{direction}", constants, tile.shared_bytes(hidden, gates, backward), device
     )
     return _Launch(kernel, tile, split, groups, chunks)
 
 
-def _compiled(source: str, name: str, constants: dict[str, int], shared: int, device: int) -> nvrtc.Kernel:
-    architecture = f"--gpu-architecture=sm_{_limits(device)[2]}"
+def compiled(source: str, name: str, constants: dict[str, int], shared: int, device: int) -> nvrtc.Kernel:
+    architecture = f"--gpu-architecture=sm_{limits(device)[2]}"
     options = [architecture, "-std=c++17", *(f"-D{k}={int(v)}" for k, v in constants.items())]
     return nvrtc.Kernel(_source(source), name, options, shared, device)
 
@@ -98,24 +99,24 @@ def _conversion(name: str, gates: int, hidden: int, inputs: int, x_kind: int, w_
         "X_KIND": x_kind, "W_KIND": w_kind, "GATES": gates, "HIDDEN": hidden, "INPUTS": inputs, "FIRST_H": first,
         "WIDTH": width,
     }  # fmt: skip
-    return _compiled("conversions", name, constants, 0, device)
+    return compiled("conversions", name, constants, 0, device)
 
 
-def _ready(tensor: Tensor) -> Tensor:
+def ready(tensor: Tensor) -> Tensor:
     """Contiguous and aligned for 16-byte accesses."""
     tensor = tensor.contiguous()
     return tensor if tensor.data_ptr() % 16 == 0 else tensor.clone()
 
 
 def _state(tensor: Tensor) -> Tensor:
-    return _ready(tensor if tensor.dtype == torch.float32 else tensor.float())
+    return ready(tensor if tensor.dtype == torch.float32 else tensor.float())
 
 
-def _address(tensor: Tensor | None) -> int:
+def address(tensor: Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
 
 
-def _vector(tensor: Tensor | None) -> Tensor | None:
+def vector(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.float().contiguous()
 
 
@@ -139,16 +140,16 @@ def forward(
     steps, batch, inputs = x.shape
     rows, hidden, device = steps * batch, w_hh.shape[1], x.get_device()
     gates, first, width = w_hh.shape[0] // hidden, *packed_layout(inputs, hidden)
-    kind = _KIND[x.dtype]
+    kind = KIND[x.dtype]
     fill = fill_h is not None or fill_c is not None
     launch = _recurrence("forward", gates, hidden, batch, kind, resets is not None, fill, save, device)
-    prepare = _conversion("prepare_forward", gates, hidden, inputs, kind, _KIND[w_ih.dtype], device)
-    x, w_ih, w_hh, start, carry0_ = _ready(x), _ready(w_ih), _ready(w_hh), _state(h0), _state(carry0)
+    prepare = _conversion("prepare_forward", gates, hidden, inputs, kind, KIND[w_ih.dtype], device)
+    x, w_ih, w_hh, start, carry0_ = ready(x), ready(w_ih), ready(w_hh), _state(h0), _state(carry0)
     resets = None if resets is None else resets.contiguous()
-    b_ih, b_hh, fill_h, fill_c = _vector(b_ih), _vector(b_hh), _vector(fill_h), _vector(fill_c)
+    b_ih, b_hh, fill_h, fill_c = vector(b_ih), vector(b_hh), vector(fill_h), vector(fill_c)
     stream = torch._C._cuda_getCurrentRawStream(device)
 
-    half = {"dtype": torch.float16, "device": x.device}
+    half: dict[str, Any] = {"dtype": torch.float16, "device": x.device}
     packed = torch.empty(rows, width, **half)
     w_ih_half = torch.empty(gates * hidden, inputs, **half)
     # fp16 scratch: W_hh, one counter per chunk (4 bytes each) and, without `save`, two slots of h
@@ -172,8 +173,8 @@ def forward(
     h_in, h_stride = (packed.data_ptr() + 2 * first, width) if save else (base + 2 * slots, hidden)
     launch(
         struct.pack(
-            "16q4i0q", pre.data_ptr(), base, _address(b_ih), _address(b_hh), start.data_ptr(), carry0_.data_ptr(),
-            h_n.data_ptr(), carry.data_ptr(), _address(resets), _address(fill_h), _address(fill_c), y.data_ptr(), h_in,
+            "16q4i0q", pre.data_ptr(), base, address(b_ih), address(b_hh), start.data_ptr(), carry0_.data_ptr(),
+            h_n.data_ptr(), carry.data_ptr(), address(resets), address(fill_h), address(fill_c), y.data_ptr(), h_in,
             saved.data_ptr(), base + 2 * counters, h_stride, steps, batch, launch.groups, launch.chunks,
         ), stream,
     )  # fmt: skip
@@ -205,17 +206,17 @@ def backward(
     batch, hidden = h0.shape
     rows, inputs, device = packed.shape[0], w_ih.shape[1], h0.get_device()
     gates, first, width = w_hh.shape[0] // hidden, *packed_layout(inputs, hidden)
-    kind, w_kind = _KIND[x_dtype], _KIND[w_ih.dtype]
+    kind, w_kind = KIND[x_dtype], KIND[w_ih.dtype]
     launch = _recurrence("backward", gates, hidden, batch, kind, resets is not None, fill, True, device)
     prepare = _conversion("prepare_backward", gates, hidden, inputs, kind, w_kind, device)
     finish = _conversion("finish_backward", gates, hidden, inputs, kind, w_kind, device)
-    dy = None if dy is None else _ready(dy)
+    dy = None if dy is None else ready(dy)
     dh_n, dc_n = None if dh_n is None else _state(dh_n), None if dc_n is None else _state(dc_n)
-    w_ih, w_hh, resets = _ready(w_ih), _ready(w_hh), None if resets is None else resets.contiguous()
+    w_ih, w_hh, resets = ready(w_ih), ready(w_hh), None if resets is None else resets.contiguous()
     stream = torch._C._cuda_getCurrentRawStream(device)
 
-    half = {"dtype": torch.float16, "device": h0.device}
-    single = {"dtype": torch.float32, "device": h0.device}
+    half: dict[str, Any] = {"dtype": torch.float16, "device": h0.device}
+    single: dict[str, Any] = {"dtype": torch.float32, "device": h0.device}
     w_ih_half = torch.empty(gates * hidden, inputs, **half)
     # fp32 scratch: maxima, one counter per chunk, partial sums, W_hh transposed (fp16)
     work = rows * hidden + gates * hidden * (inputs + hidden)
@@ -230,7 +231,7 @@ def backward(
     prepare.launch(
         blocks, _CONVERSION_THREADS,
         struct.pack(
-            "11qi0q", _address(dy), _address(dh_n), _address(dc_n), maxima, w_ih.data_ptr(), w_ih_half.data_ptr(),
+            "11qi0q", address(dy), address(dh_n), address(dc_n), maxima, w_ih.data_ptr(), w_ih_half.data_ptr(),
             w_hh.data_ptr(), w_t, arrivals, rows, batch, launch.chunks,
         ), stream,
     )  # fmt: skip
@@ -239,27 +240,27 @@ def backward(
     dh0, carry = torch.empty(batch, hidden, **single), torch.empty(batch, hidden, **single)
     launch(
         struct.pack(
-            "17q5i0q", pre.data_ptr(), saved.data_ptr(), packed.data_ptr() + 2 * first, w_t, _address(resets), _address(dy),
-            _address(dh_n), _address(dc_n), maxima, d_gates.data_ptr(), dh0.data_ptr(), carry.data_ptr(), bias_sums,
-            fill_h, fill_c, arrivals, width, rows // batch, batch, launch.groups, launch.chunks, blocks,
+            "17q5i0q", pre.data_ptr(), saved.data_ptr(), packed.data_ptr() + 2 * first, w_t, address(resets),
+            address(dy), address(dh_n), address(dc_n), maxima, d_gates.data_ptr(), dh0.data_ptr(), carry.data_ptr(),
+            bias_sums, fill_h, fill_c, arrivals, width, rows // batch, batch, launch.groups, launch.chunks, blocks,
         ), stream,
     )  # fmt: skip
 
-    dx = torch.empty((rows // batch, batch, inputs) if need_dx else 0, dtype=x_dtype, device=h0.device)
-    dx_half = None
+    dx = dx_half = None
     if need_dx:
+        dx = torch.empty(rows // batch, batch, inputs, dtype=x_dtype, device=h0.device)
         dx_half = torch.mm(d_gates if gates == 4 else d_gates[:, : 3 * hidden], w_ih_half)
     dw = torch.mm(d_gates.t(), packed, out_dtype=torch.float32)
     dw_ih, dw_hh = torch.empty_like(w_ih), torch.empty_like(w_hh)
     db_ih, db_hh = torch.empty(gates * hidden, **single), torch.empty(gates * hidden, **single)
-    d_fill_h, d_fill_c = (torch.empty(hidden if fill else 0, **single) for _ in range(2))
+    d_fill_h, d_fill_c = (torch.empty(hidden, **single), torch.empty(hidden, **single)) if fill else (None, None)
     work = rows * inputs + 8 * gates * hidden * (inputs + hidden)
     finish.launch(
         min(1056, -(-work // (8 * _CONVERSION_THREADS))), _CONVERSION_THREADS,
         struct.pack(
-            "14q2i0q", maxima, _address(dx_half), dx.data_ptr(), dw.data_ptr(), dw_ih.data_ptr(), dw_hh.data_ptr(),
+            "14q2i0q", maxima, address(dx_half), address(dx), dw.data_ptr(), dw_ih.data_ptr(), dw_hh.data_ptr(),
             bias_sums, db_ih.data_ptr(), db_hh.data_ptr(), fill_h if fill else 0, fill_c if fill else 0,
-            d_fill_h.data_ptr(), d_fill_c.data_ptr(), rows, partials, blocks,
+            address(d_fill_h), address(d_fill_c), rows, partials, blocks,
         ), stream,
     )  # fmt: skip
     if h0.dtype != torch.float32:

@@ -47,18 +47,32 @@ class Tile(NamedTuple):
 
 
 def choose_tile(gates: int, hidden_size: int, batch: int, backward: bool) -> Tile:
-    """The tile for `batch` rows of this hidden size."""
+    """The tile for `batch` rows of this hidden size. The limits assume 132 multiprocessors; any choice is correct."""
     if hidden_size <= 128:
         units = -(-hidden_size // 16) * 16
-        return Tile(units, 16, halves=1, registers=True) if batch <= 132 * 8 else Tile(units, 16)
+        if batch <= 1056:
+            return Tile(units, 16, halves=1, registers=True)
+        if backward and hidden_size > 64:
+            units = -(-hidden_size // 32) * 32
+            return Tile(units, 32, teams=2) if gates == 3 else Tile(units, 32, warp_rows=2)
+        return Tile(units, 16, teams=2 if gates == 3 else 1)
     if hidden_size <= 256:
-        if batch <= 33 * 8:
+        if batch <= 264:
             return Tile(32, 8, halves=1, registers=True)
-        if batch <= 33 * 64:
+        if batch <= 2112:
             return Tile(64, 16, teams=2, columns=128, stages=2)
-        return Tile(64, 16, warp_rows=2, teams=2, columns=64, stages=4)
+        return Tile(64, 16, teams=4, columns=64 if backward else 128, stages=4 if backward else 2)
     if hidden_size <= 512:
-        if batch <= 8 * 64:
-            return Tile(32, 8, teams=2, columns=128, stages=3)
-        return Tile(32, 32, warp_rows=4, teams=2, columns=64, stages=3)
-    return Tile(16, 16, warp_rows=4 if backward else 2, teams=2 if backward else 4, columns=64, stages=4)
+        if batch <= 512:
+            return Tile(32, 16, teams=2, columns=256, stages=2)
+        return Tile(32, 32, warp_rows=2, teams=4, columns=64, stages=3)
+    if backward and gates == 4:
+        return Tile(16, 16, warp_rows=4, teams=2, columns=64, stages=4)
+    return Tile(16, 16, warp_rows=2, teams=4, columns=64, stages=4)
+
+
+def step_tile(hidden_size: int, batch: int) -> Tile:
+    """The tile of a single step: small batches spread the weights over many blocks, large ones share them."""
+    if batch <= 64:
+        return Tile(8, 8, warp_rows=1 if batch <= 16 else 2 if batch <= 32 else 4)
+    return Tile(32, 16, warp_rows=4)

@@ -31,8 +31,8 @@ def backend(gates: int, hidden_size: int, batch: int, device: torch.device) -> M
             return cuda_recurrence
     if hidden_size > LARGEST_HIDDEN:
         raise ValueError(
-            f"no GPU kernel takes hidden size {hidden_size} on {device}: multiples of 8 up to 1024 on compute capability "
-            f"8.0 and above, or any size up to {LARGEST_HIDDEN}; use the portable kernel"
+            f"no GPU kernel takes hidden size {hidden_size} on {device}: multiples of 8 up to 1024 on compute "
+            f"capability 8.0 and above, or any size up to {LARGEST_HIDDEN}; use the portable kernel"
         )
     from holdfast.kernels import triton_layer  # Triton is imported only where it runs
 

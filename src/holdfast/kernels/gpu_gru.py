@@ -44,7 +44,7 @@ def gpu_gru(
     save: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """y, h_n, and for the backward: packed [x | h], gates and W_hn h + b_hn [T*B, ...] fp16."""
-    return _forward(x, h0, resets, fill_h, w_ih, w_hh, b_ih, b_hh, cut, save)  # type: ignore[no-any-return]
+    return _forward(x, h0, resets, fill_h, w_ih, w_hh, b_ih, b_hh, cut, save)
 
 
 @gpu_gru.register_fake
@@ -72,7 +72,8 @@ def gpu_gru_backward(
     fill: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The gradients of `half_products.Gradients` without those of c; dx and the fill's are empty when not needed."""
-    return tuple(_backward(dy, dh_n, packed, gates, hidden_n, h0, resets, w_ih, w_hh, x_dtype, need_dx, fill))  # type: ignore[return-value]
+    gradients = _backward(dy, dh_n, packed, gates, hidden_n, h0, resets, w_ih, w_hh, x_dtype, need_dx, fill)
+    return tuple(h0.new_empty(0, dtype=torch.float32) if g is None else g for g in gradients)  # type: ignore[return-value]
 
 
 @gpu_gru_backward.register_fake
@@ -80,7 +81,7 @@ def _(dy, dh_n, packed, gates, hidden_n, h0, resets, w_ih, w_hh, x_dtype, need_d
     batch, hidden = h0.shape
     steps, inputs = packed.shape[0] // batch, w_ih.shape[1]
     return (
-        h0.new_empty((steps, batch, inputs) if need_dx else (0,), dtype=x_dtype),
+        h0.new_empty((steps, batch, inputs) if need_dx else (0,), dtype=x_dtype if need_dx else torch.float32),
         h0.new_empty(batch, hidden),
         h0.new_empty(hidden if fill else 0, dtype=torch.float32),
         *(w_ih.new_empty(3 * hidden, n) for n in (inputs, hidden)),
@@ -130,9 +131,17 @@ class _EagerGRU(torch.autograd.Function):
         return output[:2]
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx, dy, dh_n):
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "the GPU kernels have no second derivative (backward was called with create_graph=True); "
+                'use kernel="reference"'
+            )
         return _gradients(ctx, _backward, dy, dh_n)
+
+
+# What Function.apply comes down to when no functorch transform is active; its own checks cost as much as a launch.
+_apply = super(torch.autograd.Function, _EagerGRU).apply
 
 
 def gru(
@@ -155,5 +164,6 @@ def gru(
     if torch.compiler.is_compiling():
         return gpu_gru(*arguments)[:2]
     if save:
-        return _EagerGRU.apply(*arguments)  # type: ignore[no-any-return]
-    return _forward(*arguments)[:2]  # type: ignore[no-any-return]
+        plain = not torch._C._are_functorch_transforms_active()
+        return _apply(*arguments) if plain else _EagerGRU.apply(*arguments)
+    return _forward(*arguments)[:2]

@@ -42,7 +42,7 @@ def gpu_lstm(
     save: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """y, h_n, c_n, and for the backward: packed [x | h], gates and c_in [T*B, ...] fp16."""
-    return _forward(x, h0, c0, resets, fill_h, fill_c, w_ih, w_hh, b_ih, b_hh, cut, save)  # type: ignore[no-any-return]
+    return _forward(x, h0, c0, resets, fill_h, fill_c, w_ih, w_hh, b_ih, b_hh, cut, save)
 
 
 @gpu_lstm.register_fake
@@ -71,7 +71,8 @@ def gpu_lstm_backward(
     fill: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The gradients of `half_products.Gradients`; dx and the fills' are empty when not needed."""
-    return tuple(_backward(dy, dh_n, dc_n, packed, gates, c_in, h0, resets, w_ih, w_hh, x_dtype, need_dx, fill))  # type: ignore[return-value]
+    gradients = _backward(dy, dh_n, dc_n, packed, gates, c_in, h0, resets, w_ih, w_hh, x_dtype, need_dx, fill)
+    return tuple(h0.new_empty(0, dtype=torch.float32) if g is None else g for g in gradients)  # type: ignore[return-value]
 
 
 @gpu_lstm_backward.register_fake
@@ -79,7 +80,7 @@ def _(dy, dh_n, dc_n, packed, gates, c_in, h0, resets, w_ih, w_hh, x_dtype, need
     batch, hidden = h0.shape
     steps, inputs = packed.shape[0] // batch, w_ih.shape[1]
     return (
-        h0.new_empty((steps, batch, inputs) if need_dx else (0,), dtype=x_dtype),
+        h0.new_empty((steps, batch, inputs) if need_dx else (0,), dtype=x_dtype if need_dx else torch.float32),
         *(h0.new_empty(batch, hidden) for _ in range(2)),
         *(h0.new_empty(hidden if fill else 0, dtype=torch.float32) for _ in range(2)),
         *(w_ih.new_empty(4 * hidden, n) for n in (inputs, hidden)),
@@ -133,9 +134,17 @@ class _EagerLSTM(torch.autograd.Function):
         return output[:3]
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx, dy, dh_n, dc_n):
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "the GPU kernels have no second derivative (backward was called with create_graph=True); "
+                'use kernel="reference"'
+            )
         return _gradients(ctx, _backward, dy, dh_n, dc_n)
+
+
+# What Function.apply comes down to when no functorch transform is active; its own checks cost as much as a launch.
+_apply = super(torch.autograd.Function, _EagerLSTM).apply
 
 
 def lstm(
@@ -160,5 +169,6 @@ def lstm(
     if torch.compiler.is_compiling():
         return gpu_lstm(*arguments)[:3]
     if save:
-        return _EagerLSTM.apply(*arguments)  # type: ignore[no-any-return]
-    return _forward(*arguments)[:3]  # type: ignore[no-any-return]
+        plain = not torch._C._are_functorch_transforms_active()
+        return _apply(*arguments) if plain else _EagerLSTM.apply(*arguments)
+    return _forward(*arguments)[:3]

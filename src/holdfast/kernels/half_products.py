@@ -21,13 +21,13 @@ LARGEST_HALF = 65504.0
 
 
 class Gradients(NamedTuple):
-    """Of all that a layer takes. dx, d_fill_h, d_fill_c are empty when not asked for; dc0 is scratch for the GRU."""
+    """Of all that a layer takes. dx, d_fill_h, d_fill_c are None when not asked for; dc0 is scratch for the GRU."""
 
-    dx: Tensor
+    dx: Tensor | None
     dh0: Tensor
     dc0: Tensor
-    d_fill_h: Tensor
-    d_fill_c: Tensor
+    d_fill_h: Tensor | None
+    d_fill_c: Tensor | None
     dw_ih: Tensor
     dw_hh: Tensor
     db_ih: Tensor

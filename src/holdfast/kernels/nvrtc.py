@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+_NO_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
 
@@ -101,14 +102,23 @@ def _keep(path: Path, data: bytes) -> None:
         return  # a read-only home costs the cache, nothing else
 
 
+def _make_context_current(device: int) -> None:
+    """Threads that torch starts (autograd's) have no current context until a call of the runtime needs one."""
+    torch.cuda.init()
+    context = ctypes.c_void_p()
+    _check(_driver().cuDevicePrimaryCtxRetain(ctypes.byref(context), device), "retaining the CUDA context")
+    _check(_driver().cuCtxSetCurrent(context), "making the CUDA context current")
+
+
 class Kernel:
     """One compiled `__global__` function on one device."""
 
     def __init__(self, source: str, name: str, options: Sequence[str], shared_bytes: int, device: int) -> None:
         self.shared_bytes = shared_bytes
         self._launch, self._launch_together = _driver().cuLaunchKernel, _driver().cuLaunchCooperativeKernel
+        self._device = device
         with torch.cuda.device(device):
-            torch.cuda.current_stream()  # makes the device's context current
+            _make_context_current(device)
             cubin = compile_to_cubin(source, options)
             module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
             _check(_driver().cuModuleLoadData(ctypes.byref(module), cubin), f"loading {name}")
@@ -126,23 +136,10 @@ class Kernel:
         other, or it is an error."""
         struct = ctypes.create_string_buffer(arguments, len(arguments))
         parameters = (ctypes.c_void_p * 1)(ctypes.addressof(struct))
-        if together:
-            code = self._launch_together(
-                self._function, blocks, 1, 1, threads, 1, 1, self.shared_bytes, ctypes.c_void_p(stream), parameters
-            )
-        else:
-            code = self._launch(
-                self._function,
-                blocks,
-                1,
-                1,
-                threads,
-                1,
-                1,
-                self.shared_bytes,
-                ctypes.c_void_p(stream),
-                parameters,
-                None,
-            )
+        shape = (self._function, blocks, 1, 1, threads, 1, 1, self.shared_bytes, ctypes.c_void_p(stream), parameters)
+        code = self._launch_together(*shape) if together else self._launch(*shape, None)
+        if code == _NO_CONTEXT:
+            _make_context_current(self._device)
+            code = self._launch_together(*shape) if together else self._launch(*shape, None)
         if code:
             _check(code, "launching a recurrence kernel")

@@ -78,19 +78,18 @@ def backward(
     units = torch.arange((4 if lstm else 3) * hidden, device=h0.device)
     input_rows = units if lstm else units.roll(-hidden)
     hidden_rows = units if lstm else units + hidden
-    dx = h0.new_empty(0, dtype=x_dtype)
+    dx = None
     if need_dx:
         dx = (half_product(d_gates[:, input_rows], w_ih.to(torch.float16)) * inverse).to(x_dtype)
         dx = dx.view(rows // batch, batch, inputs)
     dw = half_product(d_gates.t(), packed) * inverse
     db = d_gates.sum(0, dtype=torch.float32) * inverse
-    none = db.new_empty(0)
     return Gradients(
         dx,
         dh0.to(h0.dtype),
         dc0.to(h0.dtype),
-        none if d_fill_h is None else d_fill_h,
-        none.clone() if d_fill_c is None else d_fill_c,
+        d_fill_h,
+        d_fill_c,
         dw[input_rows, :inputs].to(w_ih.dtype),
         dw[hidden_rows, first : first + hidden].to(w_hh.dtype),
         db[input_rows],
