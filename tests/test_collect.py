@@ -215,6 +215,13 @@ def test_columns_lay_chunks_side_by_side_and_select_takes_some_of_them():
         rollout(AutoresetMode.SAME_STEP, 6, bptt=4)
 
 
+def test_a_segment_moves_whole():
+    moved = rollout(AutoresetMode.SAME_STEP, 4, inputs=("obs", "prev_action"), bptt=2).to("meta")
+    parts = [moved.obs, moved.actions, moved.advantage, moved.valid, moved.start_state, moved.chunk_states]
+    assert all(leaf.is_meta for leaf in leaves(parts))
+    assert moved.episode_lengths == [2, 3, 2]
+
+
 def test_the_start_state_is_the_one_before_the_resets_of_the_first_step():
     env = vector_env(AutoresetMode.SAME_STEP, TERMINATES, TRUNCATES)
     _, second = islice(hf.collect(env, SumPolicy(), 2), 2)

@@ -233,6 +233,13 @@ def test_a_healthy_run_has_a_gap_below_the_tolerance_in_every_update(tmp_path: P
     assert len(gaps) == 8 and max(gaps) < 1e-5
 
 
+@pytest.mark.parametrize("reset", ["zero", "learned", "detach", "never"])
+@pytest.mark.parametrize("critic_core", ["shared", "separate", "none"])
+def test_a_healthy_run_in_every_reset_mode(tmp_path: Path, reset: str, critic_core: str):
+    hf.Trainer(config(tmp_path, reset=reset, critic_core=critic_core, num_layers=2, bptt=8, learning_rate=0.02)).run()
+    assert max(float(row["memory/replay_gap"]) for row in read_progress(tmp_path / "run")) < 1e-5
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_a_healthy_run_on_gymnasiums_environments_in_every_mode(tmp_path: Path, mode: AutoresetMode):
     env = vector_env(mode, *LENGTHS)

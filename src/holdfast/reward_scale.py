@@ -12,7 +12,7 @@ class RewardScale:
     """`value` multiplies rewards; `update` moves it, and is called between an update and the next rollout."""
 
     def __init__(self, num_envs: int, gamma: float, device: torch.device | str = "cpu") -> None:
-        self.gamma = gamma
+        self.num_envs, self.gamma = num_envs, gamma
         self.open_return = torch.zeros(num_envs, dtype=torch.float64, device=device)
         self.count, self.mean, self.var = 1e-4, 0.0, 1.0
 
@@ -36,7 +36,7 @@ class RewardScale:
 
     def drop_open_episodes(self) -> None:
         """Every environment begins a new episode."""
-        self.open_return = torch.zeros_like(self.open_return)
+        self.open_return = torch.zeros(self.num_envs, dtype=torch.float64, device=self.open_return.device)
 
     def state_dict(self) -> dict[str, Any]:
         return {"open_return": self.open_return.cpu().clone(), "count": self.count, "mean": self.mean, "var": self.var}
