@@ -84,6 +84,28 @@ def test_the_tensordict_form_is_healthy():
     assert not [o for o in report.outcomes if o.status == "not examined"], report.to_text()
 
 
+def _example(name):
+    import importlib.util
+    from pathlib import Path
+
+    path = Path(__file__).parents[2] / "examples" / "migrating" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"example_{name}", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_hand_written_base_class_is_sick_and_ours_in_its_place_is_healthy():
+    from holdfast.integrations.tensordict import LSTMWrapper
+
+    example = _example("base_class_wrapper")
+    torch.manual_seed(0)
+    sick = doctor.examine(subjects.TensorDictPolicy(example.policy_on(example.HandWrapper), (example.OBS,)))
+    causes = {f.cause for f in sick.findings if f.severity == "error"}
+    assert causes == {"training-moves-memory", "truncation-ignored", "reset-dropped-in-training", "wrong-environment"}
+    doctor.assert_healthy(subjects.TensorDictPolicy(example.policy_on(LSTMWrapper), (example.OBS,)))
+
+
 @pytest.mark.parametrize("core", [hf.LSTM(4, 16), hf.GRU(4, 8, 2), hf.Stack([hf.LSTM(4, 4), hf.GRU(4, 4)])])
 def test_bare_cores_are_healthy(core):
     doctor.assert_healthy(core)

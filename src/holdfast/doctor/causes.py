@@ -44,6 +44,10 @@ CAUSES: dict[str, Cause] = {
         "Find what `begin` (or your reset) leaves behind: a counter, a cache, a running statistic kept "
         "outside buffers.",
     ),
+    "training-moves-memory": Cause(
+        "Training reads or changes the live memory: it depends on what was played last, and play on what was trained.",
+        "Give the training leg its own start state, and neither read nor write the memory of the environments in it.",
+    ),
     # --- it does not remember ---------------------------------------------------------------------------
     "memoryless": Cause(
         "What was seen before changes nothing: the state is dropped, or reset at every step.",

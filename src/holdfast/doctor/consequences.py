@@ -27,6 +27,7 @@ FOLLOWS: dict[str, frozenset[str]] = {
     "batch-statistics": _ANYTHING,
     "normaliser-moved": _ANYTHING - {"memoryless", "over-detached"},
     "memoryless": _ANYTHING,
+    "training-moves-memory": _STARTS | _words("legs-differ partial-reset random-training-leg gradient-crosses-reset"),
     "wrong-environment": _ANYTHING,
     "layout-swapped": _ANYTHING,
     "sees-the-future": _GAPS | {"gradient-crosses-reset"},

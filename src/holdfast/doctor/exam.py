@@ -30,6 +30,8 @@ class Exam:
         self.script: Script = write_script(subject, seed)
         self.tolerance = tolerance if tolerance is not None else tolerance_of(subject)
         self.frozen: list[tuple[Tensor, Tensor]] = []
+        #: set when training was found to depend on the live memory: it is then cleared before each training call
+        self.clear_before_training = False
         self._alone: dict[int, Trace] = {}
         self._rollout: Trace | None = None
         self._replays: dict[tuple[int, int], Trace] = {}
@@ -87,13 +89,15 @@ class Exam:
         flags: tuple[Tensor, Tensor],
         subject: Subject | None = None,
         seed_shift: int = 0,
+        live: bool = False,
     ) -> Step:
         """One step of all environments, with randomness that depends on the step alone."""
         subject = subject or self.subject
         seed_everything(self.seed * 1009 + 31 * t + seed_shift)
         if self.script.action_masks is not None:
             subject.action_mask = self.script.action_masks[t]
-        result = subject.step(map_tensors(lambda x: x[t], story), *flags, torch.arange(self.rows))
+        step = subject.live_step if live else subject.step
+        result = step(map_tensors(lambda x: x[t], story), *flags, torch.arange(self.rows))
         self.thaw()
         return result
 
@@ -175,6 +179,8 @@ class Exam:
     def replay_with_graph(self, segment: Segment, seed_shift: int = 0) -> Replay:
         seed_everything(self.seed * 1009 + 7 + seed_shift)
         self.thaw()
+        if self.clear_before_training:
+            self.subject.begin(self.rows)
         with torch.enable_grad():
             result = self.subject.replay(segment)
         self.thaw()

@@ -143,7 +143,9 @@ def _why_it_does_not_run(subject: Subject, error: Exception, roots: list[Finding
             exam.replayed(*exam.windows()[0])
             cause = other_cause
     if cause == "check-failed-to-run":
-        raise CannotExamine(f"{subject.name} does not run as {type(subject).__name__} runs it: {said}") from error
+        shown = f"it was shown observations of {subject.space.space}; observation_space= sets others"
+        hint = f" ({shown})" if hasattr(subject, "space") else ""
+        raise CannotExamine(f"{subject.name} does not run as {type(subject).__name__} runs it: {said}{hint}") from error
     roots.append(finding("replay", cause, evidence.splitlines()[0]))
 
 

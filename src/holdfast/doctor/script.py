@@ -95,7 +95,7 @@ def write_script(subject: Subject, seed: int) -> Script:
         terminated=terminated.to(device),
         truncated=truncated.to(device),
         other_obs=zip_tensors(_really_other, obs, other),
-        action_masks=None if masks is None else grid(masks),
+        action_masks=None if masks is None else grid(masks.to(device)),
     )
 
 

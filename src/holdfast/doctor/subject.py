@@ -128,6 +128,8 @@ class Subject:
     flags_optional: bool = False
     #: True when `replay` honours `Segment.lengths`
     pads: bool = False
+    #: False when the training leg works on the live state by design, as that of a module that keeps its own does
+    trains_apart: bool = True
     #: True when the policy itself makes its first state, so that its dtype must follow the weights
     makes_own_state: bool = False
     #: `[B, ...]` the mask of the step about to be played, for subjects with `action_masks`
@@ -187,6 +189,10 @@ class Subject:
     def change_batch(self, num_envs: int) -> None:
         """What the project does when the number of environments changes, as between training and evaluation."""
         self.begin(num_envs)
+
+    def live_step(self, obs: Any, terminated: Tensor, truncated: Tensor, env_ids: Tensor) -> Step:
+        """A step as a script takes it that trains through live steps: with gradients, if it ever does that."""
+        return self.step(obs, terminated, truncated, env_ids)
 
     def end_segment(self) -> None:
         """What the project does between two training segments of live steps, such as a call that detaches."""

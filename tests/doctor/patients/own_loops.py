@@ -300,6 +300,20 @@ class TrainsOnFreshWeights(TrainsOnCachedWeights):
     linear = CarefullyCachedLinear
 
 
+class TrainingWritesMemory(Loop):
+    def replay(self, segment):
+        result = super().replay(segment)
+        self.rows = {"h": result.state.detach()}
+        return result
+
+
+class TrainingReadsMemory(TrainingWritesMemory):
+    """Starts each segment from whatever is remembered at the moment."""
+
+    def start(self, segment):
+        return self.rows["h"]
+
+
 class InferenceStart(Loop):
     """Makes its first state under inference mode and starts training from it."""
 
@@ -350,6 +364,8 @@ PATIENTS = [
     _patient("peek", 16, "bootstrap-moves-memory", PeeksAndKeeps),
     _patient("peek-order", 16, "wrong-environment", PeeksAtFirstRows),
     _patient("accumulates", 29, "state-grows", Accumulates, severity="warning"),
+    _patient("training-writes", 1, "training-moves-memory", TrainingWritesMemory),
+    _patient("training-reads", 1, "training-moves-memory", TrainingReadsMemory),
     _patient("inference", 20, "inference-tensor-state", InferenceStart),
     _patient("cached-weights", 19, "gradients-severed", TrainsOnCachedWeights, TrainsOnFreshWeights),
 ]

@@ -69,12 +69,15 @@ def environment_ids(case: Case) -> str:
     exam = case.exam
     if not exam.subject.takes_env_ids:
         raise NotApplicable("its states are passed row by row, without ids")
-    orders = {
-        "in reverse order": [list(reversed(range(exam.rows)))],
-        "in two groups, one after the other": [list(range(1, exam.rows, 2)), list(range(0, exam.rows, 2))],
+    everyone = list(range(exam.rows))
+    odd, even = everyone[1::2], everyone[::2]
+    orders: dict[str, list[list[list[int]]]] = {
+        "in an order that changes": [[everyone], [everyone[::-1]]],
+        "in two groups, one after the other": [[odd, even]],
+        "in groups that change": [[odd, even], [everyone[::-1]], [everyone[:2], everyone[2:][::-1]]],
     }
-    for story, groups in orders.items():
-        gap = exam.ruler.gap(_in_groups(exam, groups), exam.rollout().cut(0, STEPS))
+    for story, rounds in orders.items():
+        gap = exam.ruler.gap(_in_groups(exam, rounds), exam.rollout().cut(0, STEPS))
         if gap.any:
             step, row = gap.first_place()
             case.report(
@@ -83,16 +86,17 @@ def environment_ids(case: Case) -> str:
                 f"first at {place(step, row)}",
             )
             return ""
-    return "reversed and in interleaved groups, every environment keeps its own memory"
+    return "in changing order and changing groups, every environment keeps its own memory"
 
 
-def _in_groups(exam: Exam, groups: list[list[int]]) -> Trace:
+def _in_groups(exam: Exam, rounds: list[list[list[int]]]) -> Trace:
+    """Every step in the groups of its round, round after round."""
     exam.subject.begin(exam.rows)
     steps = []
     for t in range(STEPS):
         rows: dict[int, Tensor] = {}
         flags = exam.flags_at(t, True, t == 0)
-        for group in groups:
+        for group in filter(None, rounds[t % len(rounds)]):
             ids = torch.tensor(group)
             obs = map_tensors(lambda x, t=t, ids=ids: x[t][ids.to(x.device)], exam.script.obs)
             if exam.script.action_masks is not None:

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from holdfast.doctor.checks.base import Case, check
+from holdfast.doctor.checks.base import Case, NotApplicable, check
 from holdfast.doctor.exam import Exam
 from holdfast.doctor.observations import tensors_in
-from holdfast.doctor.traces import Gap
+from holdfast.doctor.traces import Gap, Trace, fill
 
 
 @check("repeatable", "the same data gives the same result")
@@ -23,6 +23,15 @@ def repeatable(case: Case) -> str:
     gap = _second_run(exam, seed_shift=5000)
     if gap.any:
         _explain_noise(case, gap, "rollout leg", lambda: _second_run(exam, seed_shift=5000))
+    gap = _second_replay(exam, same_seed=True)
+    if gap.any and not _second_replay(exam, same_seed=True, after_the_same_play=True).any:
+        case.report(
+            "training-moves-memory",
+            f"training twice on the same segment differs by {gap.largest:.2g}, unless both follow the same play",
+        )
+        exam.clear_before_training = True
+        exam.forget_recordings()
+        return ""
     gap = _second_replay(exam)
     if gap.any:
         _explain_noise(case, gap, "training leg", lambda: _second_replay(exam))
@@ -33,9 +42,33 @@ def _second_run(exam: Exam, seed_shift: int = 0) -> Gap:
     return exam.ruler.gap(exam.rollout(), exam.run(seed_shift=seed_shift))
 
 
-def _second_replay(exam: Exam) -> Gap:
+def _second_replay(exam: Exam, same_seed: bool = False, after_the_same_play: bool = False) -> Gap:
     segment = exam.segment(*exam.windows()[1])
-    return exam.ruler.gap(exam.replay(segment, seed_shift=100), exam.replay(segment, seed_shift=200))
+    traces = []
+    for seed_shift in (100, 100 if same_seed else 200):
+        if after_the_same_play:
+            exam.run()
+        traces.append(exam.replay(segment, seed_shift=seed_shift))
+    return exam.ruler.gap(*traces)
+
+
+@check("training-apart", "training leaves the live memory alone")
+def training_apart(case: Case) -> str:
+    exam = case.exam
+    if not exam.subject.trains_apart:
+        raise NotApplicable("its training leg works on the live state, by its form")
+    segment, t = exam.segment(*exam.windows()[0]), 6
+    exam.subject.begin(exam.rows)
+    for step in range(t):
+        exam.step(step, exam.script.obs, exam.flags_at(step, True, step == 0))
+    exam.replay(segment)
+    steps = [exam.step(step, exam.script.obs, exam.flags_at(step, True, False)) for step in range(t, t + 3)]
+    gap = exam.ruler.gap(fill(Trace(torch.empty(0), None, None, t), steps), exam.rollout().cut(t, t + 3))
+    if gap.any:
+        case.report(
+            "training-moves-memory", f"after training, the next steps of play differ by up to {gap.largest:.2g}"
+        )
+    return "play goes on after training as if there had been none"
 
 
 def _explain_movement(case: Case, gap: Gap, before: list[tuple[str, Tensor, Tensor]]) -> None:
@@ -73,7 +106,8 @@ def _explain_noise(case: Case, gap: Gap, leg: str, again: Any) -> None:
             f"two runs of the {leg} differ by {gap.largest:.2g}; without dropout ({', '.join(layers)}) they agree"
         )
     else:
-        evidence = f"two runs of the {leg} on the same data differ by {gap.largest:.2g}"
+        hint = "if sampled actions are among its outputs, pick the others with output="
+        evidence = f"two runs of the {leg} on the same data differ by {gap.largest:.2g} ({hint})"
     case.report("random-training-leg", evidence)
 
 

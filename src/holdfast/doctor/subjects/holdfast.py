@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.doctor.columns import spread
-from holdfast.doctor.observations import map_tensors
+from holdfast.doctor.observations import map_tensors, space_of
 from holdfast.doctor.subject import Replay, Segment, Step, Subject
 
 CARRYING = ("never", "detach")
@@ -42,10 +42,7 @@ class Holdfast(Subject):
         num_envs: int = 5,
         name: str | None = None,
     ) -> None:
-        space = observation_space if observation_space is not None else getattr(policy, "observation_space", None)
-        if space is None:
-            raise TypeError(f"{type(policy).__name__} does not say what it observes: pass observation_space=")
-        super().__init__(space, name=name or type(policy).__name__)
+        super().__init__(space_of(policy, observation_space), name=name or type(policy).__name__)
         self.policy = policy
         self.num_envs = num_envs
         self.carries_across_episodes = carries(policy)

@@ -53,6 +53,11 @@ class Module(Subject):
         self.batch_first = bool(getattr(fn, "batch_first", False)) if batch_first is None else batch_first
         self._state: Any = None
 
+    def observations(self, count: int, generator: torch.Generator) -> Any:
+        weight = next(iter(self.fn.parameters()), None) if isinstance(self.fn, nn.Module) else None
+        drawn = super().observations(count, generator)
+        return drawn if weight is None else map_tensors(lambda x: x.to(weight.dtype), drawn)
+
     def begin(self, num_envs: int) -> None:
         self._state = None if self.initial_state is None else self.initial_state(num_envs)
 

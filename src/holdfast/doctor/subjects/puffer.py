@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.doctor.columns import columns
-from holdfast.doctor.observations import map_tensors
+from holdfast.doctor.observations import map_tensors, space_of
 from holdfast.doctor.subject import Replay, Segment, Step, Subject
 
 
@@ -23,14 +23,14 @@ class Puffer(Subject):
     def __init__(
         self,
         policy: nn.Module,
-        observation_space: Any,
+        observation_space: Any = None,
         *,
         hidden_size: int | None = None,
         start: Literal["stored", "nothing"] = "stored",
         num_envs: int = 5,
         name: str | None = None,
     ) -> None:
-        super().__init__(observation_space, name=name or type(policy).__name__)
+        super().__init__(space_of(policy, observation_space), name=name or type(policy).__name__)
         self.policy: Any = policy
         size = hidden_size or getattr(policy, "hidden_size", None)
         if size is None:

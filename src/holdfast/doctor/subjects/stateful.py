@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.doctor.columns import columns
-from holdfast.doctor.observations import map_tensors, tensors_in
+from holdfast.doctor.observations import map_tensors, space_of, tensors_in
 from holdfast.doctor.subject import NotOffered, Replay, Segment, Step, Subject
 
 
@@ -24,11 +24,12 @@ class Stateful(Subject):
     method of the module, called with the mask, or with nothing when it takes nothing (and then when every environment
     starts anew). `train`: the method for a stored segment, called with `[T, B, ...]` observations and, if it has a
     parameter for them, `[T, B]` resets; None steps through `act` with gradients. `detach`: a method called between
-    segments. `no_grad`: whether the rollout runs under `torch.no_grad()`; without it, the doctor also trains through
-    live steps, segment after segment, as such scripts do. `forget`: a method that clears all memory.
+    segments. `forget`: a method that clears all memory. `no_grad`: True when the project always steps under
+    `torch.no_grad()`; otherwise the doctor also trains through live steps, segment after segment, as such scripts do.
     """
 
     makes_own_state = True
+    trains_apart = False
 
     def __init__(
         self,
@@ -37,16 +38,16 @@ class Stateful(Subject):
         hidden: str | tuple[str, ...] = "lstm_hidden",
         reset: str | None = None,
         *,
-        observation_space: Any,
+        observation_space: Any = None,
         train: str | None = None,
         detach: str | None = None,
         forget: str | None = None,
-        no_grad: bool = True,
+        no_grad: bool | None = None,
         output: Callable[[Any], Any] | None = None,
         num_envs: int = 5,
         name: str | None = None,
     ) -> None:
-        super().__init__(observation_space, name=name or type(module).__name__)
+        super().__init__(space_of(module, observation_space), name=name or type(module).__name__)
         self.module = module
         self.act, self.train, self.detach, self.forget = act, train, detach, forget
         self.hidden = (hidden,) if isinstance(hidden, str) else hidden
@@ -72,10 +73,13 @@ class Stateful(Subject):
             getattr(self.module, self.forget)()
 
     def step(self, obs: Any, terminated: Tensor, truncated: Tensor, env_ids: Tensor) -> Step:
+        with torch.no_grad() if self.no_grad is not False else contextlib.nullcontext():
+            return self.live_step(obs, terminated, truncated, env_ids)
+
+    def live_step(self, obs: Any, terminated: Tensor, truncated: Tensor, env_ids: Tensor) -> Step:
         with torch.no_grad() if self.no_grad else contextlib.nullcontext():
             result = self._call(self.act, obs, terminated | truncated)
-        rows = len(terminated)
-        return Step(self._columns(result, rows))
+        return Step(self._columns(result, len(terminated)))
 
     def mark(self) -> Any:
         return {key: _copy(getattr(self.module, key, None)) for key in self.hidden}

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from holdfast.doctor.columns import columns
-from holdfast.doctor.observations import device_of
-from holdfast.doctor.subject import Replay, Segment, Step, Subject
+from holdfast.doctor.observations import device_of, map_tensors, space_of
+from holdfast.doctor.subject import NotOffered, Replay, Segment, Step, Subject
 from holdfast.doctor.subjects.holdfast import carries
 
 
@@ -17,7 +18,7 @@ class TensorDictPolicy(Subject):
     """`policy(td)` steps with the policy's own memory; `policy(td, state=start, action=actions)` is the training leg.
 
     The training TensorDict is `[B, TT]`. `start_state(td)`, `reset_memory()`, `get_memory()` and `set_memory()` are
-    used where the policy has them. `observation_space` defaults to `policy.policy.observation_space`.
+    used where the policy has them; a policy without `reset_memory` gets back the plain attributes it had at first.
     """
 
     takes_env_ids = True
@@ -32,22 +33,22 @@ class TensorDictPolicy(Subject):
         num_envs: int = 5,
         name: str | None = None,
     ) -> None:
-        inner = getattr(policy, "policy", policy)
-        space = observation_space if observation_space is not None else getattr(inner, "observation_space", None)
-        if space is None:
-            raise TypeError(f"{type(inner).__name__} does not say what it observes: pass observation_space=")
-        super().__init__(space, name=name or type(policy).__name__)
+        super().__init__(space_of(policy, observation_space), name=name or type(policy).__name__)
         self.policy: Any = policy
         self.obs_key, self.num_envs = obs_key, num_envs
         self.carries_across_episodes = carries(policy)
         self._empty = self._memory_now()
+        self._plain = {} if hasattr(policy, "reset_memory") else _plain_attributes(policy)
         self._rows = 0
 
     def begin(self, num_envs: int) -> None:
         self._rows = num_envs
+        for name, value in self._plain.items():
+            setattr(self.policy, name, copy.deepcopy(value))
         if self._empty is not None:
             self.policy.set_memory(self._empty)
-        self.policy.reset_memory()
+        if hasattr(self.policy, "reset_memory"):
+            self.policy.reset_memory()
 
     def step(self, obs: Any, terminated: Any, truncated: Any, env_ids: Tensor) -> Step:
         td = self._tensordict([len(env_ids)], obs, env_ids)
@@ -75,9 +76,13 @@ class TensorDictPolicy(Subject):
         return Replay(output, td["act_log_prob"].reshape(rows, steps).T)
 
     def reset_memory(self) -> None:
+        if not hasattr(self.policy, "reset_memory"):
+            raise NotOffered("the policy has no reset_memory")
         self.policy.reset_memory()
 
     def save(self) -> Any:
+        if self._empty is None:
+            raise NotOffered("the policy has no get_memory")
         return self._memory_now()
 
     def load(self, checkpoint: Any) -> None:
@@ -101,8 +106,14 @@ class TensorDictPolicy(Subject):
         return columns([*parts, td[value].reshape(rows, 1)], rows)
 
 
+def _plain_attributes(policy: nn.Module) -> dict[str, Any]:
+    """For a policy that cannot be told to forget: its attributes that may hold memory, as they are before any step."""
+    kinds = (dict, list, tuple, Tensor, int, float, type(None))
+    return {
+        key: copy.deepcopy(value) for key, value in vars(policy).items() if key[0] != "_" and isinstance(value, kinds)
+    }
+
+
 def _swap(tree: Any) -> Any:
     """Time first to batch first."""
-    from holdfast.doctor.observations import map_tensors
-
     return map_tensors(lambda x: x.transpose(0, 1), tree)

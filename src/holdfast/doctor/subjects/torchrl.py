@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.doctor.columns import columns
-from holdfast.doctor.observations import device_of
+from holdfast.doctor.observations import device_of, space_of
 from holdfast.doctor.subject import Replay, Segment, Step, Subject
 
 
@@ -27,7 +27,7 @@ class TorchRL(Subject):
     def __init__(
         self,
         module: nn.Module,
-        observation_space: Any,
+        observation_space: Any = None,
         *,
         obs_key: Any = "observation",
         out_keys: list[Any] | None = None,
@@ -38,7 +38,7 @@ class TorchRL(Subject):
         num_envs: int = 5,
         name: str | None = None,
     ) -> None:
-        super().__init__(observation_space, name=name or type(module).__name__)
+        super().__init__(space_of(module, observation_space), name=name or type(module).__name__)
         self.module: Any = module
         self.obs_key = obs_key
         self.primed, self.init_tracker, self.is_init_dtype = primed, init_tracker, is_init_dtype
