@@ -109,8 +109,8 @@ class EnvFeed:
             obs, info = self.env.reset(options={"reset_mask": done.cpu().numpy()})
             obs, mask = self._tensors(obs), _where_mask(done, self._read_mask(info), mask)
         if self.has_dummy_steps and mask is not None:
-            # After its end an episode may allow nothing; the dummy step is not played, so let it do anything.
-            mask = mask | (~mask.flatten(1).any(1) & ~self.valid).view(-1, *(1,) * (mask.dim() - 1))
+            # After its end an episode may allow nothing; what a dummy step does is ignored, so let it do anything.
+            mask = mask | ~self.valid.view(-1, *(1,) * (mask.dim() - 1))
         self.action_mask = mask
         self.obs = self._compose(obs, action, rewards, fresh=self.resets)
         return EnvStep(rewards, terminated, truncated, final)
