@@ -15,7 +15,8 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecMonitor, VecNormalize
 
 import holdfast as hf
-from holdfast.integrations.sb3 import MlpLstmPolicy, RecurrentPPO, sequences
+from holdfast.integrations import sequences
+from holdfast.integrations.sb3 import MlpLstmPolicy, RecurrentPPO
 
 _spec = importlib.util.spec_from_file_location("sb3_environments", Path(__file__).with_name("sb3_environments.py"))
 _module = importlib.util.module_from_spec(_spec)

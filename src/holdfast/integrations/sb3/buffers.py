@@ -19,7 +19,7 @@ from sb3_contrib.common.recurrent.type_aliases import (
 )
 from torch import Tensor
 
-from holdfast.integrations.sb3 import sequences
+from holdfast.integrations import sequences
 from holdfast.integrations.sb3.masks import MaskedStates, MaskSource, mask_size
 
 

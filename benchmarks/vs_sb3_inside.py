@@ -1,0 +1,112 @@
+"""Inside Stable-Baselines3: `holdfast.integrations.sb3.RecurrentPPO` and sb3-contrib's, interleaved in one process.
+
+    python benchmarks/vs_sb3_inside.py                   # speed, then learning
+    python benchmarks/vs_sb3_inside.py --part speed
+
+Velocity-masked CartPole-v1, equal hyperparameters: 8 environments x 128 steps, batch 128, 10 epochs, everything else at
+its default, hidden 64 and 256, one thread. Steps per CPU-second of this process (time.process_time), rollout included.
+Learning: the mean return of the episodes finished in the last fifth of the steps, same seeds for both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import gymnasium as gym
+import numpy as np
+import torch
+
+RESULTS = Path(__file__).parent / "results" / "vs_sb3_inside.json"
+HIDDEN = (64, 256)
+
+
+def run(algorithm: Any, hidden: int, steps: int, seed: int) -> dict[str, float]:
+    """One training run; CPU-seconds of `learn` alone."""
+    from stable_baselines3.common.callbacks import BaseCallback
+    from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor
+
+    from holdfast.envs import VelocityMask
+
+    class Watch(BaseCallback):
+        def __init__(self) -> None:
+            super().__init__()
+            self.returns: list[tuple[int, float]] = []
+
+        def _on_step(self) -> bool:
+            self.returns += [(self.num_timesteps, i["episode"]["r"]) for i in self.locals["infos"] if "episode" in i]
+            return True
+
+    watch = Watch()
+    env = VecMonitor(DummyVecEnv([lambda: VelocityMask(gym.make("CartPole-v1"))] * 8))
+    model = algorithm(
+        "MlpLstmPolicy", env, n_steps=128, batch_size=128, n_epochs=10, seed=seed, device="cpu",
+        policy_kwargs={"lstm_hidden_size": hidden},
+    )  # fmt: skip
+    began = time.process_time()
+    model.learn(steps, callback=watch)
+    seconds = time.process_time() - began
+    late = [r for n, r in watch.returns if n > 0.8 * steps]
+    return {"steps_per_second": model.num_timesteps / seconds, "late_return": float(np.mean(late))}
+
+
+def speed(steps: int, repeats: int) -> list[dict[str, Any]]:
+    import sb3_contrib
+
+    from holdfast.integrations.sb3 import RecurrentPPO
+
+    rows = []
+    for hidden in HIDDEN:
+        ours, theirs = [], []
+        for seed in range(1, repeats + 1):
+            ours.append(run(RecurrentPPO, hidden, steps, seed)["steps_per_second"])
+            theirs.append(run(sb3_contrib.RecurrentPPO, hidden, steps, seed)["steps_per_second"])
+        a, b = float(np.median(ours)), float(np.median(theirs))
+        rows.append({"hidden": hidden, "holdfast": ours, "sb3_contrib": theirs, "ratio": a / b, "steps": steps})
+        print(f"hidden {hidden:3d}: {a:6.0f} steps per CPU-second, sb3-contrib {b:5.0f}: {a / b:.1f}x", flush=True)
+    return rows
+
+
+def learning(steps: int, seeds: int, hidden: int = 64) -> dict[str, Any]:
+    import sb3_contrib
+
+    from holdfast.integrations.sb3 import RecurrentPPO
+
+    ours, theirs = [], []
+    for seed in range(1, seeds + 1):
+        ours.append(run(RecurrentPPO, hidden, steps, seed)["late_return"])
+        theirs.append(run(sb3_contrib.RecurrentPPO, hidden, steps, seed)["late_return"])
+        print(f"seed {seed}: {ours[-1]:.1f}, sb3-contrib {theirs[-1]:.1f}", flush=True)
+    print(f"mean return, last fifth of {steps} steps: {np.mean(ours):.1f}, sb3-contrib {np.mean(theirs):.1f}")
+    return {"steps": steps, "hidden": hidden, "holdfast": ours, "sb3_contrib": theirs}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", choices=["all", "speed", "learning"], default="all")
+    parser.add_argument("--speed-steps", type=int, default=8192)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--learning-steps", type=int, default=40_960)
+    parser.add_argument("--seeds", type=int, default=3)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    results["machine"] = {"cpu": platform.processor() or platform.machine(), "torch": torch.__version__, "threads": 1}
+    if args.part in ("all", "speed"):
+        results["speed"] = speed(args.speed_steps, args.repeats)
+    if args.part in ("all", "learning"):
+        results["learning"] = learning(args.learning_steps, args.seeds)
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    print(f"written to {RESULTS}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,191 @@
+"""TorchRL: `RecurrentModule`, any Holdfast core wherever `LSTMModule` or `GRUModule` is used.
+
+    lstm = RecurrentModule(hf.LSTM(64, 128), in_key="embed", out_key="features")
+    policy = TensorDictSequential(encoder, lstm, head)
+    collector = Collector(env, policy, auto_register_policy_transforms=True, ...)      # one step at a time
+    with set_recurrent_mode(True): policy(batch)                                       # whole sequences, [..., T]
+
+`is_init` is TorchRL's name for `resets`. As in TorchRL, a sequence starts from the state stored with its first step,
+and so does whatever begins with `is_init` inside it, unless that stored state is the primer's zeros: then it is an
+episode start and the core's own reset applies. Needs the extra `torchrl`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModuleBase, dispatch
+from tensordict.utils import unravel_key_list
+from torch import Tensor
+from torchrl.modules import recurrent_mode
+
+from holdfast import state as state_ops
+from holdfast.cores import Core
+from holdfast.integrations import trajectories
+from holdfast.state import State
+
+INIT_KEY = "is_init"
+
+
+class RecurrentModule(TensorDictModuleBase):
+    """A core as a TensorDict module.
+
+    in_keys: the input, then one key per leaf of the core's state (an LSTM has two, h and c), then "is_init" (added
+    when missing). out_keys: the output, then ("next", key) for each of those state keys. With `in_key` and `out_key`
+    the state keys are "recurrent_state_h", ... after the leaves. default_recurrent_mode: the mode outside
+    `set_recurrent_mode`. Reset modes are "zero" and "learned"; TorchRL's primer makes states fresh at every episode.
+
+    In sequence mode ("next", state) is filled where a trajectory or the sequence ends, and zero elsewhere.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        in_keys: Sequence[Any] | None = None,
+        out_keys: Sequence[Any] | None = None,
+        *,
+        in_key: Any = None,
+        out_key: Any = None,
+        default_recurrent_mode: bool | None = None,
+    ) -> None:
+        super().__init__()
+        if not isinstance(core, Core):
+            raise TypeError(f"RecurrentModule takes a holdfast core (hf.LSTM, ...), got a {type(core).__name__}")
+        modes = {getattr(part, "reset", "zero") for part in core.modules() if isinstance(part, Core)}
+        if not modes <= {"zero", "learned"}:
+            raise ValueError(
+                f"reset modes {sorted(modes)} cannot work here: TorchRL's environments make the state fresh at every "
+                "episode; use reset='zero' or 'learned'"
+            )
+        self.core = core
+        names = list(state_ops.named_leaves(core.row_shapes()))
+        states = [f"recurrent_state_{name.replace('.', '_')}" for name in names]
+        if (in_keys is None) == (in_key is None) or (out_keys is None) == (out_key is None):
+            raise ValueError("pass in_keys or in_key, and out_keys or out_key: one of each pair")
+        in_keys = unravel_key_list([in_key, *states] if in_keys is None else list(in_keys))
+        out_keys = unravel_key_list([out_key, *(("next", s) for s in states)] if out_keys is None else list(out_keys))
+        if in_keys[-1] != INIT_KEY:
+            in_keys = [*in_keys, INIT_KEY]
+        if len(in_keys) != len(names) + 2 or len(out_keys) != len(names) + 1:
+            raise ValueError(
+                f"the state of {type(core).__name__} has the leaves {names}: in_keys are the input and "
+                f"{len(names)} state keys, out_keys the output and as many; got in_keys={in_keys}, out_keys={out_keys}"
+            )
+        self.in_keys, self.out_keys = in_keys, out_keys
+        self._default_mode = default_recurrent_mode
+
+    @property
+    def state_keys(self) -> list[Any]:
+        return list(self.in_keys[1:-1])
+
+    @property
+    def recurrent_mode(self) -> bool:
+        """Whether sequences are expected now."""
+        mode = recurrent_mode()
+        return bool(self._default_mode if mode is None else mode)
+
+    def make_tensordict_primer(self) -> Any:
+        """The transform that puts fresh states into an environment's TensorDicts."""
+        from torchrl.data import Unbounded
+        from torchrl.envs.transforms import TensorDictPrimer
+
+        for key, out in zip(self.state_keys, self.out_keys[1:]):
+            if out != ("next", *((key,) if isinstance(key, str) else key)):
+                raise ValueError(
+                    f"the state goes from step to step only if {key!r} is written as ('next', {key!r}), not {out!r}"
+                )
+        rows, dtype = state_ops.leaves(self.core.row_shapes()), self.core.state_dtype()
+        specs = {key: Unbounded(shape=r.shape, dtype=dtype) for key, r in zip(self.state_keys, rows)}
+        return TensorDictPrimer(specs, expand_specs=True)
+
+    @dispatch
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        x, stored, init = self._read(tensordict)
+        batch = tuple(tensordict.batch_size)
+        if self.recurrent_mode:
+            y, after = self._sequence(x, stored, init, batch)
+        else:
+            self._refuse_a_time_batch(tensordict)
+            y, after = self._step(x, stored, init, batch)
+        tensordict.set(self.out_keys[0], y)
+        for key, leaf in zip(self.out_keys[1:], state_ops.leaves(after)):
+            tensordict.set(key, leaf)
+        return tensordict
+
+    # --- the two modes ------------------------------------------------------------------------------------------
+
+    def _step(self, x: Tensor, stored: State, init: Tensor, batch: tuple[int, ...]) -> tuple[Tensor, State]:
+        """Every element of the batch is one step of its own environment."""
+        flat = [(-1, *r.shape) for r in state_ops.leaves(self.core.row_shapes())]
+        shapes = iter(flat)
+        state = state_ops.tree_map(lambda leaf: leaf.reshape(next(shapes)), stored)
+        y, after = self.core(x.reshape(-1, x.shape[-1]), state, init.reshape(-1))
+        return y.view(*batch, -1), state_ops.tree_map(lambda leaf: leaf.reshape(*batch, *leaf.shape[1:]), after)
+
+    def _sequence(self, x: Tensor, stored: State, init: Tensor, batch: tuple[int, ...]) -> tuple[Tensor, State]:
+        """The last batch dimension is time; all others are environments."""
+        if not batch:
+            raise ValueError(
+                "a sequence needs a time dimension: batch dimensions [..., T], got a TensorDict without any"
+            )
+        steps = batch[-1]
+
+        def time_major(t: Tensor, row: int) -> Tensor:
+            """[..., T, *row] -> [T, B, *row], where the row has that many dimensions."""
+            return t.reshape(-1, steps, *t.shape[t.dim() - row :]).transpose(0, 1)
+
+        rows = state_ops.tree_map(lambda leaf, r: time_major(leaf, len(r.shape)), stored, self.core.row_shapes())
+        y, after = trajectories.run(self.core, time_major(x, 1), rows, time_major(init, 0))
+        back = state_ops.tree_map(lambda leaf: leaf.transpose(0, 1).reshape(*batch, *leaf.shape[2:]), after)
+        return y.transpose(0, 1).reshape(*batch, -1), back
+
+    # --- what comes in ------------------------------------------------------------------------------------------
+
+    def _read(self, td: TensorDictBase) -> tuple[Tensor, State, Tensor]:
+        x = td.get(self.in_keys[0], None)
+        if x is None:
+            raise KeyError(f"RecurrentModule reads {self.in_keys[0]!r}, which is not in the TensorDict: {_keys(td)}")
+        init = td.get(INIT_KEY, None)
+        if init is None:
+            raise KeyError(
+                f"no {INIT_KEY!r} in the TensorDict ({_keys(td)}): append torchrl.envs.InitTracker() to the "
+                "environment, or collect with auto_register_policy_transforms=True"
+            )
+        if init.dtype != torch.bool:
+            raise TypeError(f"{INIT_KEY!r} has dtype {init.dtype}, expected torch.bool; use flags.bool()")
+        if init.numel() != td.batch_size.numel():
+            raise ValueError(
+                f"{INIT_KEY!r} has shape {tuple(init.shape)}, expected one flag per element of {list(td.batch_size)}"
+            )
+        leaves = []
+        for key in self.state_keys:
+            leaf = td.get(key, None)
+            if leaf is None:
+                raise KeyError(
+                    f"no {key!r} in the TensorDict ({_keys(td)}): without it every step would start afresh. Append "
+                    "module.make_tensordict_primer() to the environment, or collect with "
+                    "auto_register_policy_transforms=True"
+                )
+            leaves.append(leaf)
+        parts = iter(leaves)
+        stored = state_ops.tree_map(lambda _: next(parts), self.core.row_shapes())
+        return x, stored, init.reshape(td.batch_size)
+
+    def _refuse_a_time_batch(self, td: TensorDictBase) -> None:
+        """A batch that holds time, given step by step, would train with gradients through one step only."""
+        if recurrent_mode() is not None or self._default_mode is not None or not td.batch_dims:
+            return
+        collected = td.get(("next", "done"), None) is not None or td.get(("next", "reward"), None) is not None
+        if collected and (td.names or [None])[-1] in (None, "time") and td.batch_size[-1] > 1:
+            raise RuntimeError(
+                f"this TensorDict {list(td.batch_size)} holds finished steps, but no recurrent mode is set: wrap the "
+                "call in torchrl.modules.set_recurrent_mode(True) to run sequences, or in set_recurrent_mode(False) "
+                "if every element really is a step of its own"
+            )
+
+
+def _keys(td: TensorDictBase) -> str:
+    return ", ".join(sorted(map(str, td.keys(include_nested=True))))

@@ -1,0 +1,328 @@
+"""`RecurrentModule` behaves as TorchRL's recurrent modules do, and refuses where they are silently wrong."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tensordict import TensorDict
+from tensordict.nn import TensorDictModule, TensorDictSequential
+from torch import nn
+from torchrl.collectors import Collector
+from torchrl.data import LazyTensorStorage, SliceSampler, TensorDictReplayBuffer
+from torchrl.envs import GymEnv, InitTracker, SerialEnv, TransformedEnv
+from torchrl.modules import GRUModule, LSTMModule, ProbabilisticActor, ValueOperator, set_recurrent_mode
+from torchrl.modules.utils import get_primers_from_module
+from torchrl.objectives import ClipPPOLoss
+from torchrl.objectives.value import GAE
+
+import holdfast as hf
+from holdfast.integrations.torchrl import RecurrentModule
+
+I, H = 3, 5
+CORES = {
+    "lstm": lambda: hf.LSTM(I, H),
+    "lstm2": lambda: hf.LSTM(I, H, 2),
+    "gru": lambda: hf.GRU(I, H),
+    "learned": lambda: hf.LSTM(I, H, reset="learned"),
+    "stack": lambda: hf.Stack([hf.GRU(I, 4), hf.LSTM(4, H)]),
+}
+
+
+@pytest.fixture(params=CORES)
+def module(request):
+    torch.manual_seed(0)
+    core = CORES[request.param]()
+    if request.param == "learned":
+        nn.init.normal_(core.initial_h)
+        nn.init.normal_(core.initial_c)
+    return RecurrentModule(core, in_key="x", out_key="y")
+
+
+def batch_of(module, *shape, init=0.2):
+    """A collected batch [*shape] with zero states; is_init at random, and at the first step."""
+    td = TensorDict({"x": torch.randn(*shape, I), "is_init": torch.rand(*shape, 1) < init}, batch_size=shape)
+    td["is_init"][..., 0, :] = True
+    return td.update(fresh(module, *shape))
+
+
+def fresh(module, *shape):
+    spec = module.make_tensordict_primer().primers
+    return TensorDict({k: torch.zeros(*shape, *spec[k].shape) for k in module.state_keys}, batch_size=shape)
+
+
+def step_by_step(module, batch):
+    """The same batch [..., T] as a rollout: one step at a time. Outputs, and states after each step."""
+    outs, states, carried = [], [], fresh(module, *batch.batch_size[:-1])
+    for t in range(batch.batch_size[-1]):
+        td = module(batch[..., t].select("x", "is_init").update(carried))
+        carried = td["next"].select(*module.state_keys)
+        outs.append(td["y"])
+        states.append(carried)
+    return torch.stack(outs, -2), torch.stack(states, -1)
+
+
+@pytest.mark.parametrize("shape", [(7,), (2, 7), (2, 3, 7)])
+def test_t_single_steps_equal_one_sequence_call(module, shape):
+    batch = batch_of(module, *shape)
+    expected, states = step_by_step(module, batch)
+    with set_recurrent_mode(True):
+        out = module(batch.clone())
+    torch.testing.assert_close(out["y"], expected, atol=1e-6, rtol=0)
+    for key in module.state_keys:
+        torch.testing.assert_close(out["next", key][..., -1, :, :], states[key][..., -1, :, :], atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("shape", [(), (2,), (2, 3)])
+def test_a_single_step_keeps_the_batch_shape(module, shape):
+    td = TensorDict({"x": torch.randn(*shape, I), "is_init": torch.ones(*shape, 1, dtype=torch.bool)}, batch_size=shape)
+    out = module(td.update(fresh(module, *shape)))
+    assert out["y"].shape == (*shape, H)
+    for key in module.state_keys:
+        assert out["next", key].shape == td[key].shape
+
+
+def test_states_at_trajectory_ends_are_those_of_the_rollout(module):
+    batch = batch_of(module, 4, 12, init=0.3)
+    _, states = step_by_step(module, batch)
+    with set_recurrent_mode(True):
+        out = module(batch.clone())
+    init = batch["is_init"].squeeze(-1)
+    ends = torch.cat([init[:, 1:], torch.ones(4, 1, dtype=torch.bool)], 1)
+    assert ends.sum() > 8
+    for key in module.state_keys:
+        torch.testing.assert_close(out["next", key][ends], states[key][ends], atol=1e-6, rtol=0)
+        assert (out["next", key][~ends] == 0).all()
+
+
+def test_several_trajectories_in_a_row_equal_each_alone(module):
+    batch = batch_of(module, 1, 9, init=0.0)
+    batch["is_init"][0, [4, 7]] = True
+    with set_recurrent_mode(True):
+        whole = module(batch.clone())["y"]
+        alone = [module(batch[:, a:b].clone())["y"] for a, b in ((0, 4), (4, 7), (7, 9))]
+    torch.testing.assert_close(whole, torch.cat(alone, 1), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("theirs, ours", [(LSTMModule, hf.LSTM), (GRUModule, hf.GRU)])
+@pytest.mark.parametrize("layers", [1, 2])
+def test_numbers_and_gradients_equal_torchrls_module_with_the_same_weights(theirs, ours, layers):
+    torch.manual_seed(0)
+    mine = RecurrentModule(ours(I, H, layers), in_key="x", out_key="y")
+    keys = {"in_keys": ["x", *mine.state_keys], "out_keys": ["y", *(("next", k) for k in mine.state_keys)]}
+    other = theirs(input_size=I, hidden_size=H, num_layers=layers, **keys)
+    rnn = other.lstm if theirs is LSTMModule else other.gru
+    rnn.load_state_dict(mine.core.state_dict())
+    batch = batch_of(mine, 4, 10)
+    for key in mine.state_keys:  # and from the middle of episodes at the first step
+        batch[key][1:, 0] = torch.randn_like(batch[key][1:, 0])
+    batch["is_init"][1:, 0] = False
+    grads = []
+    for module, weights in ((mine, mine.core), (other, rnn)):
+        with set_recurrent_mode(True):
+            out = module(batch.clone())
+        loss = (out["y"] ** 2).sum() + sum(out["next", k][:, -1].sum() for k in mine.state_keys)
+        grads.append((out, torch.autograd.grad(loss, list(weights.parameters()))))
+    (a, da), (b, db) = grads
+    torch.testing.assert_close(a["y"], b["y"], atol=1e-6, rtol=0)
+    for key in mine.state_keys:
+        torch.testing.assert_close(a["next", key], b["next", key], atol=1e-6, rtol=0)
+    for x, y in zip(da, db):
+        torch.testing.assert_close(x, y, atol=1e-5, rtol=1e-5)
+
+
+def test_non_contiguous_inputs(module):
+    batch = batch_of(module, 6, 4).transpose(0, 1)  # [4, 6], strides swapped
+    batch["is_init"][:, 0] = True
+    assert not batch["x"].is_contiguous()
+    with set_recurrent_mode(True):
+        a, b = module(batch.clone(recurse=False))["y"], module(batch.contiguous())["y"]
+    torch.testing.assert_close(a, b)
+
+
+def test_a_slice_from_the_middle_of_an_episode_starts_from_its_stored_state(module):
+    batch = batch_of(module, 3, 8, init=0.2)
+    expected, states = step_by_step(module, batch)
+    for key in module.state_keys:  # as a collector stores them: the state before each step, zeros at episode starts
+        before = torch.cat([torch.zeros_like(states[key][:, :1]), states[key][:, :-1]], 1)
+        batch[key] = torch.where(batch["is_init"].unsqueeze(-1), 0.0, before)
+    whole = batch.clone()
+    whole["y"] = expected
+    slices = [(0, 2, 5), (2, 0, 3), (1, 3, 8), (0, 5, 8)]
+    flat = torch.cat([whole[b, t:u] for b, t, u in slices])  # [14], one slice after another
+    marks, at = torch.zeros(14, 1, dtype=torch.bool), 0
+    for _, t, u in slices:
+        marks[at] = True
+        at += u - t
+    wanted = flat.pop("y")
+    flat["is_init"] = flat["is_init"] | marks
+    with set_recurrent_mode(True):
+        out = module(flat)
+    torch.testing.assert_close(out["y"], wanted, atol=1e-6, rtol=0)
+    ends = torch.tensor([2, 5, 10, 13])
+    for key in module.state_keys:
+        stored = torch.stack([states[key][b, u - 1] for b, _, u in slices])
+        torch.testing.assert_close(out["next", key][ends], stored, atol=1e-6, rtol=0)
+
+
+def test_gradients_stop_at_a_trajectory_start(module):
+    batch = batch_of(module, 1, 6, init=0.0)
+    batch["is_init"][0, 3] = True
+    batch["x"].requires_grad_()
+    with set_recurrent_mode(True):
+        module(batch)["y"][0, 4].sum().backward()
+    assert (batch["x"].grad[0, :3] == 0).all() and batch["x"].grad[0, 3].abs().sum() > 0
+
+
+# --- errors ------------------------------------------------------------------------------------------------------
+
+
+def test_what_torchrl_takes_silently_is_an_error_here(module):
+    td = batch_of(module, 2, 4)
+    with pytest.raises(KeyError, match="make_tensordict_primer"):
+        module(td.exclude(module.state_keys[0])[:, 0])
+    with pytest.raises(KeyError, match="InitTracker"):
+        module(td.exclude("is_init")[:, 0])
+    with pytest.raises(KeyError, match="reads 'x'"):
+        module(td.exclude("x")[:, 0])
+    wrong = td.clone()
+    wrong["is_init"] = wrong["is_init"].long()
+    with pytest.raises(TypeError, match=r"flags\.bool\(\)"):
+        module(wrong[:, 0])
+    with set_recurrent_mode(True), pytest.raises(ValueError, match="time dimension"):
+        module(td[0, 0])
+
+
+def test_a_forgotten_mode_is_an_error(module):
+    td = batch_of(module, 2, 4)
+    td["next", "done"] = torch.zeros(2, 4, 1, dtype=torch.bool)
+    with pytest.raises(RuntimeError, match=r"set_recurrent_mode\(True\)"):
+        module(td)
+    with set_recurrent_mode(False):
+        module(td.clone())
+    with set_recurrent_mode(True):
+        module(td.clone())
+
+
+def test_bad_construction_is_refused():
+    with pytest.raises(TypeError, match="holdfast core"):
+        RecurrentModule(nn.LSTM(3, 4), in_key="x", out_key="y")
+    with pytest.raises(ValueError, match="leaves"):
+        RecurrentModule(hf.LSTM(3, 4), in_keys=["x", "h"], out_keys=["y", ("next", "h")])
+    with pytest.raises(ValueError, match="one of each pair"):
+        RecurrentModule(hf.LSTM(3, 4), in_keys=["x", "h", "c"])
+    with pytest.raises(ValueError, match="reset modes"):
+        RecurrentModule(hf.LSTM(3, 4, reset="never"), in_key="x", out_key="y")
+    with pytest.raises(ValueError, match="step to step"):
+        RecurrentModule(hf.GRU(3, 4), ["x", "h"], ["y", "h_out"]).make_tensordict_primer()
+
+
+# --- compiled -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("recurrent", [False, True])
+def test_both_modes_compile_to_one_graph_and_flags_do_not_recompile(recurrent):
+    from torch._dynamo.utils import counters
+
+    torch._dynamo.reset()
+    counters.clear()
+    torch.manual_seed(0)
+    module = RecurrentModule(hf.LSTM(I, H), in_key="x", out_key="y", default_recurrent_mode=recurrent)
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    for _ in range(3):
+        td = batch_of(module, 3, 6, init=0.3)
+        with set_recurrent_mode(recurrent):
+            expected = module(td.clone())["y"]
+            got = compiled(td.clone())["y"]
+        torch.testing.assert_close(got, expected, atol=1e-6, rtol=0)
+        got.sum().backward()
+    assert counters["stats"]["unique_graphs"] == 1
+
+
+def test_compiled_slices_from_the_middle_are_refused_not_reset():
+    module = RecurrentModule(hf.LSTM(I, H), in_key="x", out_key="y", default_recurrent_mode=True)
+    td = batch_of(module, 1, 6, init=0.0)
+    td["is_init"][0, 3], td["recurrent_state_h"][0, 3] = True, 1.0
+    with pytest.raises(RuntimeError):
+        torch.compile(module, fullgraph=True, backend="aot_eager")(td)
+
+
+# --- inside TorchRL -----------------------------------------------------------------------------------------------
+
+
+def make_actor_critic():
+    torch.manual_seed(0)
+    embed = TensorDictModule(nn.Linear(4, I), ["observation"], ["x"])
+    lstm = RecurrentModule(hf.LSTM(I, H), in_key="x", out_key="y")
+    head = TensorDictModule(nn.Linear(H, 2), ["y"], ["logits"])
+    actor = ProbabilisticActor(
+        TensorDictSequential(embed, lstm, head),
+        in_keys=["logits"],
+        distribution_class=torch.distributions.Categorical,
+        return_log_prob=True,
+    )
+    critic = TensorDictSequential(embed, lstm, ValueOperator(nn.Linear(H, 1), in_keys=["y"]))
+    return actor, critic, lstm
+
+
+def cartpole():
+    return GymEnv("CartPole-v1", categorical_action_encoding=True)
+
+
+def test_the_collectors_log_probabilities_are_repeated_by_a_sequence_call():
+    actor, _, _ = make_actor_critic()
+    collector = Collector(
+        SerialEnv(2, cartpole), actor, frames_per_batch=160, total_frames=320, auto_register_policy_transforms=True
+    )
+    starts_inside = 0
+    for data in collector:
+        assert data["recurrent_state_h"].abs().sum() > 0
+        starts_inside += int(data["is_init"][:, 1:].sum())
+        with torch.no_grad(), set_recurrent_mode(True):
+            dist = actor.get_dist(data.clone())
+        again = dist.log_prob(data["action"])
+        torch.testing.assert_close(again, data["action_log_prob"], atol=1e-5, rtol=0)
+    assert starts_inside > 2
+    collector.shutdown()
+
+
+def test_primers_are_found_and_reset_the_state_with_the_environment():
+    actor, _, lstm = make_actor_critic()
+    env = TransformedEnv(cartpole(), InitTracker())
+    env.append_transform(get_primers_from_module(actor))
+    rollout = env.rollout(40, actor, break_when_any_done=False)
+    init = rollout["is_init"].squeeze(-1)
+    assert init.sum() > 1
+    assert all((rollout[key][init] == 0).all() for key in lstm.state_keys)
+    assert all((rollout[key][~init] != 0).any(-1).all() for key in lstm.state_keys)
+
+
+def test_slice_sampler_gae_and_clip_ppo_loss_train():
+    actor, critic, lstm = make_actor_critic()
+    loss_module = ClipPPOLoss(actor, critic)
+    gae = GAE(gamma=0.99, lmbda=0.95, value_network=critic, shifted=True)
+    collector = Collector(
+        SerialEnv(2, cartpole), actor, frames_per_batch=128, total_frames=256, auto_register_policy_transforms=True
+    )
+    optimiser = torch.optim.Adam(loss_module.parameters(), 1e-3)
+    before = {name: p.clone() for name, p in lstm.named_parameters()}
+    for data in collector:
+        with torch.no_grad():
+            gae(data)
+        buffer = TensorDictReplayBuffer(
+            storage=LazyTensorStorage(128),
+            sampler=SliceSampler(slice_len=8, traj_key=("collector", "traj_ids"), strict_length=False),
+            batch_size=64,
+        )
+        buffer.extend(data.reshape(-1))
+        first = True
+        for _ in range(2):
+            losses = loss_module(buffer.sample())
+            loss = losses["loss_objective"] + losses["loss_critic"] + losses["loss_entropy"]
+            if first:
+                assert abs(float(losses["kl_approx"])) < 1e-5  # law 1, inside TorchRL
+            first = False
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+    assert all(not torch.equal(before[name], p) for name, p in lstm.named_parameters())
+    collector.shutdown()
