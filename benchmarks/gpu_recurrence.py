@@ -87,7 +87,7 @@ def run_layer(
     function: Callable[..., Any], values: dict[str, Tensor | None], dtype: torch.dtype, cut: bool, **options: str
 ) -> dict[str, Tensor]:
     """Outputs, and gradients of a fixed random weighting of all of them, of the size that a mean loss has."""
-    inputs = {k: v if v is None or v.dtype == torch.bool else v.to(dtype).requires_grad_() for k, v in values.items()}
+    inputs = {k: v if v is None or v.dtype == torch.bool else v.detach().to(dtype).clone().requires_grad_() for k, v in values.items()}
     outputs = function(**inputs, cut=cut, **options)
     generator = torch.Generator("cuda").manual_seed(7)
     weights = [1e-5 * torch.randn(o.shape, generator=generator, device="cuda", dtype=torch.float64) for o in outputs]

@@ -173,7 +173,7 @@ def forward(
     h_in, h_stride = (packed.data_ptr() + 2 * first, width) if save else (base + 2 * slots, hidden)
     launch(
         struct.pack(
-            "16q4i0q", pre.data_ptr(), base, address(b_ih), address(b_hh), start.data_ptr(), carry0_.data_ptr(),
+            "15q5i0q", pre.data_ptr(), base, address(b_ih), address(b_hh), start.data_ptr(), carry0_.data_ptr(),
             h_n.data_ptr(), carry.data_ptr(), address(resets), address(fill_h), address(fill_c), y.data_ptr(), h_in,
             saved.data_ptr(), base + 2 * counters, h_stride, steps, batch, launch.groups, launch.chunks,
         ), stream,
@@ -240,7 +240,7 @@ def backward(
     dh0, carry = torch.empty(batch, hidden, **single), torch.empty(batch, hidden, **single)
     launch(
         struct.pack(
-            "17q5i0q", pre.data_ptr(), saved.data_ptr(), packed.data_ptr() + 2 * first, w_t, address(resets),
+            "16q6i0q", pre.data_ptr(), saved.data_ptr(), packed.data_ptr() + 2 * first, w_t, address(resets),
             address(dy), address(dh_n), address(dc_n), maxima, d_gates.data_ptr(), dh0.data_ptr(), carry.data_ptr(),
             bias_sums, fill_h, fill_c, arrivals, width, rows // batch, batch, launch.groups, launch.chunks, blocks,
         ), stream,

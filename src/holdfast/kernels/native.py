@@ -137,11 +137,15 @@ class _Eager(torch.autograd.Function):
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, ...]:
         output = _run_forward(*inputs)
         _save(ctx, inputs, output)
-        return output[:3]
+        y, h_n, c_n, _, cells = output
+        ctx.mark_non_differentiable(cells)
+        return y, h_n, c_n, cells
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dy: Tensor | None, dh_n: Tensor | None, dc_n: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(
+        ctx: Any, dy: Tensor | None, dh_n: Tensor | None, dc_n: Tensor | None, _: Any
+    ) -> tuple[Tensor | None, ...]:
         return _grad(_run_backward, ctx, dy, dh_n, dc_n)
 
 
@@ -203,11 +207,12 @@ def _compiled_grad(ctx: Any, dy: Any, dh_n: Any, dc_n: Any, *_: Any) -> tuple[Te
 _forward.register_autograd(_compiled_grad, setup_context=_save)
 
 
-def _sequence(*arguments: Any) -> Any:
-    keep = torch.is_grad_enabled() and any([isinstance(a, Tensor) and a.requires_grad for a in arguments])
+def _sequence(*arguments: Any, cells: bool = False) -> Any:
+    """y, h_n, c_n, ..., and last the cells, if they are asked for."""
+    grad = torch.is_grad_enabled() and any([isinstance(a, Tensor) and a.requires_grad for a in arguments])
     if torch.compiler.is_compiling():
-        return _forward(*arguments, keep)
-    return _Eager.apply(*arguments, keep) if keep else _run_forward(*arguments, keep)  # type: ignore[no-untyped-call]
+        return _forward(*arguments, grad or cells)
+    return _Eager.apply(*arguments, grad) if grad else _run_forward(*arguments, cells)  # type: ignore[no-untyped-call]
 
 
 def lstm(
@@ -226,6 +231,12 @@ def lstm(
     """As `reference.lstm`."""
     y, h_n, c_n, *_ = _sequence(x, h0, c0, resets, fill_h, fill_c, w_ih, w_hh, b_ih, b_hh, cut)
     return y, h_n, c_n
+
+
+def lstm_with_cells(*arguments: Any, cut: bool = False) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """As `lstm`, and the cell state after every step, [T, B, H], without gradients."""
+    y, h_n, c_n, *_, cells = _sequence(*arguments, cut, cells=True)
+    return y, h_n, c_n, cells[..., : y.shape[-1]].detach()
 
 
 def gru(

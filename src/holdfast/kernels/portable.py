@@ -273,9 +273,17 @@ def lstm(
     cut: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """As `reference.lstm`."""
+    return lstm_with_cells(x, h0, c0, resets, fill_h, fill_c, w_ih, w_hh, b_ih, b_hh, cut=cut)[:3]
+
+
+def lstm_with_cells(
+    *arguments: Optional[Tensor], cut: bool = False
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """As `lstm`, and the cell state after every step, [T, B, H], without gradients."""
+    *inputs, b_ih, b_hh = arguments
     bias = None if b_ih is None or b_hh is None else b_ih + b_hh
-    y, h_n, c_n, *_ = _lstm_forward(x, h0, c0, resets, fill_h, fill_c, w_ih, w_hh, bias, cut)
-    return y, h_n, c_n
+    y, h_n, c_n, _, cs, _ = _lstm_forward(*inputs, bias, cut)  # type: ignore[arg-type]
+    return y, h_n, c_n, cs.detach()
 
 
 # --- GRU -----------------------------------------------------------------------------------------------------------

@@ -17,8 +17,7 @@ struct Arguments {
   float* fill_sums_h;    // [the same, H]: partial sums of the fills' gradients, unscaled
   float* fill_sums_c;
   u32* arrivals;         // [chunks], zeros
-  i64 h_stride;
-  int steps, batch, groups, chunks, maxima_count;
+  int h_stride, steps, batch, groups, chunks, maxima_count;
 };
 
 constexpr int K = GATES * HIDDEN;
@@ -80,13 +79,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrence_backward(con
 #pragma unroll
     for (int k = 0; k < W_STEPS; ++k) load_b<TILES, W_STRIDE>(w_registers[k], b, k * 16);
 
+  // Addresses are a pointer to the step, the same for all threads, plus 32-bit offsets that do not change from step to step.
   auto load_step = [&](StepInputs& in, int t, int chunk_row) {
+    const i64 first = (i64)t * batch;
+    const u16 *gates_now = p.gates + first * (GATES * HIDDEN), *saved_now = p.saved + first * HIDDEN;
+    const u16* h_now = p.h_in + first * p.h_stride;
+    const u8 *dy_now = (const u8*)p.dy + first * HIDDEN * Y_BYTES, *resets_after = p.resets + first + batch;
 #pragma unroll
     for (int m = 0; m < MT; ++m)
 #pragma unroll
       for (int half = 0; half < HALVES; ++half) {
         const int row = chunk_row + lane_row + m * 16 + half * 8;
-        const i64 at = (i64)t * batch + row;
+        const u32 at = row * HIDDEN + unit;
 #pragma unroll
         for (int i = 0; i < Y_WORDS; ++i) in.dy[m][half][i] = 0;
 #pragma unroll
@@ -96,14 +100,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrence_backward(con
           in.saved[m][half][i] = in.h_before[m][half][i] = 0;
         }
         in.reset_after[m][half] =
-            RESETS && row < batch && unit_ok && t >= -1 && t + 1 < steps ? p.resets[at + batch] : 0;
+            RESETS && row < batch && unit_ok && t >= -1 && t + 1 < steps ? resets_after[(u32)row] : 0;
         if (row < batch && unit_ok && t >= 0) {
 #pragma unroll
           for (int gate = 0; gate < GATES; ++gate)
-            load_words(in.gates[m][half][gate], p.gates + at * (GATES * HIDDEN) + gate * HIDDEN + unit);
-          load_words(in.saved[m][half], p.saved + at * HIDDEN + unit);
-          if constexpr (GRU) load_words(in.h_before[m][half], p.h_in + at * p.h_stride + unit);
-          if (p.dy) load_words(in.dy[m][half], (const u8*)p.dy + (at * HIDDEN + unit) * Y_BYTES);
+            load_words(in.gates[m][half][gate], gates_now + (u32)(row * (GATES * HIDDEN) + unit) + gate * HIDDEN);
+          load_words(in.saved[m][half], saved_now + at);
+          if constexpr (GRU) load_words(in.h_before[m][half], h_now + (u32)(row * p.h_stride + unit));
+          if (p.dy) load_words(in.dy[m][half], dy_now + (u64)at * Y_BYTES);
         }
       }
   };
@@ -116,6 +120,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrence_backward(con
     const int t = t0 - parity;
     if (t < -1) break;
     const i64 first = (i64)t * batch;
+    u16* const d_gates_now = p.d_gates + first * (4 * HIDDEN);
     StepInputs& in = inputs[parity];
     for (int chunk = first_chunk; chunk < p.chunks; chunk += next_chunk) {
       const int chunk_row = chunk * R;
@@ -194,7 +199,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrence_backward(con
             for (int gate = 0; gate < 4; ++gate) {
               HalfRun run;
               to_half_run(run, out[gate]);
-              store_words(p.d_gates + (first + row) * (4 * HIDDEN) + gate * HIDDEN + unit, run);
+              store_words(d_gates_now + (u32)(row * (4 * HIDDEN) + unit) + gate * HIDDEN, run);
               if (SPLIT == 1 && (!GRU || gate > 0))
 #pragma unroll
                 for (int i = 0; i < UT / 2; ++i)

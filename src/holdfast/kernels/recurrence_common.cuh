@@ -68,29 +68,30 @@ __device__ __forceinline__ u32 pack_bf16(float low, float high) {
   u32 v; asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(high), "f"(low)); return v;
 }
 
-// exp(-x), at most exp(20) so that four of them still multiply; NaN stays NaN.
-__device__ __forceinline__ float exp_minus(float x) {
-  float e;
-  asm("{.reg .f32 a; max.NaN.f32 a, %1, 0fC1A00000; mul.f32 a, a, 0fBFB8AA3B; ex2.approx.f32 %0, a;}" : "=f"(e) : "f"(x));
+constexpr float MINUS_LOG2E = -1.4426950408889634f;
+
+// 2^e, at most exp(20) so that four of them still multiply; NaN stays NaN.
+__device__ __forceinline__ float exp2_bounded(float e) {
+  asm("{min.NaN.f32 %0, %0, 0f41E6D4C2; ex2.approx.ftz.f32 %0, %0;}" : "+f"(e));
   return e;
 }
 __device__ __forceinline__ float reciprocal(float x) {
-  float r; asm("rcp.approx.f32 %0, %1;" : "=f"(r) : "f"(x)); return r;
+  float r; asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x)); return r;
 }
 __device__ __forceinline__ float tanh_(float x) {
-  const float e = exp_minus(2.0f * x);
+  const float e = exp2_bounded(2.0f * MINUS_LOG2E * x);
   return (1.0f - e) * reciprocal(1.0f + e);
 }
-// Sigmoids of a and b with one reciprocal: special functions are the scarce unit.
+// Sigmoids from a, b = -log2(e) times their arguments, with one reciprocal: special functions are the scarce unit.
 __device__ __forceinline__ void sigmoid2(float& a, float& b) {
-  const float ea = 1.0f + exp_minus(a), eb = 1.0f + exp_minus(b), r = reciprocal(ea * eb);
+  const float ea = 1.0f + exp2_bounded(a), eb = 1.0f + exp2_bounded(b), r = reciprocal(ea * eb);
   a = r * eb;
   b = r * ea;
 }
-// i, f, o become sigmoids and g a tanh, with one reciprocal.
+// From -log2(e) times the arguments of i, f, o and -2 log2(e) times that of g: sigmoids and a tanh, with one reciprocal.
 __device__ __forceinline__ void lstm_gates(float& i, float& f, float& g, float& o) {
-  const float eg = exp_minus(2.0f * g);
-  const float di = 1.0f + exp_minus(i), df = 1.0f + exp_minus(f), dg = 1.0f + eg, d_o = 1.0f + exp_minus(o);
+  const float eg = exp2_bounded(g);
+  const float di = 1.0f + exp2_bounded(i), df = 1.0f + exp2_bounded(f), dg = 1.0f + eg, d_o = 1.0f + exp2_bounded(o);
   const float input = di * df, output = dg * d_o, r = reciprocal(input * output);
   const float r_input = r * output, r_output = r * input;
   i = r_input * df;
@@ -142,14 +143,14 @@ __device__ __forceinline__ float y_at(const u32 (&run)[Y_WORDS], int u) {
   if constexpr (Y_KIND == 1) return __uint_as_float(u & 1 ? run[u / 2] & 0xFFFF0000u : run[u / 2] << 16);
   return u & 1 ? half_high(run[u / 2]) : half_low(run[u / 2]);
 }
-__device__ __forceinline__ void store_y(void* y, i64 index, const float (&v)[UT]) {
+__device__ __forceinline__ void store_y(void* y, u32 index, const float (&v)[UT]) {
   u32 words[Y_WORDS];
 #pragma unroll
   for (int u = 0; u < UT; u += 2) {
     if constexpr (Y_KIND == 0) { words[u] = __float_as_uint(v[u]); words[u + 1] = __float_as_uint(v[u + 1]); }
     else words[u / 2] = Y_KIND == 1 ? pack_bf16(v[u], v[u + 1]) : pack_half(v[u], v[u + 1]);
   }
-  store_words(( u8*)y + index * Y_BYTES, words);
+  store_words((u8*)y + (u64)index * Y_BYTES, words);
 }
 
 __device__ __forceinline__ int team_thread() { return threadIdx.x % TEAM_THREADS; }
@@ -175,17 +176,12 @@ __device__ __forceinline__ void wait(const u32* counter, u32 count) {
 // This lane's ldmatrix address of its warp's rows in a tile of `stride` columns, and of a tile pair in W.
 __device__ __forceinline__ u32 a_lane_offset(int warp_row, int lane, int stride) {
   if constexpr (HALVES == 2) return 2 * ((warp_row * WARP_HEIGHT + lane % 16) * stride + lane / 16 * 8);
-  else return 2 * ((warp_row * WARP_HEIGHT + lane % 8) * stride + lane / 8 % 2 * 8);
+  else return 2 * ((warp_row * WARP_HEIGHT + lane % 8) * stride + lane / 16 * 8);  // rows 8 to 15 repeat 0 to 7
 }
 
 template <int A_STRIDE> __device__ __forceinline__ void load_a(u32 (&fa)[MT][4], u32 a, int k) {
-  if constexpr (HALVES == 2) {
 #pragma unroll
-    for (int m = 0; m < MT; ++m) ldmatrix4(fa[m], a + 2 * (m * 16 * A_STRIDE + k));
-  } else {
-    ldmatrix2(fa[0][0], fa[0][2], a + 2 * k);
-    fa[0][1] = fa[0][3] = 0;
-  }
+  for (int m = 0; m < MT; ++m) ldmatrix4(fa[m], a + 2 * (m * 16 * A_STRIDE + k));
 }
 
 // B fragments of TILES tiles at column k: two words each.

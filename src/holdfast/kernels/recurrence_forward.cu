@@ -16,7 +16,7 @@ struct Arguments {
   u16* h_in;             // the state each step starts from, resets applied: T*B rows, or two slots of B rows without SAVE
   u16* saved;            // [T*B, H] fp16: c before each step, resets applied; for the GRU W_hn h + b_hn
   u32* arrivals;         // [chunks], zeros
-  i64 h_stride;          // elements from row to row of h_in
+  int h_stride;          // elements from row to row of h_in
   int steps, batch, groups, chunks;
 };
 
@@ -35,6 +35,9 @@ struct StepInputs {
   HalfRun x[MT][HALVES][GATES];
   u8 reset_next[MT][HALVES];
 };
+
+// The gate functions take their arguments times a factor, which is folded into the sums that make them.
+__device__ constexpr float gate_factor(int gate) { return gate != 2 ? MINUS_LOG2E : GRU ? 1.0f : 2.0f * MINUS_LOG2E; }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrence_forward(const Arguments p) {
   extern __shared__ __align__(16) u16 memory[];
@@ -70,6 +73,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrence_forward(cons
     for (int gate = 0; gate < GATES; ++gate) {
       bias[gate][u] = unit_ok && p.b_ih ? p.b_ih[gate * HIDDEN + unit + u] : 0.0f;
       if (unit_ok && p.b_hh && !(GRU && gate == 2)) bias[gate][u] += p.b_hh[gate * HIDDEN + unit + u];
+      bias[gate][u] *= gate_factor(gate);
     }
     bias_hidden[u] = GRU && unit_ok && p.b_hh ? p.b_hh[2 * HIDDEN + unit + u] : 0.0f;
     start_h[u] = FILL && unit_ok && p.fill_h ? p.fill_h[unit + u] : 0.0f;
@@ -82,7 +86,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrence_forward(cons
     for (int k = 0; k < W_STEPS; ++k) load_b<TILES, W_STRIDE>(w_registers[k], b, k * 16);
 
   StepInputs inputs[PARITIES];
+  // Addresses are a pointer to the step, the same for all threads, plus 32-bit offsets that do not change from step to step.
   auto load_inputs = [&](StepInputs& in, int t, int chunk_row) {
+    const u16* gates_now = p.gates + (i64)t * batch * (GATES * HIDDEN);
+    const u8* resets_next = p.resets + (i64)(t + 1) * batch;
 #pragma unroll
     for (int m = 0; m < MT; ++m)
 #pragma unroll
@@ -91,12 +98,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrence_forward(cons
         const bool ok = row < batch && unit_ok && t < steps;
 #pragma unroll
         for (int gate = 0; gate < GATES; ++gate) {
-          if (ok) load_words(in.x[m][half][gate], p.gates + ((i64)t * batch + row) * (GATES * HIDDEN) + gate * HIDDEN + unit);
+          if (ok) load_words(in.x[m][half][gate], gates_now + (u32)(row * (GATES * HIDDEN) + unit) + gate * HIDDEN);
           else
 #pragma unroll
             for (int i = 0; i < UT / 2; ++i) in.x[m][half][gate][i] = 0;
         }
-        in.reset_next[m][half] = RESETS && ok && t + 1 < steps ? p.resets[(i64)(t + 1) * batch + row] : 0;
+        in.reset_next[m][half] = RESETS && ok && t + 1 < steps ? resets_next[(u32)row] : 0;
       }
   };
 
@@ -120,7 +127,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrence_forward(cons
         }
         HalfRun run;
         to_half_run(run, h);
-        if (ok && (SPLIT > 1 || SAVE)) store_words(p.h_in + row * p.h_stride + unit, run);
+        if (ok && (SPLIT > 1 || SAVE)) store_words(p.h_in + (i64)row * p.h_stride + unit, run);
         if (SPLIT == 1 && ok)
 #pragma unroll
           for (int i = 0; i < UT / 2; ++i) ((u32*)(a + local * A_STRIDE + unit))[i] = run[i];
@@ -136,6 +143,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrence_forward(cons
     const int t = t0 + parity;
     if (t >= steps) break;
     const i64 first = (i64)t * batch;
+    u16* const h_next = p.h_in + (SAVE ? first + batch : (i64)((t + 1) & 1) * batch) * p.h_stride;
+    u16* const gates_now = p.gates + first * (GATES * HIDDEN);
+    u16* const saved_now = p.saved + first * HIDDEN;
+    void* const y_now = (u8*)p.y + first * HIDDEN * Y_BYTES;
     StepInputs& in = inputs[parity];
     for (int chunk = first_chunk; chunk < p.chunks; chunk += next_chunk) {
       const int chunk_row = chunk * R;
@@ -185,9 +196,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrence_forward(cons
             const int j = u / 2, slot = half * 2 + u % 2;
             float before = ONE_CHUNK ? kept[m][half][u] : __uint_as_float(state[m][half][u]);
             if (RESETS && reset_now[m][half]) before = GRU ? start_h[u] : start_c[u];
-            float v0 = half_at(in.x[m][half][0], u) + bias[0][u] + acc[m][j][slot];
-            float v1 = half_at(in.x[m][half][1], u) + bias[1][u] + acc[m][J + j][slot];
-            float v2 = half_at(in.x[m][half][2], u) + bias[2][u];
+            auto input = [&](int gate) { return half_at(in.x[m][half][gate], u) * gate_factor(gate) + bias[gate][u]; };
+            float v0 = acc[m][j][slot] * gate_factor(0) + input(0);
+            float v1 = acc[m][J + j][slot] * gate_factor(1) + input(1);
+            float v2 = input(2);
             if constexpr (GRU) {
               extra_values[u] = acc[m][2 * J + j][slot] + bias_hidden[u];
               sigmoid2(v0, v1);
@@ -195,8 +207,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrence_forward(cons
               after[u] = v2 + v1 * (before - v2);
               h[m][half][u] = after[u];
             } else {
-              float v3 = half_at(in.x[m][half][GATES - 1], u) + bias[GATES - 1][u] + acc[m][(GATES - 1) * J + j][slot];
-              v2 += acc[m][2 * J + j][slot];
+              float v3 = acc[m][(GATES - 1) * J + j][slot] * gate_factor(3) + input(GATES - 1);
+              v2 = acc[m][2 * J + j][slot] * gate_factor(2) + v2;
               lstm_gates(v0, v1, v2, v3);
               after[u] = v1 * before + v0 * v2;
               h[m][half][u] = v3 * tanh_(after[u]);
@@ -211,10 +223,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrence_forward(cons
           if (ok && t + 1 < steps) {
             HalfRun run;
             to_half_run(run, next);
-            if constexpr (SPLIT > 1 || SAVE) {
-              const i64 slot = SAVE ? first + batch : (i64)((t + 1) & 1) * batch;
-              store_words(p.h_in + (slot + row) * p.h_stride + unit, run);
-            }
+            if constexpr (SPLIT > 1 || SAVE) store_words(h_next + (u32)(row * p.h_stride + unit), run);
             if constexpr (SPLIT == 1)
 #pragma unroll
               for (int i = 0; i < UT / 2; ++i) ((u32*)(a + local * A_STRIDE + unit))[i] = run[i];
@@ -243,12 +252,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrence_forward(cons
         for (int half = 0; half < HALVES; ++half) {
           const int row = chunk_row + lane_row + m * 16 + half * 8;
           if (row < batch && unit_ok) {
-            store_y(p.y, (first + row) * HIDDEN + unit, h[m][half]);
+            store_y(y_now, (u32)(row * HIDDEN + unit), h[m][half]);
             if constexpr (SAVE) {
 #pragma unroll
               for (int gate = 0; gate < GATES; ++gate)
-                store_words(p.gates + (first + row) * (GATES * HIDDEN) + gate * HIDDEN + unit, out[m][half][gate]);
-              store_words(p.saved + (first + row) * HIDDEN + unit, extra[m][half]);
+                store_words(gates_now + (u32)(row * (GATES * HIDDEN) + unit) + gate * HIDDEN, out[m][half][gate]);
+              store_words(saved_now + (u32)(row * HIDDEN + unit), extra[m][half]);
             }
             if (t + 1 == steps)
 #pragma unroll

@@ -133,12 +133,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) recurrence_step(const Argu
         if constexpr (GRU) {
           float before = reset ? 0.0f : read<S_KIND>(p.h, at);
           if (FILL && reset && p.fill_h) before = p.fill_h[unit + u];
+          v[0] *= MINUS_LOG2E;
+          v[1] *= MINUS_LOG2E;
           sigmoid2(v[0], v[1]);
           const float n = tanh_(v[2] + v[0] * hidden_n);
           write<S_KIND>(p.h_out, at, n + v[1] * (before - n));
         } else {
           float before = reset ? 0.0f : read<S_KIND>(p.c, at);
           if (FILL && reset && p.fill_c) before = p.fill_c[unit + u];
+          for (int gate = 0; gate < GATES; ++gate) v[gate] *= gate == 2 ? 2.0f * MINUS_LOG2E : MINUS_LOG2E;
           lstm_gates(v[0], v[1], v[2], v[GATES - 1]);
           const float c = v[1] * before + v[0] * v[2];
           write<S_KIND>(p.c_out, at, c);
