@@ -206,7 +206,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         _EASY, env="holdfast/RepeatFirstEasy-v0", total_steps=400_000, gamma=0.9, gae_lambda=0.9, memory_span=64
     ),
     "position-only-cartpole-easy": dict(
-        _EASY, env="holdfast/PositionOnlyCartPoleEasy-v0", total_steps=1_000_000, learning_rate=2e-3, stop_at=0.985
+        _EASY, env="holdfast/PositionOnlyCartPoleEasy-v0", total_steps=800_000, learning_rate=2e-3
     ),
     "t-maze": dict(
         _EASY, env="holdfast/TMaze-v0", total_steps=1_500_000, num_steps=128, learning_rate=2e-3, lr_schedule="constant",
