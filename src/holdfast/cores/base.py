@@ -64,6 +64,15 @@ class Core(nn.Module):
             ys.append(y)
         return torch.stack(ys), state
 
+    def _trace(self, x: Tensor, state: State, resets: Tensor | None) -> tuple[Tensor, State, State]:
+        """`_sequence`, and the state after every step: leaves [T, B, ...], without gradients."""
+        ys, states = [], []
+        for t, x_t in enumerate(x.unbind(0)):
+            y, state = self._step(x_t, state, None if resets is None else resets[t])
+            ys.append(y)
+            states.append(state_ops.detach(state))
+        return torch.stack(ys), state, state_ops.tree_map(lambda *leaves: torch.stack(leaves), *states)
+
     # --- what everybody uses ---------------------------------------------------------------------------------------
 
     def initial_state(self, batch_size: int) -> State:
@@ -100,6 +109,14 @@ class Core(nn.Module):
         if is_debug():
             trace_nonfinite(y, x)
         return y, state
+
+    def trace(self, x: Tensor, state: State, resets: Tensor | None) -> tuple[Tensor, State, State]:
+        """`forward` on a sequence [T, B, I], and the state after every step: leaves [T, B, ...], no gradients."""
+        self._check_input(x)
+        if resets is not None:
+            check_resets(resets, tuple(x.shape[:-1]), x.device)
+        self.check_state(state, x.shape[-2])
+        return self._trace(x, state, resets)
 
     def check_state(self, state: State, batch_size: int) -> None:
         """Raise a ValueError unless `state` was made by a core like this one, for this batch size."""

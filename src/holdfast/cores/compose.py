@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -41,19 +42,22 @@ class Stack(Core):
     def _initial_state(self, batch_size: int) -> State:
         return tuple(core._initial_state(batch_size) for core in self.cores)  # type: ignore[operator]
 
-    def _run(self, method: str, x: Tensor, state: State, resets: Tensor | None) -> tuple[Tensor, State]:
-        states = []
+    def _run(self, method: str, x: Tensor, state: State, resets: Tensor | None) -> Any:
+        results = []
         for core, core_state in zip(self.cores, state):
-            y, core_state = getattr(core, method)(x, core_state, resets)
+            y, *states = getattr(core, method)(x, core_state, resets)
             x = x + y if self.residual and core.input_size == core.output_size else y
-            states.append(core_state)
-        return x, tuple(states)
+            results.append(states)
+        return x, *[tuple(states) for states in zip(*results)]
 
     def _step(self, x: Tensor, state: State, resets: Tensor | None) -> tuple[Tensor, State]:
         return self._run("_step", x, state, resets)
 
     def _sequence(self, x: Tensor, state: State, resets: Tensor | None) -> tuple[Tensor, State]:
         return self._run("_sequence", x, state, resets)
+
+    def _trace(self, x: Tensor, state: State, resets: Tensor | None) -> tuple[Tensor, State, State]:
+        return self._run("_trace", x, state, resets)
 
 
 class Parallel(Core):
@@ -88,18 +92,22 @@ class Parallel(Core):
     def _initial_state(self, batch_size: int) -> State:
         return {name: core._initial_state(batch_size) for name, core in self.cores.items()}  # type: ignore[operator]
 
-    def _run(self, method: str, x: Tensor, state: State, resets: Tensor | None) -> tuple[Tensor, State]:
-        ys, states = [], {}
+    def _run(self, method: str, x: Tensor, state: State, resets: Tensor | None) -> Any:
+        ys, results = [], []
         for name, core in self.cores.items():
-            y, states[name] = getattr(core, method)(x, state[name], resets)
+            y, *states = getattr(core, method)(x, state[name], resets)
             ys.append(y)
-        return torch.cat(ys, dim=-1), states
+            results.append(states)
+        return torch.cat(ys, dim=-1), *[dict(zip(self.cores, states)) for states in zip(*results)]
 
     def _step(self, x: Tensor, state: State, resets: Tensor | None) -> tuple[Tensor, State]:
         return self._run("_step", x, state, resets)
 
     def _sequence(self, x: Tensor, state: State, resets: Tensor | None) -> tuple[Tensor, State]:
         return self._run("_sequence", x, state, resets)
+
+    def _trace(self, x: Tensor, state: State, resets: Tensor | None) -> tuple[Tensor, State, State]:
+        return self._run("_trace", x, state, resets)
 
 
 class Memoryless(Core):

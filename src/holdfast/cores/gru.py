@@ -50,3 +50,15 @@ class GRU(GatedCore):
             y, h = kernel.gru(y, h, mask, *fills, *self._weights(layer, dtype), cut=self.reset == "detach")
             hs.append(h)
         return y, {"h": stack_layers(hs)}
+
+    def _trace(self, x: Tensor, state: State, resets: Tensor | None) -> tuple[Tensor, State, State]:
+        dtype, kernel = self._compute_dtype(x), dispatch.choose("gru", self, x)
+        if dtype != self.state_dtype():
+            return super()._trace(x, state, resets)
+        y, hs, all_h = x, [], []
+        for layer, h in enumerate(state["h"].unbind(1)):
+            mask, fills = self._reset_arguments(layer, resets)
+            y, h = kernel.gru(y, h, mask, *fills, *self._weights(layer, dtype), cut=self.reset == "detach")
+            hs.append(h)
+            all_h.append(y.detach())
+        return y, {"h": stack_layers(hs)}, {"h": torch.stack(all_h, 2)}

@@ -52,3 +52,19 @@ class LSTM(GatedCore):
             hs.append(h)
             cs.append(c)
         return y, {"h": stack_layers(hs), "c": stack_layers(cs)}
+
+    def _trace(self, x: Tensor, state: State, resets: Tensor | None) -> tuple[Tensor, State, State]:
+        dtype, kernel = self._compute_dtype(x), dispatch.choose("lstm", self, x)
+        if dtype != self.state_dtype() or not hasattr(kernel, "lstm_with_cells"):
+            return super()._trace(x, state, resets)
+        y, hs, cs, all_h, all_c = x, [], [], [], []
+        for layer, (h, c) in enumerate(zip(state["h"].unbind(1), state["c"].unbind(1))):
+            mask, fills = self._reset_arguments(layer, resets)
+            weights = self._weights(layer, dtype)
+            y, h, c, cells = kernel.lstm_with_cells(y, h, c, mask, *fills, *weights, cut=self.reset == "detach")
+            hs.append(h)
+            cs.append(c)
+            all_h.append(y.detach())
+            all_c.append(cells)
+        final = {"h": stack_layers(hs), "c": stack_layers(cs)}
+        return y, final, {"h": torch.stack(all_h, 2), "c": torch.stack(all_c, 2)}

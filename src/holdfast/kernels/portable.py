@@ -276,13 +276,11 @@ def lstm(
     return lstm_with_cells(x, h0, c0, resets, fill_h, fill_c, w_ih, w_hh, b_ih, b_hh, cut=cut)[:3]
 
 
-def lstm_with_cells(
-    *arguments: Optional[Tensor], cut: bool = False
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def lstm_with_cells(*arguments: Optional[Tensor], cut: bool = False) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """As `lstm`, and the cell state after every step, [T, B, H], without gradients."""
     *inputs, b_ih, b_hh = arguments
     bias = None if b_ih is None or b_hh is None else b_ih + b_hh
-    y, h_n, c_n, _, cs, _ = _lstm_forward(*inputs, bias, cut)  # type: ignore[arg-type]
+    y, h_n, c_n, _, cs, _ = _lstm_forward(*inputs, bias, cut)
     return y, h_n, c_n, cs.detach()
 
 

@@ -1,0 +1,43 @@
+"""`Core.trace` gives the outputs of `forward` and the state after every step."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import holdfast as hf
+from holdfast import state as state_ops
+
+T, B = 9, 3
+CORES = {
+    "lstm": lambda: hf.LSTM(4, 5),
+    "lstm portable": lambda: hf.LSTM(4, 5, 2, kernel="portable"),
+    "lstm reference": lambda: hf.LSTM(4, 5, kernel="reference"),
+    "lstm learned": lambda: hf.LSTM(4, 5, 2, reset="learned"),
+    "gru": lambda: hf.GRU(4, 5, 2),
+    "gru detach": lambda: hf.GRU(4, 5, reset="detach"),
+    "stack": lambda: hf.Stack([hf.GRU(4, 4), hf.LSTM(4, 6)], residual=True),
+    "parallel": lambda: hf.Parallel(actor=hf.LSTM(4, 5), critic=hf.GRU(4, 3)),
+    "memoryless": lambda: hf.Memoryless(4),
+}
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("name", CORES)
+def test_a_trace_holds_the_state_after_every_step(name, grad):
+    torch.manual_seed(0)
+    core, x, resets = CORES[name](), torch.randn(T, B, 4), torch.rand(T, B) < 0.3
+    start = state_ops.tree_map(torch.randn_like, core.initial_state(B))
+    with torch.set_grad_enabled(grad):
+        y, final, states = core.trace(x, start, resets)
+        whole, end = core(x, start, resets)
+    torch.testing.assert_close(y, whole)
+    state = start
+    for t in range(T):
+        _, state = core(x[t], state, resets[t])
+        for seen, leaf in zip(state_ops.leaves(states), state_ops.leaves(state)):
+            torch.testing.assert_close(seen[t], leaf, atol=1e-6, rtol=0)
+            assert not seen.requires_grad
+    for a, b in zip(state_ops.leaves(final), state_ops.leaves(end)):
+        torch.testing.assert_close(a, b)
+        assert a.requires_grad == grad
