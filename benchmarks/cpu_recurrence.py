@@ -4,9 +4,9 @@
     python benchmarks/cpu_recurrence.py --shapes 64,128,.01 --columns nn,hoisted,portable
     python benchmarks/cpu_recurrence.py --grid                # the native kernel at many sizes; --hidden 64 for a part
 
-One thread, unless a column says otherwise. Before anything is timed, every contender's output and gradients are compared
-with the float64 reference; a mismatch ends the run with exit status 1. The contenders of a shape take turns, and each
-cell is the minimum.
+One thread, unless a column says otherwise. Before anything is timed, every contender's output and gradients are
+compared with the float64 reference; a mismatch ends the run with exit status 1. The contenders of a shape take turns,
+and each cell is the minimum.
 """
 
 from __future__ import annotations
@@ -95,30 +95,27 @@ def sequence_rows(args: argparse.Namespace, console: Console) -> list[dict[str, 
     return rows
 
 
-def step_rows(args: argparse.Namespace) -> list[dict[str, Any]]:
+def step_row(cell: str, repeats: int) -> dict[str, Any]:
     """One step without gradients, B = 64, against torch.nn's cell. Microseconds per call."""
-    rows = []
-    for cell in args.cells:
-        batch, hidden, calls = 64, 128, 200
-        torch.manual_seed(0)
-        theirs = (torch.nn.LSTMCell if cell == "lstm" else torch.nn.GRUCell)(hidden, hidden)
-        core = (hf.LSTM if cell == "lstm" else hf.GRU)(hidden, hidden)
-        core.load_state_dict({f"{n}_l0": p for n, p in theirs.state_dict().items()})
-        x, state = torch.randn(batch, hidden), core.initial_state(batch)
-        start = [s.squeeze(1) for s in state.values()]
-        inner = tuple(start) if cell == "lstm" else start[0]
-        flags = {p: (torch.rand(calls, batch) < p).unbind(0) for p in (0.0, 0.01, 0.1)}
-        expected = theirs(x, inner)
-        if not torch.allclose(core(x, state)[0], expected[0] if cell == "lstm" else expected, atol=1e-6):
-            raise Mismatch(f"a {cell} step differs from torch.nn's")
-        runs: dict[str, Callable[[], Any]] = {"cell": lambda: [theirs(x, inner) for _ in range(calls)]}
-        runs["none"] = lambda: [core(x, state) for _ in range(calls)]
-        for p, f in flags.items():
-            runs[f"p={p:g}"] = lambda f=f: [core(x, state, r) for r in f]
-        with torch.no_grad():
-            seconds = interleaved_minimum(runs, dict.fromkeys(runs, args.repeats))
-        rows.append({"cell": cell, "us": {k: 1e6 * s / calls for k, s in seconds.items()}})
-    return rows
+    batch, hidden, calls = 64, 128, 200
+    torch.manual_seed(0)
+    theirs = (torch.nn.LSTMCell if cell == "lstm" else torch.nn.GRUCell)(hidden, hidden)
+    core = (hf.LSTM if cell == "lstm" else hf.GRU)(hidden, hidden)
+    core.load_state_dict({f"{n}_l0": p for n, p in theirs.state_dict().items()})
+    x, state = torch.randn(batch, hidden), core.initial_state(batch)
+    start = [s.squeeze(1) for s in state.values()]
+    inner = tuple(start) if cell == "lstm" else start[0]
+    flags = {p: (torch.rand(calls, batch) < p).unbind(0) for p in (0.0, 0.01, 0.1)}
+    expected = theirs(x, inner)
+    if not torch.allclose(core(x, state)[0], expected[0] if cell == "lstm" else expected, atol=1e-6):
+        raise Mismatch(f"a {cell} step differs from torch.nn's")
+    runs: dict[str, Callable[[], Any]] = {"cell": lambda: [theirs(x, inner) for _ in range(calls)]}
+    runs["none"] = lambda: [core(x, state) for _ in range(calls)]
+    for p, f in flags.items():
+        runs[f"p={p:g}"] = lambda f=f: [core(x, state, r) for r in f]
+    with torch.no_grad():
+        seconds = interleaved_minimum(runs, dict.fromkeys(runs, repeats))
+    return {"cell": cell, "us": {k: 1e6 * s / calls for k, s in seconds.items()}}
 
 
 def sequence_table(rows: list[dict[str, Any]], columns: list[Column], args: argparse.Namespace) -> Table:
@@ -141,9 +138,8 @@ def sequence_table(rows: list[dict[str, Any]], columns: list[Column], args: argp
 
 
 def step_table(rows: list[dict[str, Any]], args: argparse.Namespace) -> Table:
-    table = Table(
-        title=f"one step without gradients, B = 64, H = 128: us, and the ratio to torch.nn's cell; minimum of {args.repeats}"
-    )
+    title = "one step without gradients, B = 64, H = 128: us, and the ratio to torch.nn's cell; minimum of"
+    table = Table(title=f"{title} {args.repeats}")
     table.add_column("cell")
     for key in rows[0]["us"]:
         title = {"cell": "torch.nn cell", "none": "Holdfast, resets=None"}.get(key, f"Holdfast, P(reset) {key[2:]}")
@@ -207,7 +203,7 @@ def main() -> int:
     console = Console(width=200 if not sys.stdout.isatty() else None)
     try:
         rows = sequence_rows(args, console)
-        steps = [] if args.no_step else step_rows(args)
+        steps = [] if args.no_step else [step_row(cell, args.repeats) for cell in args.cells]
     except Mismatch as mismatch:
         console.print(f"mismatch: {mismatch}", style="bold red")
         return 1

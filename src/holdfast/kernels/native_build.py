@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import os
 import platform
 import shlex
@@ -122,6 +123,7 @@ def library_path() -> Path:
         target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with _locked(target.parent / "build.lock"):
             if not target.exists():  # another process may have built it while this one waited
+                logging.getLogger(__name__).info("compiling the native CPU kernel, once, into %s", target)
                 compile_library(target, compiler)
     except OSError as error:
         raise BuildError(f"cannot build in {target.parent} ({error}): set HOLDFAST_CACHE to another folder") from error
