@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -140,17 +139,19 @@ class Collector:
         self.seed = seed
         self.reward_scale = 1.0
         self.started = False
-        self._open_return = np.zeros(self.feed.num_envs)
-        self._open_length = np.zeros(self.feed.num_envs, dtype=np.int64)
+        self._forget_open_episodes()
 
     def start(self) -> None:
         """Begin new episodes everywhere, with fresh memory."""
         self.feed.start(self.seed)
         self.memory.reserve(self.feed.num_envs)
         self.memory.reset()
-        self._open_return[:] = 0
-        self._open_length[:] = 0
+        self._forget_open_episodes()
         self.started = True
+
+    def _forget_open_episodes(self) -> None:
+        self._open_return = torch.zeros(self.feed.num_envs, dtype=torch.float64, device=self.feed.device)
+        self._open_length = torch.zeros(self.feed.num_envs, dtype=torch.int64, device=self.feed.device)
 
     def _precision(self) -> Any:
         if self.autocast is None:
@@ -204,21 +205,17 @@ class Collector:
     def _finish(
         self, rows: dict[str, Any], last: Tensor, final_values: dict[int, Tensor], chunk_states: list[State]
     ) -> Segment:
-        value = rows["value"].float()
-        next_values = torch.cat([value[1:], last.unsqueeze(0)])
-        for t, final in final_values.items():
-            next_values[t] = torch.where(rows["truncated"][t], final, next_values[t])
-        next_values = next_values.masked_fill(rows["terminated"], 0.0)
+        rows["value"], rows["log_prob"] = rows["value"].float(), rows["log_prob"].float()
+        finals = None
+        if final_values:
+            finals = torch.zeros_like(rows["value"])
+            for t, final in final_values.items():
+                finals[t] = final
+        advantage, returns = self._advantages(rows, last, finals)
         dones = rows["terminated"] | rows["truncated"]
-        advantage, returns = gae(
-            rows["rewards"] * self.reward_scale, value, next_values, dones, self.gamma, self.gae_lambda
-        )
-        if self.feed.has_dummy_steps:
-            advantage = advantage.masked_fill(~rows["valid"], 0.0)
-            returns = torch.where(rows["valid"], returns, value)
         ended_returns, ended_lengths = self._episodes(rows["rewards"], dones, rows["valid"])
         return Segment(
-            **{**rows, "value": value, "log_prob": rows["log_prob"].float()},
+            **rows,
             advantage=advantage,
             returns=returns,
             start_state=chunk_states[0],
@@ -227,19 +224,34 @@ class Collector:
             episode_lengths=ended_lengths,
         )
 
+    def _advantages(self, rows: dict[str, Any], last: Tensor, finals: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Advantages and returns [T, B]; `last` [B] follows the last step, `finals` [T, B] counts where truncated."""
+        value = rows["value"]
+        next_values = torch.cat([value[1:], last.unsqueeze(0)])
+        if finals is not None:
+            next_values = torch.where(rows["truncated"], finals, next_values)
+        next_values = next_values.masked_fill(rows["terminated"], 0.0)
+        dones = rows["terminated"] | rows["truncated"]
+        rewards = rows["rewards"] * self.reward_scale
+        advantage, returns = gae(rewards, value, next_values, dones, self.gamma, self.gae_lambda)
+        if self.feed.has_dummy_steps:
+            advantage = advantage.masked_fill(~rows["valid"], 0.0)
+            returns = torch.where(rows["valid"], returns, value)
+        return advantage, returns
+
     def _episodes(self, rewards: Tensor, dones: Tensor, valid: Tensor) -> tuple[list[float], list[int]]:
         """Returns and lengths of the episodes that ended here, in order of time."""
-        r, d, v = (x.cpu().numpy() for x in (rewards, dones, valid))
-        total = np.cumsum(r.astype(np.float64), 0) + self._open_return
-        length = np.cumsum(v, 0) + self._open_length
-        returns, lengths = [], []
-        counted_return, counted_length = np.zeros(r.shape[1]), np.zeros(r.shape[1], dtype=np.int64)
-        for t, b in zip(*d.nonzero()):
-            returns.append(float(total[t, b] - counted_return[b]))
-            lengths.append(int(length[t, b] - counted_length[b]))
-            counted_return[b], counted_length[b] = total[t, b], length[t, b]
-        self._open_return, self._open_length = total[-1] - counted_return, length[-1] - counted_length
-        return returns, lengths
+        T, device = len(rewards), rewards.device
+        total = rewards.double().cumsum(0) + self._open_return
+        length = valid.long().cumsum(0) + self._open_length
+        # The step at which the episode before ended, -1 where there was none: [T + 1, B], the last row for what is open.
+        ends = torch.where(dones, torch.arange(T, device=device).unsqueeze(1), -1).cummax(0).values
+        before = torch.cat([torch.full_like(ends[:1], -1), ends])
+        counted_return = torch.where(before >= 0, total.gather(0, before.clamp(min=0)), 0.0)
+        counted_length = torch.where(before >= 0, length.gather(0, before.clamp(min=0)), 0)
+        self._open_return, self._open_length = total[-1] - counted_return[-1], length[-1] - counted_length[-1]
+        returns, lengths = (total - counted_return[:-1])[dones], (length - counted_length[:-1])[dones]
+        return returns.tolist(), lengths.tolist()
 
     # --- saving ------------------------------------------------------------------------------------------------------
 
@@ -248,8 +260,8 @@ class Collector:
             "started": self.started,
             "feed": self.feed.state_dict() if self.started else None,
             "memory": self.memory.state_dict(),
-            "open_return": torch.from_numpy(self._open_return.copy()),
-            "open_length": torch.from_numpy(self._open_length.copy()),
+            "open_return": self._open_return.to("cpu", copy=True),
+            "open_length": self._open_length.to("cpu", copy=True),
         }
 
     def load_state_dict(self, d: dict[str, Any]) -> bool:
@@ -260,8 +272,8 @@ class Collector:
             self.start()
             return False
         self.memory.load_state_dict(d["memory"])
-        self._open_return = d["open_return"].numpy().copy()
-        self._open_length = d["open_length"].numpy().copy()
+        self._open_return = d["open_return"].to(self.feed.device, copy=True)
+        self._open_length = d["open_length"].to(self.feed.device, copy=True)
         self.started = True
         return True
 

@@ -54,6 +54,8 @@ class TorchVectorEnv(VectorEnv[Tensor, Tensor, Tensor]):
 
     settings: dict[str, int]
     """The numbers that make this task this task. A saved state of other settings is refused."""
+    can_truncate: bool = True
+    """False where `truncated` is never True, so that nobody computes what only a truncation needs."""
 
     def __init__(
         self,

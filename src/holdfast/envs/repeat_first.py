@@ -18,6 +18,8 @@ from holdfast.envs.cards import CARDS_PER_DECK, SUITS, deal, draw_for_one_card, 
 class RepeatFirst(TorchVectorEnv):
     """Observation: the suit just dealt. Action: a suit."""
 
+    can_truncate = False
+
     def __init__(self, num_envs: int, num_decks: int = 1, device: torch.device | str = "cpu") -> None:
         if num_decks < 1:
             raise ValueError(f"num_decks is {num_decks}; expected at least 1")

@@ -18,6 +18,8 @@ from holdfast.envs.cards import CARDS_PER_DECK, SUITS, deal, draw_for_one_card, 
 class RepeatPrevious(TorchVectorEnv):
     """Observation: the suit just dealt. Action: a suit. `k` counts the card on the table as 1."""
 
+    can_truncate = False
+
     def __init__(
         self, num_envs: int, num_decks: int = 1, k: int = 4, device: torch.device | str = "cpu"
     ) -> None:

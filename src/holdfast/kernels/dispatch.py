@@ -26,6 +26,10 @@ def choose(recurrence: str, core: GatedCore, x: Tensor) -> ModuleType:
         if core.kernel not in KERNELS:
             raise ValueError(f"unknown kernel {core.kernel!r}; one of 'auto', {', '.join(map(repr, KERNELS))}")
         return KERNELS[core.kernel]
+    if x.is_cuda:
+        gpu = _gpu(core)
+        fast = core.precision == "fast" and gpu is not None and gpu.supports(recurrence, x, _state_like(core, x))
+        return gpu if fast and gpu is not None else portable
     return native if _native(core, x) else portable
 
 
@@ -33,7 +37,25 @@ def fused_step(core: GatedCore, x: Tensor) -> ModuleType | None:
     """The module whose `lstm_step` or `gru_step` runs this step without gradients, or None: torch's own cell."""
     if torch.is_grad_enabled() or core.kernel not in ("auto", "native") or core.reset == "detach":
         return None
+    if x.is_cuda:
+        gpu = _gpu(core)
+        fast = core.precision == "fast" and gpu is not None and gpu.supports_step("", x, _state_like(core, x))
+        return gpu if fast else None
     return native if _native(core, x) else None
+
+
+def _gpu(core: GatedCore) -> ModuleType | None:
+    """The GPU kernels, imported only where there is a GPU to run them."""
+    if core.kernel != "auto":
+        return None
+    from holdfast.kernels import gpu
+
+    return gpu
+
+
+def _state_like(core: GatedCore, x: Tensor) -> Tensor:
+    """A stand-in for one leaf of the state [B, H]: shape and dtype, no memory."""
+    return torch.empty(x.shape[-2], core.hidden_size, dtype=core.state_dtype(), device="meta")
 
 
 def _native(core: GatedCore, x: Tensor) -> bool:

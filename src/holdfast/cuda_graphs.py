@@ -1,0 +1,171 @@
+"""Training on a GPU without waiting for Python: a whole rollout, and each minibatch, replayed as a CUDA graph.
+
+`GraphCollector` plays our torch environments: policy, environment, bootstrap and advantages of all T steps are one
+graph, launched once per rollout. `GraphedMinibatch` is one optimiser step of PPO. Both compute what `Collector` and
+`PPO` compute, from the same parts; what they cannot take stays with those.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from holdfast import state as state_ops
+from holdfast.collect import Collector, Segment
+from holdfast.state import State, tree_map
+
+
+def can_graph(env: Any, device: torch.device, inputs: tuple[str, ...]) -> bool:
+    """Whether rollouts in this environment can be one graph: ours, on the same GPU, observations alone."""
+    from holdfast.envs.base import TorchVectorEnv
+
+    return device.type == "cuda" and isinstance(env, TorchVectorEnv) and env.device.type == "cuda" and inputs == ("obs",)
+
+
+@contextmanager
+def _side_stream() -> Iterator[None]:
+    """Warm-up runs on a stream of its own, as capturing requires."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        yield
+    torch.cuda.current_stream().wait_stream(stream)
+
+
+def _copy(into: State, source: State) -> None:
+    tree_map(lambda a, b: a.copy_(b), into, source)
+
+
+class GraphCollector(Collector):
+    """As `Collector`. The tensors of a segment are reused by the next rollout: train on it first."""
+
+    _graph: torch.cuda.CUDAGraph | None = None
+
+    @torch.no_grad()
+    def rollout(self) -> Segment:
+        if not self.started:
+            self.start()
+        began = time.perf_counter()
+        if self._graph is None:
+            self._capture()
+        assert self._graph is not None
+        feed, env = self.feed, self.feed.env
+        _copy(self._inputs, self._present())
+        self._graph.replay()
+        rows, last, state = self._outputs
+        feed.obs, feed.resets, env.state = last
+        self.memory._put(state_ops.clone(state), None)
+        returns, lengths = self._episodes(rows["rewards"], rows["terminated"] | rows["truncated"], rows["valid"])
+        torch.cuda.synchronize()
+        chunks = self._chunk_states
+        return Segment(
+            **rows,
+            start_state=chunks[0],
+            chunk_states=chunks,
+            episode_returns=returns,
+            episode_lengths=lengths,
+            seconds={"env": 0.0, "policy": time.perf_counter() - began},
+        )
+
+    def _present(self) -> State:
+        return (self.feed.obs, self.feed.resets, self.memory._take(self.feed.num_envs, None)[0], self.feed.env.state)
+
+    def _capture(self) -> None:
+        generator = self.feed.env.generator
+        kept = torch.cuda.get_rng_state(), generator.get_state()
+        self._inputs = tree_map(torch.clone, self._present())
+        with _side_stream():
+            for _ in range(2):
+                self._roll(2)
+        torch.cuda.set_rng_state(kept[0])
+        generator.set_state(kept[1])
+        graph = torch.cuda.CUDAGraph()
+        graph.register_generator_state(generator)
+        with torch.cuda.graph(graph):
+            self._outputs = self._roll(self.steps)
+        self._graph = graph
+
+    def _roll(self, steps: int) -> tuple[dict[str, Any], tuple[Any, Tensor, Any], State]:
+        """All that a rollout does, as a function of `self._inputs`; nothing here looks at a number."""
+        policy, env, feed = self.policy, self.feed.env, self.feed
+        obs, resets, state, env_state = self._inputs
+        names = ("obs", "actions", "resets", "rewards", "log_prob", "value", "terminated", "truncated", "valid")
+        rows: dict[str, list[Any]] = {name: [] for name in names}
+        self._chunk_states = []
+        finals: list[Tensor] = []
+        with self._precision():
+            for t in range(steps):
+                if t % self.bptt == 0:
+                    self._chunk_states.append(state_ops.clone(state))
+                y, state = policy.core(policy._encode(obs), state, resets)
+                dist, value = policy._decode(y, None)
+                action = dist.sample()
+                step = env.transition(env_state, feed.to_env(action), env.draw())
+                for name, part in zip(names, (obs, action, resets, step.rewards, dist.log_prob(action).float(), value.float(),
+                                              step.terminated, step.truncated, torch.ones_like(resets))):  # fmt: skip
+                    rows[name].append(part)
+                if env.can_truncate:  # V(final observation) from the state before the reset; used where truncated
+                    y, _ = policy.core(policy._encode(step.final_obs), state, None)
+                    finals.append(policy._decode(y, None)[1].float())
+                obs, resets, env_state = step.obs, step.done, step.state
+            y, _ = policy.core(policy._encode(obs), state, resets)
+            last = policy._decode(y, None)[1].float()
+        stacked = {name: tree_map(lambda *x: torch.stack(x), *parts) for name, parts in rows.items()}
+        stacked["advantage"], stacked["returns"] = self._advantages(stacked, last, torch.stack(finals) if finals else None)
+        return stacked, (obs, resets, env_state), state
+
+
+class GraphedMinibatch:
+    """One minibatch of PPO (select, forward, backward, optimiser step) as a graph over copies of the rollout."""
+
+    _USED = ("obs", "actions", "resets", "log_prob", "value", "advantage", "returns", "valid", "start_state")
+
+    def __init__(
+        self, batch: Segment, size: int, step: Callable[[Segment], Tensor], parameters: list[Tensor], optimizer: Any
+    ) -> None:
+        self.size = size
+        self._batch = replace(batch, **{name: tree_map(torch.clone, getattr(batch, name)) for name in self._USED})
+        self._columns = torch.arange(size, device=batch.resets.device)
+        self._shapes = _shapes(batch)
+
+        def run() -> Tensor:
+            return step(self._batch.select(self._columns))
+
+        with torch.no_grad():  # warming up takes real optimiser steps: they are undone
+            weights = [p.clone() for p in parameters]
+            moments = {p: {k: v.clone() for k, v in optimizer.state[p].items()} for p in parameters if p in optimizer.state}
+        with _side_stream():
+            for _ in range(2):
+                run()
+        optimizer.zero_grad(set_to_none=True)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            self._result = run()
+        with torch.no_grad():
+            for p, weight in zip(parameters, weights):
+                p.copy_(weight)
+                for name, value in optimizer.state[p].items():
+                    value.copy_(moments[p][name]) if p in moments else value.zero_()
+
+    def fits(self, batch: Segment, size: int) -> bool:
+        return size == self.size and _shapes(batch) == self._shapes
+
+    def load(self, batch: Segment) -> None:
+        """Take over a rollout's numbers."""
+        for name in self._USED:
+            _copy(getattr(self._batch, name), getattr(batch, name))
+
+    def __call__(self, columns: Tensor) -> Tensor:
+        self._columns.copy_(columns)
+        self._graph.replay()
+        return self._result
+
+
+def _shapes(batch: Segment) -> list[Any]:
+    return [tree_map(lambda x: (tuple(x.shape), x.dtype), getattr(batch, name)) for name in GraphedMinibatch._USED]
