@@ -120,7 +120,7 @@ class Core(nn.Module):
 
     def check_state(self, state: State, batch_size: int) -> None:
         """Raise a ValueError unless `state` was made by a core like this one, for this batch size."""
-        what = state_ops.mismatch(state, self.row_shapes(), batch_size, self.state_dtype(), self.device())
+        what = state_ops.mismatch(state, self.row_shapes(), batch_size, *self._dtype_and_device())
         if what:
             raise ValueError(
                 f"this state does not fit {type(self).__name__}({self.extra_repr()}) with a batch of {batch_size}: "
@@ -129,18 +129,19 @@ class Core(nn.Module):
             )
 
     def state_dtype(self) -> torch.dtype:
-        like = self._any_tensor()
-        return torch.get_default_dtype() if like is None else like.dtype
+        return self._dtype_and_device()[0]
 
     def device(self) -> torch.device:
-        like = self._any_tensor()
-        return torch.device("cpu") if like is None else like.device
+        return self._dtype_and_device()[1]
 
-    def _any_tensor(self) -> Tensor | None:
-        """A parameter or floating-point buffer: what shows the module's dtype and device."""
+    def _dtype_and_device(self) -> tuple[torch.dtype, torch.device]:
+        """The module's: of its first parameter or floating-point buffer."""
         for p in self.parameters():
-            return p
-        return next((b for b in self.buffers() if b.is_floating_point()), None)
+            return p.dtype, p.device
+        for b in self.buffers():
+            if b.is_floating_point():
+                return b.dtype, b.device
+        return torch.get_default_dtype(), torch.device("cpu")
 
     def _check_input(self, x: Any) -> None:
         name = type(self).__name__
@@ -154,11 +155,12 @@ class Core(nn.Module):
                 f"{name} got an input of shape {tuple(x.shape)}, expected [T, B, {self.input_size}] "
                 f"(a sequence, time first) or [B, {self.input_size}] (one step)"
             )
-        if x.device != self.device():
-            raise ValueError(f"{name} is on {self.device()}, its input on {x.device}; move one of them with .to(...)")
-        if x.dtype != self.state_dtype() and not (x.is_floating_point() and torch.is_autocast_enabled(x.device.type)):
+        dtype, device = self._dtype_and_device()
+        if x.device != device:
+            raise ValueError(f"{name} is on {device}, its input on {x.device}; move one of them with .to(...)")
+        if x.dtype != dtype and not (x.is_floating_point() and torch.is_autocast_enabled(device.type)):
             raise TypeError(
-                f"{name} has dtype {self.state_dtype()}, its input {x.dtype}; "
+                f"{name} has dtype {dtype}, its input {x.dtype}; "
                 "convert one of them, or use torch.autocast"
             )
 

@@ -122,12 +122,6 @@ class Memoryless(Core):
     def row_shapes(self) -> State:
         return {}
 
-    def state_dtype(self) -> torch.dtype:
-        return self._like.dtype  # type: ignore[return-value]
-
-    def device(self) -> torch.device:
-        return self._like.device  # type: ignore[return-value]
-
     def _step(self, x: Tensor, state: State, resets: Tensor | None) -> tuple[Tensor, State]:
         return x, {}
 

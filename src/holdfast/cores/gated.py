@@ -90,17 +90,14 @@ class GatedCore(Core):
             return None
         return {leaf: getattr(self, f"initial_{leaf}") for leaf in self.leaf_names}
 
-    def state_dtype(self) -> torch.dtype:
-        return self.weight_hh_l0.dtype  # type: ignore[return-value]
-
-    def device(self) -> torch.device:
-        return self.weight_hh_l0.device  # type: ignore[return-value]
+    def _dtype_and_device(self) -> tuple[torch.dtype, torch.device]:
+        weight: Tensor = self.weight_hh_l0  # type: ignore[assignment]
+        return weight.dtype, weight.device
 
     def _compute_dtype(self, x: Tensor) -> torch.dtype:
         """The dtype of products: the module's, or autocast's. The state keeps the module's."""
-        if torch.is_autocast_enabled(x.device.type):
-            return torch.get_autocast_dtype(x.device.type)
-        return self.state_dtype()
+        kind = x.device.type
+        return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else self._dtype_and_device()[0]
 
     def _weights(self, layer: int, dtype: torch.dtype) -> tuple[Any, Any, Any, Any]:
         """w_ih, w_hh, b_ih, b_hh in `dtype`. Cast anew in each call: autocast's cache would keep casts made under
