@@ -276,12 +276,6 @@ def test_info_prints_versions(capsys):
     assert "\ntorch " in out and "\ncpu kernel " in out
 
 
-def test_a_command_of_a_later_version_says_so(capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "holdfast.export", None)
-    assert run("export", "x") == 2
-    assert "does not have this command yet" in capsys.readouterr().err
-
-
 def test_a_replay_error_is_a_message_and_no_traceback(there, capsys, monkeypatch):
     from holdfast import replay_check
 

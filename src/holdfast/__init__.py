@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from holdfast.actor_critic import ActorCritic
     from holdfast.config import TrainConfig
     from holdfast.evaluation import evaluate
+    from holdfast.export import export_policy
     from holdfast.ppo import ppo_loss
+    from holdfast.runner import Runner
     from holdfast.saved_policy import load
     from holdfast.trainer import Callback, Trainer
 
@@ -29,9 +31,11 @@ __version__ = "0.1.0"
 _LAZY = {
     "ActorCritic": "holdfast.actor_critic",
     "Callback": "holdfast.trainer",
+    "Runner": "holdfast.runner",
     "TrainConfig": "holdfast.config",
     "Trainer": "holdfast.trainer",
     "evaluate": "holdfast.evaluation",
+    "export_policy": "holdfast.export",
     "load": "holdfast.saved_policy",
     "ppo_loss": "holdfast.ppo",
     "doctor": "holdfast.doctor",
@@ -49,6 +53,7 @@ __all__ = [
     "Memoryless",
     "Parallel",
     "RecurrentPolicy",
+    "Runner",
     "Segment",
     "Stack",
     "Step",
@@ -58,6 +63,7 @@ __all__ = [
     "debug",
     "doctor",
     "evaluate",
+    "export_policy",
     "gae",
     "load",
     "ppo_loss",

@@ -27,7 +27,7 @@ Reinforcement-learning policies that remember.
   plot     draw learning curves     holdfast plot RUN RUN ... -o curves.png
   envs     list environments        holdfast envs
   doctor   examine a policy         holdfast doctor TARGET
-  export   write a policy to ONNX   holdfast export RUN
+  export   write a policy to ONNX   holdfast export RUN -o policy.onnx
   info     versions and devices     holdfast info
 
 RUN is a run folder, such as runs/RepeatPreviousEasy-v0/lstm-seed1, or one of its checkpoints.
@@ -230,18 +230,10 @@ def doctor(argv: list[str]) -> int:
 
 
 def export(argv: list[str]) -> int:
-    """Write a trained policy to ONNX, state and all."""
-    import importlib
+    """Write a trained policy to one file for other programs, state and all."""
+    from holdfast.export import main as write
 
-    try:
-        module = importlib.import_module("holdfast.export")
-    except ModuleNotFoundError as missing:
-        if missing.name and not missing.name.startswith("holdfast"):
-            raise Mistake(f"needs {missing.name}: pip install 'holdfast[onnx]'") from missing
-        from holdfast import __version__
-
-        raise Mistake(f"holdfast {__version__} does not have this command yet") from missing
-    return int(module.main(argv) or 0)
+    return write(argv)
 
 
 @dataclass

@@ -1,0 +1,136 @@
+"""What goes into an exported policy and what comes out of it, by name, and as JSON inside the file.
+
+    obs | obs_<path>, resets, state_<path>, action_mask  ->  action, value, state_<path>_next, logits | mean, std
+
+Every tensor is [B, ...] with the same B. This file names things; tracing is `export_graph.py`'s affair.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+FORM = 1  # of the JSON; raised when a reader of the old one would misread the new one
+KEY = "holdfast"  # of the JSON in ONNX metadata; in a .pt2 it is the extra file "holdfast.json"
+
+
+@dataclass(frozen=True)
+class Port:
+    """A named input. `shape` is one environment's; `path` leads to it in a nested observation or state."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    path: tuple[str | int, ...] = ()
+    initial: Any = None
+    """Where a fresh state row starts, nested lists; None: zeros."""
+
+    def describe(self) -> str:
+        return f"{self.name} [{', '.join(map(str, ('B', *self.shape)))}] {self.dtype}"
+
+
+@dataclass(frozen=True)
+class Signature:
+    """The inputs and outputs of an exported policy, and what is needed to act with it."""
+
+    observations: list[Port]
+    states: list[Port]
+    masks: list[Port] = field(default_factory=list)
+    outputs: list[str] = field(default_factory=list)
+    action: dict[str, Any] = field(default_factory=dict)
+    """kind of the distribution (categorical, multi_categorical, bernoulli, gaussian, or None), and its numbers."""
+    about: dict[str, Any] = field(default_factory=dict)
+    """For people: policy, core, environment, steps, versions."""
+
+    def inputs(self) -> list[Port]:
+        """In the order of the graph's inputs."""
+        return [*self.observations, Port("resets", (), "bool"), *self.states, *self.masks]
+
+    def to_json(self) -> str:
+        return json.dumps({"form": FORM, **dataclasses.asdict(self)})
+
+    @classmethod
+    def from_json(cls, text: str | None, file: str) -> Signature:
+        """From the file's metadata; a ValueError says what is wrong with it."""
+        if not text:
+            raise ValueError(f"{file}: no `holdfast export` wrote this file: it does not say what its inputs mean")
+        data = json.loads(text)
+        if data.pop("form", None) != FORM:
+            raise ValueError(f"{file}: another version of Holdfast wrote this file; export the policy again")
+        for ports in ("observations", "states", "masks"):
+            data[ports] = [
+                Port(**{**port, "shape": tuple(port["shape"]), "path": tuple(port["path"])}) for port in data[ports]
+            ]
+        return cls(**data)
+
+
+def next_name(state_name: str) -> str:
+    """A graph may not give an output the name of an input."""
+    return f"{state_name}_next"
+
+
+def paths(tree: Any, prefix: tuple[str | int, ...] = ()) -> list[tuple[tuple[str | int, ...], Any]]:
+    """(path, leaf) for every leaf of nested dicts, tuples and lists, in the order of `state.leaves`."""
+    if isinstance(tree, dict):
+        items: Iterable[tuple[Any, Any]] = tree.items()
+    elif isinstance(tree, (tuple, list)):
+        items = enumerate(tree)
+    else:
+        return [(prefix, tree)]
+    return [pair for key, part in items for pair in paths(part, (*prefix, key))]
+
+
+def unique_names(prefix: str, all_paths: list[tuple[str | int, ...]]) -> list[str]:
+    """A name per path that is an identifier: `obs`, `obs_camera_left`."""
+    names: list[str] = []
+    for path in all_paths:
+        name = re.sub(r"\W", "_", "_".join([prefix, *map(str, path)]))
+        while name in names:  # {"a_b": ..} beside {"a": {"b": ..}}
+            name += "_"
+        names.append(name)
+    return names
+
+
+def observation_ports(batch: Any) -> list[Port]:
+    """The ports of a batch of observations: nested arrays [N, ...]."""
+    found = paths(batch)
+    names = unique_names("obs", [path for path, _ in found])
+    return [Port(name, tuple(leaf.shape[1:]), str(leaf.dtype), path) for name, (path, leaf) in zip(names, found)]
+
+
+def take(obs: Any, port: Port) -> Any:
+    """The part of an observation that this port reads."""
+    for key in port.path:
+        try:
+            obs = obs[key]
+        except (KeyError, IndexError, TypeError) as error:
+            kind = f"keys {sorted(map(str, obs))}" if isinstance(obs, dict) else f"a {type(obs).__name__}"
+            raise ValueError(
+                f"the observation has no part {'.'.join(map(str, port.path))!r}: got {kind}; pass it nested as the "
+                "observation space is"
+            ) from error
+    return obs
+
+
+def sample_observations(space: Any, count: int, seed: int = 0) -> Any:
+    """`count` random observations of a gymnasium space, nested arrays [count, ...], as a policy gets them."""
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Dict):
+        return {key: sample_observations(part, count, seed) for key, part in space.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(sample_observations(part, count, seed) for part in space)
+    own = type(space).__new__(type(space))
+    own.__dict__.update(space.__dict__)  # its random numbers are the owner's; take none of them
+    own._np_random = None
+    own.seed(seed)
+    rows = np.stack([np.asarray(own.sample()) for _ in range(count)])
+    if rows.dtype.kind == "f":  # bounds may be as large as a float can be
+        return np.clip(rows, -10.0, 10.0).astype(np.float32)
+    return rows
