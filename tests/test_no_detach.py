@@ -20,6 +20,7 @@ ELSEWHERE = {
     ("kernels/reference.py", "_reset"): 'the same in the reference recurrence: reset mode "detach"',
     ("policy.py", "detach_state"): "the public one-liner over state.detach",
     ("checks.py", "trace_nonfinite"): "looks at outputs and inputs to report NaN; keeps nothing",
+    ("export.py", "plain"): "example observations that the user passed",
     ("envs/base.py", "state_dict"): "an environment's own tensors, copied to be saved",
 }
 
@@ -64,7 +65,8 @@ def test_carried_states_are_detached_in_state_and_memory_only():
             place = (name, around[-1] if around else "")
             assert place in ELSEWHERE, f"{name}:{line}: detach in {'.'.join(around)}"
             found.add(place)
-    assert found == ELSEWHERE.keys(), "an exception that is no longer needed should go"
+    here = {place for place in ELSEWHERE if (SOURCE / place[0]).exists()}
+    assert found == here, "an exception that is no longer needed should go"
 
 
 @pytest.mark.parametrize("file", sorted(EXAMPLES.rglob("*.py")), ids=lambda file: file.relative_to(EXAMPLES).as_posix())
