@@ -8,7 +8,7 @@ Everything about memory is in `RecurrentPolicy`; this file only chooses encoders
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from gymnasium import spaces
@@ -19,6 +19,9 @@ from holdfast.cores import GRU, LSTM, Core, Memoryless, Parallel
 from holdfast.cores.gated import GatedCore
 from holdfast.policy import RecurrentPolicy
 from holdfast.state import State, leaves, tree_map
+
+if TYPE_CHECKING:
+    from holdfast.distributed import Ranks
 
 CORES: dict[str, type[LSTM] | type[GRU]] = {"lstm": LSTM, "gru": GRU}
 
@@ -165,10 +168,13 @@ class ActorCritic(RecurrentPolicy):
         action, state = super().predict(obs, state, episode_start, deterministic)
         return (action[0] if single else action), state
 
-    def update_normalizer(self, obs: Any) -> None:
-        """Move the statistics by [N, ...] or [T, B, ...] observations; not between a rollout and its update."""
+    def update_normalizer(self, obs: Any, ranks: Ranks | None = None) -> None:
+        """Move the statistics by [N, ...] or [T, B, ...] observations, those of all `ranks` of a distributed run.
+
+        Not between a rollout and its update.
+        """
         for encoder, leaf in _vectors(self.encoder, obs):
-            encoder.update(leaf)
+            encoder.update(leaf, ranks)
 
     @property
     def normalizes(self) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -168,6 +168,7 @@ class Collector:
         rows: dict[str, list[Any]] = {name: [] for name in names}
         chunk_states: list[State] = []
         final_values: dict[int, Tensor] = {}
+        failed: list[int] = []  # steps in which the environments failed
         in_env, began = 0.0, clock()
         for t in range(self.steps):
             if t % self.bptt == 0:
@@ -184,13 +185,15 @@ class Collector:
             in_env += clock() - before
             for name in ("rewards", "terminated", "truncated"):
                 rows[name].append(getattr(out, name))
+            if out.failed:
+                failed.append(t)
             if out.final_obs is not None:
                 final_values[t] = self._value_of_final(out.final_obs, out.truncated)
         with self._precision():
             last = policy.peek_value(feed.obs, resets=feed.resets, memory=memory).float()
         rows["action_mask"] = _allow_where_unsaid(rows["action_mask"])
         stacked = {name: _stack(parts) for name, parts in rows.items() if parts}
-        segment = self._finish(stacked, last, final_values, chunk_states)
+        segment = self._finish(stacked, last, final_values, chunk_states, failed)
         segment.seconds = {"env": in_env, "policy": clock() - began - in_env}
         return segment
 
@@ -203,7 +206,12 @@ class Collector:
         return torch.zeros(len(truncated), device=truncated.device).index_copy(0, rows, value.float())
 
     def _finish(
-        self, rows: dict[str, Any], last: Tensor, final_values: dict[int, Tensor], chunk_states: list[State]
+        self,
+        rows: dict[str, Any],
+        last: Tensor,
+        final_values: dict[int, Tensor],
+        chunk_states: list[State],
+        failed: Sequence[int],
     ) -> Segment:
         rows["value"], rows["log_prob"] = rows["value"].float(), rows["log_prob"].float()
         finals = None
@@ -213,7 +221,7 @@ class Collector:
                 finals[t] = final
         advantage, returns = self._advantages(rows, last, finals)
         dones = rows["terminated"] | rows["truncated"]
-        ended_returns, ended_lengths = self._episodes(rows["rewards"], dones, rows["valid"])
+        ended_returns, ended_lengths = self._episodes(rows["rewards"], dones, rows["valid"], failed)
         return Segment(
             **rows,
             advantage=advantage,
@@ -239,10 +247,13 @@ class Collector:
             returns = torch.where(rows["valid"], returns, value)
         return advantage, returns
 
-    def _episodes(self, rewards: Tensor, dones: Tensor, valid: Tensor) -> tuple[list[float], list[int]]:
-        """Returns and lengths of the episodes that ended here, in order of time."""
+    def _episodes(
+        self, rewards: Tensor, dones: Tensor, valid: Tensor, failed: Sequence[int] = ()
+    ) -> tuple[list[float], list[int]]:
+        """Returns and lengths of the episodes that ended here, in order of time; not of those that failures cut off."""
         T, device = len(rewards), rewards.device
-        total = rewards.double().cumsum(0) + self._open_return
+        # A reward that is not finite would stay in these sums for ever; the update it spoils is counted and reported.
+        total = torch.where(rewards.isfinite(), rewards, 0.0).double().cumsum(0) + self._open_return
         length = valid.long().cumsum(0) + self._open_length
         # The step at which the episode before ended, -1 where there was none: [T + 1, B], the last row for what is open.
         ends = torch.where(dones, torch.arange(T, device=device).unsqueeze(1), -1).cummax(0).values
@@ -250,6 +261,8 @@ class Collector:
         counted_return = torch.where(before >= 0, total.gather(0, before.clamp(min=0)), 0.0)
         counted_length = torch.where(before >= 0, length.gather(0, before.clamp(min=0)), 0)
         self._open_return, self._open_length = total[-1] - counted_return[-1], length[-1] - counted_length[-1]
+        if failed:
+            dones = dones.index_fill(0, torch.tensor(failed, device=device), False)
         returns, lengths = (total - counted_return[:-1])[dones], (length - counted_length[:-1])[dones]
         return returns.tolist(), lengths.tolist()
 

@@ -51,6 +51,12 @@ class TrainConfig:
     """Stop early when the mean return of the last 100 episodes reaches this; None: never."""
     vectorization: Literal["sync", "async"] = "sync"
     """How gymnasium environments run: in this process, or one process each."""
+    env_failure: Literal["rebuild", "stop"] = "rebuild"
+    """When an environment raises, hangs or dies: build all anew and go on, or stop the run."""
+    max_env_failures: int = 10
+    """How many times they are built anew before the run stops."""
+    env_timeout: float | None = None
+    """Seconds that a step of the environments may take before it counts as hung (async only); None: for ever."""
     mask_velocity: bool = False
     """Hide velocities of known gymnasium tasks, so that memory is needed."""
     env_kwargs: dict[str, Any] = field(default_factory=dict)
@@ -90,6 +96,8 @@ class TrainConfig:
     """Scale rewards by the running deviation of returns; frozen likewise."""
     refresh_states: bool = False
     """Recompute the start states of chunks before each epoch after the first (with bptt)."""
+    max_bad_updates: int = 10
+    """Stop after so many updates in a row of which loss or gradients were never finite."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """Precision of both legs; bf16 runs under autocast."""
 
@@ -137,6 +145,16 @@ class TrainConfig:
         for name in ("eval_episodes", "final_eval_episodes"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.max_env_failures < 0 or self.max_bad_updates < 1:
+            raise ValueError(
+                f"max_env_failures={self.max_env_failures} must not be negative, "
+                f"max_bad_updates={self.max_bad_updates} must be at least 1"
+            )
+        if self.env_timeout is not None and (self.env_timeout <= 0 or self.vectorization != "async"):
+            raise ValueError(
+                f"env_timeout={self.env_timeout} with vectorization={self.vectorization!r}: a positive number of "
+                "seconds, and only environments in processes of their own (async) can be given up on"
+            )
         for name in ("gamma", "gae_lambda"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must lie between 0 and 1, got {getattr(self, name)}")

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from gymnasium import spaces
 from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from holdfast.distributed import Ranks
 
 
 def _rows(x: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -66,16 +69,21 @@ class Vector(nn.Module):
         return ((x - self.mean) * torch.rsqrt(self.var + 1e-8)).clamp(-10.0, 10.0)
 
     @torch.no_grad()
-    def update(self, x: Tensor) -> None:
-        """Take [N, ...] observations into the statistics (parallel variance formula, out of place)."""
+    def update(self, x: Tensor, ranks: Ranks | None = None) -> None:
+        """Take [N, ...] observations, those of all `ranks`, into the statistics."""
         x = x.reshape(-1, self.size).double()
+        if ranks is not None and ranks.joined:
+            self.merge(*ranks.moments(x))
+            return
         self.merge(
             x.mean(0), x.var(0, unbiased=False), torch.tensor(float(len(x)), dtype=torch.float64, device=x.device)
         )
 
     @torch.no_grad()
     def merge(self, mean: Tensor, var: Tensor, n: Tensor) -> None:
-        """Take in the statistics of `n` observations."""
+        """Take in the statistics of `n` observations (parallel variance formula, out of place); none if not finite."""
+        n = torch.where((mean.isfinite() & var.isfinite()).all(), n, 0.0)
+        mean, var = (torch.nan_to_num(part, 0.0, 0.0, 0.0) for part in (mean, var))
         total = self.count + n
         delta = mean - self.mean.double()
         new_mean = self.mean.double() + delta * (n / total)

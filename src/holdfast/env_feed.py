@@ -27,6 +27,8 @@ class EnvStep(NamedTuple):
     final_obs: Any
     """What the policy would have seen next in episodes that were truncated, all rows; None if there is none, or if the
     next step plays it (NEXT_STEP)."""
+    failed: bool = False
+    """The environments failed in this step and were built anew: no episode came to its own end."""
 
 
 def autoreset_mode(env: Any) -> AutoresetMode:
@@ -113,7 +115,7 @@ class EnvFeed:
             mask = mask | ~self.valid.view(-1, *(1,) * (mask.dim() - 1))
         self.action_mask = mask
         self.obs = self._compose(obs, action, rewards, fresh=self.resets)
-        return EnvStep(rewards, terminated, truncated, final)
+        return EnvStep(rewards, terminated, truncated, final, bool(info.get("env_failure", False)))
 
     def to_env(self, action: Tensor) -> Any:
         """The action as the environment takes it: clipped to its Box, numpy if it speaks numpy."""
@@ -239,7 +241,8 @@ def _mask_method(env: Any) -> Any:
     copies = getattr(getattr(env, "unwrapped", env), "envs", None)
     if not copies or not all(hasattr(c, "has_wrapper_attr") and c.has_wrapper_attr("action_masks") for c in copies):
         return None
-    return lambda: np.stack([c.get_wrapper_attr("action_masks")() for c in copies])
+    # The copies are looked up anew each time: an environment that failed has been replaced.
+    return lambda: np.stack([c.get_wrapper_attr("action_masks")() for c in getattr(env, "unwrapped", env).envs])
 
 
 def _where_mask(rows: Tensor, mask: Tensor | None, other: Tensor | None) -> Tensor | None:

@@ -91,7 +91,7 @@ def evaluate(
             open_length += valid
             ended = np.flatnonzero((out.terminated | out.truncated).cpu().numpy())
             for b in ended:
-                if len(returns[b]) < quota[b]:
+                if len(returns[b]) < quota[b] and not out.failed:
                     returns[b].append(float(open_return[b]))
                     lengths[b].append(int(open_length[b]))
                     missing -= 1

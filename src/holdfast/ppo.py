@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from holdfast.collect import Segment
 from holdfast.config import TrainConfig
+from holdfast.distributed import ALONE, Ranks
 from holdfast.policy import RecurrentPolicy
 from holdfast.state import State, tree_map
 
@@ -75,24 +76,37 @@ def ppo_loss(policy: RecurrentPolicy, segment: Segment, **options: Any) -> Tenso
     return ppo_terms(policy, normalize_advantage(segment), **options).loss
 
 
-def normalize_advantage(segment: Segment) -> Segment:
-    """A copy with advantages of mean 0 and deviation 1 over its real steps."""
+def normalize_advantage(segment: Segment, ranks: Ranks = ALONE) -> Segment:
+    """A copy with advantages of mean 0 and deviation 1 over its real steps, those of all `ranks` together."""
     real = segment.valid.float()
-    n = real.sum().clamp(min=1)
-    centred = segment.advantage - (segment.advantage * real).sum() / n
-    deviation = ((centred**2 * real).sum() / n).sqrt()
+    n = ranks.sum(real.sum()).clamp(min=1)
+    centred = segment.advantage - ranks.sum((segment.advantage * real).sum()) / n
+    deviation = (ranks.sum((centred**2 * real).sum()) / n).sqrt()
     return replace(segment, advantage=centred / (deviation + 1e-8))
 
 
 class PPO:
-    """The update: epochs of minibatches over one rollout."""
+    """The update: epochs of minibatches over one rollout.
 
-    def __init__(self, policy: RecurrentPolicy, config: TrainConfig, training_leg: nn.Module | None = None) -> None:
-        self.policy, self.config = policy, config
+    With several `ranks` each has a part of the rollout and takes its share of every minibatch; what is averaged
+    (losses, gradients, advantages) is averaged over the steps of all of them.
+    """
+
+    def __init__(
+        self,
+        policy: RecurrentPolicy,
+        config: TrainConfig,
+        training_leg: nn.Module | None = None,
+        ranks: Ranks = ALONE,
+    ) -> None:
+        self.policy, self.config, self.ranks = policy, config, ranks
         self.training_leg = training_leg or policy  # what is called for gradients: the policy, or a wrapper such as DDP
         self.parameters = list(policy.parameters())
-        self.optimizer = torch.optim.Adam(self.parameters, lr=config.learning_rate, eps=config.adam_eps, fused=True)
-        self.generator = torch.Generator().manual_seed(config.seed)
+        on_gpu = self.parameters[0].is_cuda  # there the rate is a tensor, so that a captured step can read it
+        rate = torch.tensor(config.learning_rate, device=self.parameters[0].device) if on_gpu else config.learning_rate
+        self.optimizer = torch.optim.Adam(self.parameters, lr=rate, eps=config.adam_eps, fused=True, capturable=on_gpu)
+        self._graph: Any = None
+        self.generator = torch.Generator().manual_seed(ranks.seed(config.seed))
         self.autocast = torch.bfloat16 if config.precision == "bf16" else None
 
     def learning_rate(self, progress: float) -> float:
@@ -108,32 +122,65 @@ class PPO:
         config, device = self.config, segment.resets.device
         rate = self.learning_rate(progress)
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = group["lr"].fill_(rate) if isinstance(group["lr"], Tensor) else rate
         if config.normalize_advantage:
-            segment = normalize_advantage(segment)
+            segment = normalize_advantage(segment, self.ranks)
         batch = segment.columns(config.bptt)
-        sums, count = torch.zeros(6, device=device), 0
+        graphed = self._graphed(batch, all_valid)
+        sums, count = torch.zeros(7, device=device), 0
         for epoch in range(config.epochs):
             if config.refresh_states and epoch > 0 and batch is not segment:
                 batch.start_state = self.refreshed_starts(segment)
-            kl_before, count_before = sums[4].clone(), count
-            for columns in self._minibatches(batch.num_envs, device):
-                part = batch if columns is None else batch.select(columns)
-                sums += self._step(part, all_valid)
+                if graphed is not None:
+                    graphed.load(batch)
+            before, count_before = sums.clone(), count
+            minibatches = self._minibatches(batch.num_envs, device)
+            for columns, share in zip(minibatches, self._shares(batch.valid, minibatches)):
+                if graphed is not None and columns is not None:
+                    sums += graphed(columns)
+                else:
+                    sums += self._step(batch if columns is None else batch.select(columns), all_valid, share)
                 count += 1
             if config.target_kl is not None:
-                moved = float(sums[4] - kl_before) / (count - count_before)
-                if moved > 1.5 * config.target_kl:
+                kl, skipped = self.ranks.sum(sums - before)[[4, 6]].tolist()
+                if kl > 1.5 * config.target_kl * max(1.0, count - count_before - skipped / self.ranks.size):
                     break
-        parts = (sums / count).tolist()
+        *means, skipped = self.ranks.sum(sums).tolist()
+        skipped /= self.ranks.size  # every rank skipped the same ones
         names = ("policy_loss", "value_loss", "entropy", "grad_norm", "approx_kl", "clip_fraction")
-        metrics = {f"train/{name}": value for name, value in zip(names, parts)}
-        metrics["train/explained_variance"] = _explained_variance(segment)
+        taken = count - skipped or float("nan")
+        metrics = {f"train/{name}": value / taken for name, value in zip(names, means)}
+        metrics["train/explained_variance"] = _explained_variance(segment, self.ranks)
+        metrics["train/skipped_steps"] = skipped  # optimiser steps not taken: loss or gradients were not finite
         metrics["train/learning_rate"] = rate
         metrics["train/epochs"] = float(epoch + 1)
         return metrics
 
-    def _step(self, batch: Segment, all_valid: bool) -> Tensor:
+    def _graphed(self, batch: Segment, all_valid: bool) -> Any:
+        """The minibatch as a CUDA graph, loaded with this rollout; None where that cannot be."""
+        equal = batch.num_envs % self.config.minibatches == 0 and self.config.minibatches > 1
+        alone = self.training_leg is self.policy and not self.ranks.joined and batch.action_mask is None
+        if batch.resets.device.type != "cuda" or not (equal and alone):
+            return None
+        from holdfast.cuda_graphs import GraphedMinibatch
+
+        size = batch.num_envs // self.config.minibatches
+        if self._graph is None or not self._graph.fits(batch, size):
+            step = lambda part: self._step(part, all_valid)  # noqa: E731
+            self._graph = GraphedMinibatch(batch, size, step, self.parameters, self.optimizer)
+        self._graph.load(batch)
+        return self._graph
+
+    def _shares(self, valid: Tensor, minibatches: list[Tensor | None]) -> list[Any]:
+        """How much of each minibatch's real steps lies on this rank, times the number of ranks: what makes the average
+        over ranks an average over steps."""
+        if not self.ranks.joined:
+            return [1.0] * len(minibatches)
+        mine = torch.stack([(valid if c is None else valid.index_select(1, c)).sum() for c in minibatches]).double()
+        return list((self.ranks.size * mine / self.ranks.sum(mine).clamp(min=1)).float())
+
+    def _step(self, batch: Segment, all_valid: bool, share: Any = 1.0) -> Tensor:
+        """One optimiser step. Its terms, and whether it was skipped; those of all ranks add up to the minibatch's."""
         config = self.config
         with self._precision(batch.resets.device):
             terms = ppo_terms(
@@ -146,13 +193,16 @@ class PPO:
                 all_valid=all_valid,
             )
         self.optimizer.zero_grad(set_to_none=True)
-        terms.loss.backward()
+        # 1 + 0 * loss: a loss that is not finite makes its gradients so, on every rank, and the step is skipped.
+        (terms.loss * (share * (1 + 0 * terms.loss.detach()))).backward()
         norm = self._scale_gradients(config.max_grad_norm)
         self.optimizer.step()
         with torch.no_grad():
-            return torch.stack(
-                [terms.policy_loss, terms.value_loss, terms.entropy, norm, terms.approx_kl, terms.clip_fraction]
-            )
+            part, whole = share / self.ranks.size, norm / self.ranks.size
+            numbers = [terms.policy_loss, terms.value_loss, terms.entropy, whole, terms.approx_kl, terms.clip_fraction]
+            numbers = [n if n is whole or not self.ranks.joined else n * part for n in numbers]
+            skipped = ~norm.isfinite()
+            return torch.cat([torch.where(skipped, 0.0, torch.stack(numbers)), skipped.float().view(1)])
 
     @torch.no_grad()
     def _scale_gradients(self, max_norm: float) -> Tensor:
@@ -198,8 +248,8 @@ class PPO:
         self.generator.set_state(d["generator"])
 
 
-def _explained_variance(segment: Segment) -> float:
+def _explained_variance(segment: Segment, ranks: Ranks) -> float:
     """1 - Var(returns - values) / Var(returns): 1 is a perfect critic, 0 a useless one."""
     returns, value = segment.returns[segment.valid], segment.value[segment.valid]
-    variance = returns.var()
-    return float(1 - (returns - value).var() / variance) if float(variance) > 0 else float("nan")
+    _, (variance, unexplained), _ = ranks.moments(torch.stack([returns, returns - value], 1))
+    return float(1 - unexplained / variance) if float(variance) > 0 else float("nan")

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from holdfast.distributed import ALONE, Ranks
+
 
 class RewardScale:
     """`value` multiplies rewards; `update` moves it, and is called between an update and the next rollout."""
@@ -20,15 +22,21 @@ class RewardScale:
     def value(self) -> float:
         return 1.0 / max(self.var, 1e-8) ** 0.5
 
-    def update(self, rewards: Tensor, dones: Tensor, valid: Tensor) -> None:
-        """Take in a rollout's raw rewards and ends, [T, B]; steps that are not `valid` count for nothing."""
+    def update(self, rewards: Tensor, dones: Tensor, valid: Tensor, ranks: Ranks = ALONE) -> None:
+        """Take in a rollout's raw rewards and ends, [T, B], of this rank; the deviation is that of all `ranks`.
+
+        Steps that are not `valid`, and returns that are not finite, count for nothing.
+        """
         returns = torch.empty(rewards.shape, dtype=torch.float64, device=rewards.device)
         for t in range(len(rewards)):
             going_on = self.open_return * self.gamma + rewards[t]
             returns[t] = self.open_return = torch.where(valid[t], going_on, self.open_return)
             self.open_return = self.open_return.masked_fill(dones[t], 0.0)
-        returns = returns[valid]
-        n, mean, var = float(returns.numel()), float(returns.mean()), float(returns.var(unbiased=False))
+        self.open_return = torch.where(self.open_return.isfinite(), self.open_return, 0.0)
+        returns = returns[valid & returns.isfinite()]
+        mean, var, n = (float(number) for number in ranks.moments(returns))
+        if n == 0:
+            return
         total, delta = self.count + n, mean - self.mean
         self.var = (self.var * self.count + var * n + delta**2 * self.count * n / total) / total
         self.mean += delta * n / total

@@ -10,10 +10,10 @@ import torch
 
 
 def capture(device: torch.device) -> dict[str, Any]:
-    """torch's (and the GPU's, if `device` is one), numpy's and Python's: tensors, numbers, strings, lists and dicts."""
+    """torch's (and that of `device`, if it is a GPU), numpy's and Python's: tensors, numbers, strings, lists and dicts."""
     return {
         "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if device.type == "cuda" else [],
+        "cuda": [torch.cuda.get_rng_state(device)] if device.type == "cuda" else [],
         "numpy": _plain(np.random.get_state(legacy=False)),
         "python": _plain(random.getstate()),
     }
@@ -25,7 +25,14 @@ def restore(saved: dict[str, Any], device: torch.device) -> None:
     np.random.set_state(_numpy_state(saved["numpy"]))
     torch.set_rng_state(saved["torch"])
     if device.type == "cuda" and saved["cuda"]:
-        torch.cuda.set_rng_state_all(saved["cuda"])
+        torch.cuda.set_rng_state(saved["cuda"][0], device)
+
+
+def seed(number: int) -> None:
+    """All streams anew."""
+    random.seed(number)
+    np.random.seed(number % 2**32)
+    torch.manual_seed(number)
 
 
 def _plain(value: Any) -> Any:

@@ -11,8 +11,8 @@ device, and `transition` can be compiled or captured in a CUDA graph as it is.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -54,6 +54,8 @@ class TorchVectorEnv(VectorEnv[Tensor, Tensor, Tensor]):
 
     settings: dict[str, int]
     """The numbers that make this task this task. A saved state of other settings is refused."""
+    env_dims: ClassVar[dict[str, int]] = {}
+    """Which dimension of a part of the state counts environments, where it is not the first."""
     can_truncate: bool = True
     """False where `truncated` is never True, so that nobody computes what only a truncation needs."""
 
@@ -191,6 +193,19 @@ class TorchVectorEnv(VectorEnv[Tensor, Tensor, Tensor]):
                 )
         self.state = self._checked_state(state_dict["state"])
         self.generator.set_state(state_dict["generator"].to("cpu", torch.uint8))
+
+    def regroup(self, saved: Sequence[Mapping[str, Any]], first: int, part: int, seed: int) -> dict[str, Any]:
+        """A state for this environment: `num_envs` copies from number `first` on, of those of all `saved` states.
+
+        Random numbers go on from `saved[part]`, or from `seed` if there are not so many.
+        """
+        state = {}
+        for name in saved[0]["state"]:
+            dim = self.env_dims.get(name, 0)
+            state[name] = torch.cat([one["state"][name] for one in saved], dim).narrow(dim, first, self.num_envs)
+        stream = torch.Generator(device=self.device).manual_seed(seed).get_state()
+        generator = saved[part]["generator"] if part < len(saved) else stream
+        return {**saved[0], "num_envs": self.num_envs, "generator": generator, "state": state}
 
     def _checked_state(self, saved: Mapping[str, Tensor]) -> State | None:
         if not saved:  # saved before the first reset

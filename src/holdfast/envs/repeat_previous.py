@@ -7,6 +7,8 @@ until k cards are on the table, then each answer gives +-1 / (cards - k), so tha
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from gymnasium.spaces import Discrete
 from torch import Tensor
@@ -17,6 +19,8 @@ from holdfast.envs.cards import CARDS_PER_DECK, SUITS, deal, draw_for_one_card, 
 
 class RepeatPrevious(TorchVectorEnv):
     """Observation: the suit just dealt. Action: a suit. `k` counts the card on the table as 1."""
+
+    env_dims: ClassVar[dict[str, int]] = {"recent": 1}
 
     can_truncate = False
 
