@@ -1,5 +1,5 @@
-"""The policies that must pass the whole suite, by name: ready-made ones with every core and reset mode, and one that
-a user wrote with a convolutional encoder."""
+"""The policies that must pass the whole suite, by name: ready-made ones with every core and reset mode, one that a
+user wrote with a convolutional encoder, and the TensorDict forms."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch.distributions import Categorical
 
 import holdfast as hf
 from conformance.driver import Driver, PolicyDriver
+from conformance.tensordict_drivers import HandWritten, TensorDictDriver, wrap
 from holdfast.cores import RESET_MODES
 
 Make = Callable[[], Driver]
@@ -59,6 +60,15 @@ def conv(kind: str) -> Driver:
     return PolicyDriver(loud(ConvPolicy(core_of(kind, "zero"))), "zero", obs_shape=(1, 2, 2))
 
 
+def tensordict_form(kind: str, reset: str) -> Driver:
+    return wrap(actor_critic(kind, reset).module, reset)
+
+
+def lstm_wrapper() -> Driver:
+    torch.manual_seed(0)
+    return TensorDictDriver(loud(HandWritten()))
+
+
 def loud(policy: nn.Module) -> nn.Module:
     """Weights under which memory matters to every output, and learned starts that are not zero."""
     with torch.no_grad():
@@ -77,3 +87,6 @@ DRIVERS: dict[str, Make] = {
 }
 DRIVERS["conv-lstm-zero"] = lambda: conv("lstm")
 DRIVERS["conv-gru-zero"] = lambda: conv("gru")
+for _kind, _reset in (("lstm", "zero"), ("gru", "learned"), ("stack", "detach"), ("parallel", "never")):
+    DRIVERS[f"tensordict-{_kind}-{_reset}"] = lambda kind=_kind, reset=_reset: tensordict_form(kind, reset)
+DRIVERS["lstm_wrapper-zero"] = lambda: lstm_wrapper()

@@ -47,21 +47,22 @@ class TensorDictPolicy(nn.Module):
         action: Tensor | None = None,
         *,
         bptt: int | None = None,
+        deterministic: bool = False,
     ) -> TensorDictBase:
         """`action=None`: one step per environment, with memory. With `action`: a segment from `state`.
 
         Training shapes: batch dimensions [B, TT], or [B*TT] (batch-major) with `bptt=TT`; `action` is
         [B, TT, ...] or [B*TT, ...]. `state=None` is the initial state; every row's first step must
-        then be a reset.
+        then be a reset. `deterministic` takes the most likely action in a rollout.
         """
         if action is not None:
             return self._train(td, state, action, bptt)
         if state is not None or (bptt or 1) != 1:
             raise ValueError("state= and bptt= belong to training, which needs action=; a rollout step uses the memory")
-        return self._rollout(td)
+        return self._rollout(td, deterministic)
 
     @torch.no_grad()
-    def _rollout(self, td: TensorDictBase) -> TensorDictBase:
+    def _rollout(self, td: TensorDictBase, deterministic: bool) -> TensorDictBase:
         policy, batch = self.policy, entries.rollout_batch(td)
         x = policy._encode(self._rows(td, entries.observation(td, self.obs_key)))
         flags = entries.resets(td, batch, 1)
@@ -69,7 +70,7 @@ class TensorDictPolicy(nn.Module):
         state, ids = memory._take(batch, entries.env_ids(td, batch))
         y, state = policy.core(x, state, None if flags is None else flags[0].to(x.device))
         dist, value = policy._decode(y, self._mask(td))
-        action = dist.sample()
+        action = dist.mode if deterministic else dist.sample()
         self._write(td, {"actions": action, "act_log_prob": dist.log_prob(action), "values": value}, dist)
         entries.write_shape(td, batch, 1, x.device)
         memory._put(state, ids)  # last, so that an error above leaves memory as it was
