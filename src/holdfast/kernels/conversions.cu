@@ -106,8 +106,8 @@ struct FinishArguments {
   void* dw_ih;               // [GATES*H, INPUTS]
   void* dw_hh;               // [GATES*H, H]
   const float* bias_sums;    // [partials, 4H]
-  float* db_ih;              // [GATES*H]
-  float* db_hh;
+  void* db_ih;               // [GATES*H]
+  void* db_hh;
   const float* fill_sums_h;  // [partials, H] or null
   const float* fill_sums_c;
   float* d_fill_h;           // [H]
@@ -139,12 +139,9 @@ extern "C" __global__ void __launch_bounds__(256) finish_backward(const FinishAr
   const float inverse = gradient_scale(p.maxima, p.maxima_count).inverse;
   for (int first = blockIdx.x * 32; first < 4 * HIDDEN; first += gridDim.x * 32)
     column_sums(p.bias_sums, p.partials, 4 * HIDDEN, first, [&](int column, float sum) {
-      if (GATES == 4) p.db_ih[column] = p.db_hh[column] = sum;
-      else {
-        if (column < HIDDEN) p.db_ih[column + 2 * HIDDEN] = sum;
-        else if (column < 3 * HIDDEN) p.db_ih[column - HIDDEN] = sum;
-        if (column >= HIDDEN) p.db_hh[column - HIDDEN] = sum;
-      }
+      const bool meets_x = GATES == 4 || column < 3 * HIDDEN, meets_h = GATES == 4 || column >= HIDDEN;
+      if (meets_x) write<W_KIND>(p.db_ih, GATES == 4 ? column : (column + 2 * HIDDEN) % (3 * HIDDEN), sum);
+      if (meets_h) write<W_KIND>(p.db_hh, GATES == 4 ? column : column - HIDDEN, sum);
     });
   if (p.fill_sums_h)
     for (int first = blockIdx.x * 32; first < HIDDEN; first += gridDim.x * 32) {

@@ -20,7 +20,7 @@ from holdfast.kernels.half_products import Gradients, packed_layout
 
 KIND = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _SOURCES = {
-    "forward": ("recurrence_common.cuh", "recurrence_forward.cu"),
+    "forward": ("recurrence_common.cuh", "elements.cuh", "recurrence_forward.cu"),
     "backward": ("recurrence_common.cuh", "gradient_scale.cuh", "recurrence_backward.cu"),
     "conversions": ("gradient_scale.cuh", "elements.cuh", "conversions.cu"),
     "step": ("recurrence_common.cuh", "elements.cuh", "step.cu"),
@@ -46,11 +46,8 @@ def supports(gates: int, hidden_size: int, batch: int, device: int) -> bool:
     if hidden_size % 8 or not 16 <= hidden_size <= 1024 or batch < 1 or not nvrtc.is_available():
         return False
     processors, shared, capability = limits(device)
-    for backward in (False, True):
-        tile = cuda_tiles.choose_tile(gates, hidden_size, batch, backward)
-        if tile.shared_bytes(hidden_size, gates, backward) > shared or tile.split(hidden_size) > processors:
-            return False
-    return capability >= 80
+    fits = all(cuda_tiles.tile_for(gates, hidden_size, batch, b, processors, shared) for b in (False, True))
+    return fits and capability >= 80
 
 
 class _Launch(NamedTuple):
@@ -68,17 +65,29 @@ class _Launch(NamedTuple):
 
 @functools.cache
 def _recurrence(
-    direction: str, gates: int, hidden: int, batch: int, kind: int, resets: bool, fill: bool, save: bool, device: int
+    direction: str,
+    gates: int,
+    hidden: int,
+    batch: int,
+    kind: int,
+    w_kind: int,
+    resets: bool,
+    fill: bool,
+    save: bool,
+    device: int,
 ) -> _Launch:
     backward = direction == "backward"
-    tile = cuda_tiles.choose_tile(gates, hidden, batch, backward)
+    processors, shared, _ = limits(device)
+    tile = cuda_tiles.tile_for(gates, hidden, batch, backward, processors, shared)
+    if tile is None:
+        raise ValueError(f"no tile of a recurrence with hidden size {hidden} fits this GPU")
     split, chunks = tile.split(hidden), -(-batch // tile.rows)
-    groups = -(-chunks // tile.teams) if split == 1 else min(chunks, limits(device)[0] // split)
+    groups = -(-chunks // tile.teams) if split == 1 else min(chunks, processors // split)
     constants = {
         "GRU": gates == 3, "HIDDEN": hidden, "NH": tile.units, "WU": tile.warp_units, "MT": tile.row_tiles,
         "WARP_ROWS": tile.warp_rows, "HALVES": tile.halves, "TEAMS": tile.teams, "STAGES": tile.stages,
         "KC": tile.columns or tile.depth(hidden, gates, backward), "W_REGISTERS": tile.registers, "SAVE": save,
-        "RESETS": resets, "FILL": fill, "ONE_CHUNK": chunks <= groups * tile.teams, "Y_KIND": kind,
+        "RESETS": resets, "FILL": fill, "ONE_CHUNK": chunks <= groups * tile.teams, "Y_KIND": kind, "W_KIND": w_kind,
     }  # fmt: skip
     kernel = compiled(
         direction, f"recurrence_{direction}", constants, tile.shared_bytes(hidden, gates, backward), device
@@ -120,6 +129,11 @@ def vector(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.float().contiguous()
 
 
+def bias_like(bias: Tensor | None, w_ih: Tensor) -> Tensor | None:
+    """Of the weights' dtype, as the kernels read it."""
+    return None if bias is None else bias.to(w_ih.dtype).contiguous()
+
+
 def forward(
     x: Tensor,
     h0: Tensor,
@@ -140,13 +154,16 @@ def forward(
     steps, batch, inputs = x.shape
     rows, hidden, device = steps * batch, w_hh.shape[1], x.get_device()
     gates, first, width = w_hh.shape[0] // hidden, *packed_layout(inputs, hidden)
-    kind = KIND[x.dtype]
+    kind, w_kind = KIND[x.dtype], KIND[w_ih.dtype]
     fill = fill_h is not None or fill_c is not None
-    launch = _recurrence("forward", gates, hidden, batch, kind, resets is not None, fill, save, device)
-    prepare = _conversion("prepare_forward", gates, hidden, inputs, kind, KIND[w_ih.dtype], device)
-    x, w_ih, w_hh, start, carry0_ = ready(x), ready(w_ih), ready(w_hh), _state(h0), _state(carry0)
+    launch = _recurrence("forward", gates, hidden, batch, kind, w_kind, resets is not None, fill, save, device)
+    prepare = _conversion("prepare_forward", gates, hidden, inputs, kind, w_kind, device)
+    x, w_ih, w_hh, start = ready(x), ready(w_ih), ready(w_hh), _state(h0)
+    carry_start = start if carry0 is h0 else _state(carry0)
     resets = None if resets is None else resets.contiguous()
-    b_ih, b_hh, fill_h, fill_c = vector(b_ih), vector(b_hh), vector(fill_h), vector(fill_c)
+    b_ih, b_hh = bias_like(b_ih, w_ih), bias_like(b_hh, w_ih)
+    if fill:
+        fill_h, fill_c = vector(fill_h), vector(fill_c)
     stream = torch._C._cuda_getCurrentRawStream(device)
 
     half: dict[str, Any] = {"dtype": torch.float16, "device": x.device}
@@ -169,19 +186,18 @@ def forward(
 
     y = torch.empty(steps, batch, hidden, dtype=x.dtype, device=x.device)
     saved = torch.empty((rows, hidden) if save else 0, **half)
-    h_n, carry = torch.empty_like(start), torch.empty_like(start)
+    h_n = torch.empty_like(start)
+    carry = h_n if gates == 3 else torch.empty_like(start)
     h_in, h_stride = (packed.data_ptr() + 2 * first, width) if save else (base + 2 * slots, hidden)
     launch(
         struct.pack(
-            "15q5i0q", pre.data_ptr(), base, address(b_ih), address(b_hh), start.data_ptr(), carry0_.data_ptr(),
+            "15q5i0q", pre.data_ptr(), base, address(b_ih), address(b_hh), start.data_ptr(), carry_start.data_ptr(),
             h_n.data_ptr(), carry.data_ptr(), address(resets), address(fill_h), address(fill_c), y.data_ptr(), h_in,
             saved.data_ptr(), base + 2 * counters, h_stride, steps, batch, launch.groups, launch.chunks,
         ), stream,
     )  # fmt: skip
-    if h0.dtype != torch.float32:
-        h_n = h_n.to(h0.dtype)
-    if carry0.dtype != torch.float32:
-        carry = carry.to(carry0.dtype)
+    if h0.dtype != torch.float32 or carry0.dtype != torch.float32:
+        h_n, carry = h_n.to(h0.dtype), carry.to(carry0.dtype)
     if not save:
         packed, pre = torch.empty(0, **half), torch.empty(0, **half)
     return y, h_n, carry, packed, pre, saved
@@ -207,7 +223,7 @@ def backward(
     rows, inputs, device = packed.shape[0], w_ih.shape[1], h0.get_device()
     gates, first, width = w_hh.shape[0] // hidden, *packed_layout(inputs, hidden)
     kind, w_kind = KIND[x_dtype], KIND[w_ih.dtype]
-    launch = _recurrence("backward", gates, hidden, batch, kind, resets is not None, fill, True, device)
+    launch = _recurrence("backward", gates, hidden, batch, kind, w_kind, resets is not None, fill, True, device)
     prepare = _conversion("prepare_backward", gates, hidden, inputs, kind, w_kind, device)
     finish = _conversion("finish_backward", gates, hidden, inputs, kind, w_kind, device)
     dy = None if dy is None else ready(dy)
@@ -252,7 +268,7 @@ def backward(
         dx_half = torch.mm(d_gates if gates == 4 else d_gates[:, : 3 * hidden], w_ih_half)
     dw = torch.mm(d_gates.t(), packed, out_dtype=torch.float32)
     dw_ih, dw_hh = torch.empty_like(w_ih), torch.empty_like(w_hh)
-    db_ih, db_hh = torch.empty(gates * hidden, **single), torch.empty(gates * hidden, **single)
+    db_ih, db_hh = w_ih.new_empty(gates * hidden), w_ih.new_empty(gates * hidden)
     d_fill_h, d_fill_c = (torch.empty(hidden, **single), torch.empty(hidden, **single)) if fill else (None, None)
     work = rows * inputs + 8 * gates * hidden * (inputs + hidden)
     finish.launch(

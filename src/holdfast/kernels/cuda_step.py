@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from holdfast.kernels import nvrtc
-from holdfast.kernels.cuda_recurrence import KIND, address, compiled, limits, ready, vector
+from holdfast.kernels.cuda_recurrence import KIND, address, bias_like, compiled, limits, ready, vector
 from holdfast.kernels.cuda_tiles import Tile, step_tile
 
 
@@ -50,7 +50,7 @@ def _step(gates, x, h, c, resets, fill_h, fill_c, w_ih, w_hh, b_ih, b_hh):
     device = x.get_device()
     kernel, tile, row_tiles, blocks = _kernel(gates, hidden, x.shape[1], batch, kinds, resets is not None, fill, device)
     x, h, c = ready(x), ready(h), None if c is None else ready(c)
-    w_ih, w_hh = ready(w_ih), ready(w_hh)
+    w_ih, w_hh, b_ih, b_hh = ready(w_ih), ready(w_hh), bias_like(b_ih, w_ih), bias_like(b_hh, w_ih)
     resets, fill_h, fill_c = None if resets is None else resets.contiguous(), vector(fill_h), vector(fill_c)
     h_out, c_out = torch.empty_like(h), None if c is None else torch.empty_like(c)
     arguments = struct.pack(

@@ -71,6 +71,18 @@ def choose_tile(gates: int, hidden_size: int, batch: int, backward: bool) -> Til
     return Tile(16, 16, warp_rows=2, teams=4, columns=64, stages=4)
 
 
+def tile_for(
+    gates: int, hidden_size: int, batch: int, backward: bool, processors: int, shared_bytes: int
+) -> Tile | None:
+    """The table's tile; on a GPU too small for it, the largest slice of W_hh that fits (a model, not measured)."""
+
+    def fits(tile: Tile) -> bool:
+        return tile.shared_bytes(hidden_size, gates, backward) <= shared_bytes and tile.split(hidden_size) <= processors
+
+    smaller = (Tile(units, min(units, 16), teams=2, columns=64, stages=2) for units in (64, 32, 16, 8))
+    return next(filter(fits, (choose_tile(gates, hidden_size, batch, backward), *smaller)), None)
+
+
 def step_tile(hidden_size: int, batch: int) -> Tile:
     """The tile of a single step: small batches spread the weights over many blocks, large ones share them."""
     if batch <= 64:

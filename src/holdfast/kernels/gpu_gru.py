@@ -85,7 +85,7 @@ def _(dy, dh_n, packed, gates, hidden_n, h0, resets, w_ih, w_hh, x_dtype, need_d
         h0.new_empty(batch, hidden),
         h0.new_empty(hidden if fill else 0, dtype=torch.float32),
         *(w_ih.new_empty(3 * hidden, n) for n in (inputs, hidden)),
-        *(h0.new_empty(3 * hidden, dtype=torch.float32) for _ in range(2)),
+        *(w_ih.new_empty(3 * hidden) for _ in range(2)),
     )
 
 
@@ -144,6 +144,13 @@ class _EagerGRU(torch.autograd.Function):
 _apply = super(torch.autograd.Function, _EagerGRU).apply
 
 
+def _any_requires_grad(*tensors: Tensor | None) -> bool:
+    for tensor in tensors:  # noqa: SIM110 a loop that stops at the first is cheaper than any() of a generator
+        if tensor is not None and tensor.requires_grad:
+            return True
+    return False
+
+
 def gru(
     x: Tensor,
     h0: Tensor,
@@ -158,8 +165,7 @@ def gru(
     """One GRU layer over a sequence: y [T, B, H], h_n [B, H]. Products in fp16, state in fp32."""
     if resets is None or cut:
         fill_h = None
-    differentiable = (x, h0, fill_h, w_ih, w_hh, b_ih, b_hh)
-    save = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in differentiable)
+    save = torch.is_grad_enabled() and _any_requires_grad(w_hh, w_ih, x, h0, b_ih, b_hh, fill_h)
     arguments = (x, h0, resets, fill_h, w_ih, w_hh, b_ih, b_hh, cut, save)
     if torch.compiler.is_compiling():
         return gpu_gru(*arguments)[:2]

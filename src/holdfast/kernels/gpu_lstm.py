@@ -84,7 +84,7 @@ def _(dy, dh_n, dc_n, packed, gates, c_in, h0, resets, w_ih, w_hh, x_dtype, need
         *(h0.new_empty(batch, hidden) for _ in range(2)),
         *(h0.new_empty(hidden if fill else 0, dtype=torch.float32) for _ in range(2)),
         *(w_ih.new_empty(4 * hidden, n) for n in (inputs, hidden)),
-        *(h0.new_empty(4 * hidden, dtype=torch.float32) for _ in range(2)),
+        *(w_ih.new_empty(4 * hidden) for _ in range(2)),
     )
 
 
@@ -147,6 +147,13 @@ class _EagerLSTM(torch.autograd.Function):
 _apply = super(torch.autograd.Function, _EagerLSTM).apply
 
 
+def _any_requires_grad(*tensors: Tensor | None) -> bool:
+    for tensor in tensors:  # noqa: SIM110 a loop that stops at the first is cheaper than any() of a generator
+        if tensor is not None and tensor.requires_grad:
+            return True
+    return False
+
+
 def lstm(
     x: Tensor,
     h0: Tensor,
@@ -163,8 +170,7 @@ def lstm(
     """One LSTM layer over a sequence: y [T, B, H], h_n [B, H], c_n [B, H]. Products in fp16, state in fp32."""
     if resets is None or cut:
         fill_h = fill_c = None
-    differentiable = (x, h0, c0, fill_h, fill_c, w_ih, w_hh, b_ih, b_hh)
-    save = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in differentiable)
+    save = torch.is_grad_enabled() and _any_requires_grad(w_hh, w_ih, x, h0, c0, b_ih, b_hh, fill_h, fill_c)
     arguments = (x, h0, c0, resets, fill_h, fill_c, w_ih, w_hh, b_ih, b_hh, cut, save)
     if torch.compiler.is_compiling():
         return gpu_lstm(*arguments)[:3]

@@ -21,7 +21,10 @@ LARGEST_HALF = 65504.0
 
 
 class Gradients(NamedTuple):
-    """Of all that a layer takes. dx, d_fill_h, d_fill_c are None when not asked for; dc0 is scratch for the GRU."""
+    """Of all that a layer takes. dx, d_fill_h, d_fill_c are None when not asked for; dc0 is scratch for the GRU.
+
+    Bias gradients have the weights' dtype.
+    """
 
     dx: Tensor | None
     dh0: Tensor

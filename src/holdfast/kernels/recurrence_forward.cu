@@ -3,12 +3,12 @@
 struct Arguments {
   u16* gates;            // [T*B, GATES*H] fp16: the input's pre-activations without bias; with SAVE the activated gates replace them
   const u16* w_hh;       // [GATES*H, H] fp16
-  const float* b_ih;     // [GATES*H] or null
-  const float* b_hh;
+  const void* b_ih;      // [GATES*H] or null, elements of W_KIND
+  const void* b_hh;
   const float* h0;       // [B, H]
   const float* carry0;   // [B, H]: c0; for the GRU h0 again
   float* h_n;            // [B, H]
-  float* carry;          // [B, H]: c_n; for the GRU h_n again, in a buffer of its own
+  float* carry;          // [B, H]: c_n; for the GRU it is h_n
   const u8* resets;      // [T*B]
   const float* fill_h;   // [H] or null
   const float* fill_c;
@@ -71,11 +71,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrence_forward(cons
   for (int u = 0; u < UT; ++u) {
 #pragma unroll
     for (int gate = 0; gate < GATES; ++gate) {
-      bias[gate][u] = unit_ok && p.b_ih ? p.b_ih[gate * HIDDEN + unit + u] : 0.0f;
-      if (unit_ok && p.b_hh && !(GRU && gate == 2)) bias[gate][u] += p.b_hh[gate * HIDDEN + unit + u];
+      bias[gate][u] = unit_ok && p.b_ih ? read<W_KIND>(p.b_ih, gate * HIDDEN + unit + u) : 0.0f;
+      if (unit_ok && p.b_hh && !(GRU && gate == 2)) bias[gate][u] += read<W_KIND>(p.b_hh, gate * HIDDEN + unit + u);
       bias[gate][u] *= gate_factor(gate);
     }
-    bias_hidden[u] = GRU && unit_ok && p.b_hh ? p.b_hh[2 * HIDDEN + unit + u] : 0.0f;
+    bias_hidden[u] = GRU && unit_ok && p.b_hh ? read<W_KIND>(p.b_hh, 2 * HIDDEN + unit + u) : 0.0f;
     start_h[u] = FILL && unit_ok && p.fill_h ? p.fill_h[unit + u] : 0.0f;
     start_c[u] = FILL && !GRU && unit_ok && p.fill_c ? p.fill_c[unit + u] : 0.0f;
   }
@@ -259,7 +259,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrence_forward(cons
                 store_words(gates_now + (u32)(row * (GATES * HIDDEN) + unit) + gate * HIDDEN, out[m][half][gate]);
               store_words(saved_now + (u32)(row * HIDDEN + unit), extra[m][half]);
             }
-            if (t + 1 == steps)
+            if (!GRU && t + 1 == steps)
 #pragma unroll
               for (int u = 0; u < UT; ++u) p.h_n[(i64)row * HIDDEN + unit + u] = h[m][half][u];
           }

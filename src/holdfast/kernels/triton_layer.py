@@ -83,7 +83,7 @@ def backward(
         dx = (half_product(d_gates[:, input_rows], w_ih.to(torch.float16)) * inverse).to(x_dtype)
         dx = dx.view(rows // batch, batch, inputs)
     dw = half_product(d_gates.t(), packed) * inverse
-    db = d_gates.sum(0, dtype=torch.float32) * inverse
+    db = (d_gates.sum(0, dtype=torch.float32) * inverse).to(w_ih.dtype)
     return Gradients(
         dx,
         dh0.to(h0.dtype),

@@ -1,0 +1,50 @@
+"""The static table of tiles: every size it promises gets one that fits the GPU."""
+
+import pytest
+
+from holdfast.kernels.cuda_tiles import Tile, choose_tile, step_tile, tile_for
+
+H200 = {"processors": 132, "shared_bytes": 232448}
+BATCHES = (1, 8, 200, 1000, 2000, 3000, 65536)
+
+
+@pytest.mark.parametrize("gates", [3, 4])
+@pytest.mark.parametrize("backward", [False, True])
+def test_every_promised_size_fits_one_hopper_gpu(gates: int, backward: bool) -> None:
+    for hidden in range(16, 1025, 8):
+        for batch in BATCHES:
+            tile = tile_for(gates, hidden, batch, backward, **H200)
+            assert tile == choose_tile(gates, hidden, batch, backward), (hidden, batch)
+            assert tile.threads <= 1024 and tile.units % tile.warp_units == 0
+
+
+@pytest.mark.parametrize("gates", [3, 4])
+@pytest.mark.parametrize("backward", [False, True])
+def test_weights_kept_in_registers_leave_room_for_the_rest(gates: int, backward: bool) -> None:
+    for hidden in range(16, 1025, 8):
+        for batch in BATCHES:
+            tile = choose_tile(gates, hidden, batch, backward)
+            if tile.registers:
+                tiles = (1 if backward else gates) * tile.warp_units // 8
+                assert tile.depth(hidden, gates, backward) // 16 * tiles * 2 <= 128, (hidden, batch)
+
+
+def test_a_smaller_gpu_gets_a_smaller_slice_of_the_weights() -> None:
+    large, small = tile_for(4, 512, 4096, False, **H200), tile_for(4, 512, 4096, False, 128, 101376)
+    assert large is not None and small is not None
+    assert small.units < large.units and small.shared_bytes(512, 4, False) <= 101376
+
+
+def test_no_tile_where_nothing_fits() -> None:
+    assert tile_for(4, 1024, 64, False, processors=16, shared_bytes=232448) is None
+
+
+def test_shared_memory_of_a_tile_by_hand() -> None:
+    # W_hh slice: 4 gates x 32 units x (256 + 8) columns; two teams of two stages of 16 rows x (128 + 8): fp16 all
+    tile = Tile(32, 16, teams=2, columns=128, stages=2)
+    assert tile.shared_bytes(256, 4, False) == 2 * (128 * 264 + 2 * 2 * 16 * 136)
+
+
+def test_a_step_spreads_small_batches_and_shares_weights_in_large_ones() -> None:
+    assert step_tile(128, 1).rows == 16 and step_tile(128, 1).split(128) == 16
+    assert step_tile(128, 8192).rows == 64

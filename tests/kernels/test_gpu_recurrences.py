@@ -1,0 +1,117 @@
+"""The GPU kernels on a GPU, against the float64 reference. Skipped where there is none."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from holdfast.kernels import reference
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+
+SIZES = [
+    (5, 9, 8, 16),
+    (37, 333, 40, 200),
+    (9, 45, 13, 100),
+    (6, 3000, 24, 128),
+    (12, 300, 64, 512),
+    (4, 130, 32, 1024),
+]
+
+
+def _inputs(kind: str, size: tuple[int, int, int, int], rate: float, fill: bool) -> dict[str, Tensor | None]:
+    T, B, I, H = size
+    gates = 4 if kind == "lstm" else 3
+    g = torch.Generator("cuda").manual_seed(B)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=g, device="cuda")
+
+    def uniform(*shape: int) -> Tensor:
+        return (2 * torch.rand(*shape, generator=g, device="cuda") - 1) * H**-0.5
+
+    values: dict[str, Tensor | None] = {"x": normal(T, B, I), "h0": 0.5 * normal(B, H)}
+    if kind == "lstm":
+        values["c0"] = normal(B, H)
+    values |= {"resets": torch.rand(T, B, generator=g, device="cuda") < rate, "fill_h": normal(H) if fill else None}
+    if kind == "lstm":
+        values["fill_c"] = normal(H) if fill else None
+    return values | {
+        "w_ih": uniform(gates * H, I), "w_hh": uniform(gates * H, H), "b_ih": uniform(gates * H), "b_hh": uniform(gates * H),
+    }  # fmt: skip
+
+
+def _outcome(function, values, dtype, **options):  # type: ignore[no-untyped-def]
+    leaves = {
+        k: v if v is None or v.dtype == torch.bool else v.to(dtype, copy=True).requires_grad_()
+        for k, v in values.items()
+    }
+    outputs = function(**leaves, **options)
+    g = torch.Generator("cuda").manual_seed(1)
+    torch.autograd.backward(outputs, [torch.randn(o.shape, generator=g, device="cuda").to(o.dtype) for o in outputs])
+    return [*(o.detach() for o in outputs), *(v.grad for v in leaves.values() if v is not None and v.grad is not None)]
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(
+    "variant", [{"rate": 0.1}, {"rate": 1.0}, {"rate": 0.1, "fill": True}, {"rate": 0.1, "cut": True}]
+)
+def test_outputs_and_gradients_agree_with_float64(
+    kind: str, size: tuple[int, int, int, int], variant: dict[str, float]
+) -> None:
+    from holdfast.kernels import gpu
+
+    cut = bool(variant.get("cut", False))
+    values = _inputs(kind, size, variant["rate"], bool(variant.get("fill", False)))
+    expected = _outcome(getattr(reference, kind), values, torch.float64, cut=cut)
+    got = _outcome(getattr(gpu, kind), values, torch.float32, cut=cut)
+    for value, target in zip(got, expected, strict=True):
+        assert float((value.double() - target).abs().max()) <= 2e-3 * float(target.abs().max())
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+def test_a_fused_step_equals_a_sequence_of_one(kind: str) -> None:
+    from holdfast.kernels import gpu
+
+    values = {
+        k: None if v is None else v[0] if k in ("x", "resets") else v
+        for k, v in _inputs(kind, (1, 70, 40, 96), 0.3, True).items()
+    }
+    states = [values.pop("h0")] + ([values.pop("c0")] if kind == "lstm" else [])
+    x, resets = values.pop("x"), values.pop("resets")
+    step = getattr(gpu, f"{kind}_step")(x, *states, resets, *values.values())
+    with torch.no_grad():
+        _, *final = getattr(gpu, kind)(x[None], *states, resets[None], *values.values())
+    for a, b in zip(step if kind == "lstm" else (step,), final, strict=True):
+        assert torch.allclose(a, b, atol=2e-4)
+
+
+def test_a_poisoned_row_leaves_the_others_bit_identical_and_a_reset_clears_it() -> None:
+    from holdfast.kernels import gpu
+
+    values = _inputs("lstm", (6, 20, 8, 64), 0.0, False)
+    clean = gpu.lstm(**values)[0]
+    values["h0"][3] = float("nan")  # type: ignore[index]
+    values["resets"][2, 3] = True  # type: ignore[index]
+    poisoned = gpu.lstm(**values)[0]
+    others = [b for b in range(20) if b != 3]
+    assert torch.equal(poisoned[:, others], clean[:, others])
+    assert poisoned[:2, 3].isnan().all() and poisoned[2:, 3].isfinite().all()
+
+
+def test_repeated_runs_are_bit_identical() -> None:
+    from holdfast.kernels import gpu
+
+    values = _inputs("lstm", (20, 600, 32, 512), 0.05, True)
+    first, second = (_outcome(gpu.lstm, values, torch.float32) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_a_second_derivative_is_refused_with_what_to_do() -> None:
+    from holdfast.kernels import gpu
+
+    values = _inputs("gru", (3, 4, 8, 32), 0.1, False)
+    values["x"].requires_grad_()  # type: ignore[union-attr]
+    y = gpu.gru(**values)[0]
+    with pytest.raises(RuntimeError, match='kernel="reference"'):
+        torch.autograd.grad(y.sum(), values["x"], create_graph=True)
