@@ -63,7 +63,7 @@ def outcome(function, values, dtype, cut, gradient) -> dict[str, torch.Tensor | 
 
 
 def largest_error(kind: str, size, rate, fill=False, cut=False, gradient=1e-4) -> float:  # type: ignore[no-untyped-def]
-    """Max abs error / max abs reference, over all outputs and gradients; infinite where one is missing or not finite."""
+    """Max abs error / max abs reference, over outputs and gradients; infinite where one is missing or not finite."""
     values = inputs(4 if kind == "lstm" else 3, size, rate, fill)
     expected = outcome(getattr(reference, kind), values, torch.float64, cut, gradient)
     got = outcome(gpu_lstm.lstm if kind == "lstm" else gpu_gru.gru, values, torch.float32, cut, gradient)

@@ -36,7 +36,8 @@ def _inputs(kind: str, size: tuple[int, int, int, int], rate: float, fill: bool)
     if kind == "lstm":
         values["fill_c"] = normal(H) if fill else None
     return values | {
-        "w_ih": uniform(gates * H, I), "w_hh": uniform(gates * H, H), "b_ih": uniform(gates * H), "b_hh": uniform(gates * H),
+        "w_ih": uniform(gates * H, I), "w_hh": uniform(gates * H, H),
+        "b_ih": uniform(gates * H), "b_hh": uniform(gates * H),
     }  # fmt: skip
 
 

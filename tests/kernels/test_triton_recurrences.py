@@ -1,4 +1,4 @@
-"""The Triton recurrences against the float64 reference, forward and backward, in Triton's interpreter: no GPU needed."""
+"""The Triton recurrences against the float64 reference, forward and backward, interpreted: no GPU needed."""
 
 import functools
 import importlib.util
