@@ -181,7 +181,7 @@ def test_a_core_of_ones_own_is_taken_and_checked():
 
 
 def test_spaces_that_cannot_be_served_say_so():
-    with pytest.raises(ValueError, match="no encoder for.*encode"):
+    with pytest.raises(ValueError, match=r"no encoder for.*encode"):
         policy(spaces.Text(5))
     with pytest.raises(ValueError, match="no action head for"):
         policy(action=spaces.Tuple([BOX]))

@@ -15,9 +15,11 @@ current initial state, so a learned start is never stale. Memory knows nothing a
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from numbers import Integral
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -31,6 +33,9 @@ EnvIds = Tensor | Sequence[int] | slice | range | int | None
 
 # How the ids of one call are held: all rows in order, or a LongTensor on the core's device.
 _ALL = None
+
+_memories: WeakValueDictionary[str, Memory] = WeakValueDictionary()
+_numbers = itertools.count()
 
 
 class Memory:
@@ -53,6 +58,16 @@ class Memory:
         self._num_envs = 0
         self._handed_out = False  # somebody may hold the stored tensors: replace them, do not update them
         self._any_fresh = False
+        self._take_a_number()
+
+    def _take_a_number(self) -> None:
+        self._number = str(next(_numbers))  # a string: the compiler may take a changing integer for a variable
+        _memories[self._number] = self
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """A copied or unpickled memory is another one."""
+        self.__dict__.update(state)
+        self._take_a_number()
 
     def __repr__(self) -> str:
         return f"Memory({self.num_envs} environments of {type(self.core).__name__}({self.core.extra_repr()}))"
@@ -145,6 +160,11 @@ class Memory:
             self._num_envs = int(self._known.sum())
 
     # --- what a policy uses in its step: no copies that can be avoided -----------------------------------------------
+
+    def _expect(self, batch: int, env_ids: EnvIds) -> None:
+        """Under the compiler: have the rows ready, so that the first graph serves all later steps too."""
+        if env_ids is None and torch.compiler.is_compiling():
+            _reserve_while_tracing(self._number, len(range(batch)))  # len(range()) makes a symbolic size a number
 
     def _take(self, batch: int, env_ids: EnvIds) -> tuple[State, Tensor | None]:
         """The state of the `batch` environments that act now, and their ids as `_put` wants them; changes nothing."""
@@ -332,6 +352,17 @@ class Memory:
 
     def _is_inference(self) -> bool:
         return any(leaf.is_inference() for leaf in self._leaves())
+
+
+def _reserve_while_tracing(number: str, batch: int) -> bool:
+    """Runs while the compiler traces, not in the graph: a graph made for a memory without rows serves one call only."""
+    memory = _memories[number]
+    if batch > memory.num_envs and memory.num_envs == memory.num_rows:
+        memory.reserve(batch)
+    return True
+
+
+_reserve_while_tracing._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as in kernels/native.py
 
 
 def _rows_of(state: State, default: int) -> int:

@@ -82,10 +82,12 @@ class RecurrentPolicy(nn.Module):
 
         `resets[b]` is True when `obs[b]` is the first observation of an episode. `env_ids=None` means ids 0..B-1.
         """
-        memory = self.memory if memory is None else memory
         numpy_in = _is_numpy(obs)
         obs, resets, action_mask = self._tensors(obs), self._flags(resets), self._mask(action_mask)
         x = self._encode(obs)
+        if memory is None:
+            memory = self.memory
+            memory._expect(x.shape[0], env_ids)
         state, ids = memory._take(x.shape[0], env_ids)
         y, state = self._remember(x, state, resets, ids)
         dist, value = self._decode(y, action_mask)

@@ -137,7 +137,9 @@ class LSTMWrapper(nn.Module):
             )
         else:
             with torch.no_grad():
-                state, ids = self.memory._take(B, entries.env_ids(td, B))
+                ids = entries.env_ids(td, B)
+                self.memory._expect(B, ids)
+                state, ids = self.memory._take(B, ids)
         self.lstm.resets = resets
         return state["h"].transpose(0, 1), state["c"].transpose(0, 1), ids
 

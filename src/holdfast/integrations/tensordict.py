@@ -67,7 +67,9 @@ class TensorDictPolicy(nn.Module):
         x = policy._encode(self._rows(td, entries.observation(td, self.obs_key)))
         flags = entries.resets(td, batch, 1)
         memory = policy.memory
-        state, ids = memory._take(batch, entries.env_ids(td, batch))
+        ids = entries.env_ids(td, batch)
+        memory._expect(batch, ids)
+        state, ids = memory._take(batch, ids)
         y, state = policy.core(x, state, None if flags is None else flags[0].to(x.device))
         dist, value = policy._decode(y, self._mask(td))
         action = dist.mode if deterministic else dist.sample()
