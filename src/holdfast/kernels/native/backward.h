@@ -3,7 +3,7 @@
 #ifndef HOLDFAST_BACKWARD_H
 #define HOLDFAST_BACKWARD_H
 
-#include "layout.h"
+#include "spans.h"
 
 typedef struct {
     float *dw_x, *dw_h;       /* [gates * padded][padded_inputs or padded] */
@@ -25,6 +25,7 @@ typedef struct {
 typedef struct {
     const float **h_before, **dg_rows; /* [chunk] */
     const float **x_rows;              /* [chunk] */
+    int64_t *at;                       /* [chunk]: a row's step * batch + batch row */
     float *dg;                         /* [chunk][stride] */
     float *dh, *dc;                    /* [rows][padded]: what arrives from the step after */
     float *c0;                         /* [rows][padded] */
@@ -34,10 +35,11 @@ typedef struct {
 
 static void backward_scratch(BackwardScratch *f, Arena *arena, const Backward *call, int64_t rows) {
     const Sizes *s = &call->s;
-    const int64_t chunk = chunk_bound(s, rows), lstm_rows = call->job->is_lstm ? rows : 0;
+    const int64_t chunk = chunk_bound(rows), lstm_rows = call->job->is_lstm ? rows : 0;
     f->h_before = take(arena, (size_t)chunk * sizeof(float *));
     f->dg_rows = take(arena, (size_t)chunk * sizeof(float *));
     f->x_rows = take(arena, (size_t)chunk * sizeof(float *));
+    f->at = take(arena, (size_t)chunk * sizeof(int64_t));
     f->dg = take_floats(arena, chunk * call->stride);
     f->dh = take_floats(arena, rows * s->padded);
     f->dc = take_floats(arena, lstm_rows * s->padded);
@@ -117,30 +119,31 @@ static void add_outer_products(BackwardScratch *f, const float *dg, int64_t stri
                                                           dw + g * padded + column, padded);
 }
 
-/* Everything that step t does to the rows' dh and dc. */
-INLINE void backward_step(const Backward *call, BackwardScratch *f, Sums *sums, int64_t first, int64_t rows, int64_t t,
+/* What the `step`th step from the end of each of a group's first `active` spans does to their dh and dc. */
+INLINE void backward_step(const Backward *call, BackwardScratch *f, Sums *sums, const Span *spans, int64_t active, int64_t step,
                           int64_t chunk_row, const int lstm) {
     const Job *job = call->job;
     const Sizes *s = &call->s;
-    const int64_t hidden = s->hidden, padded = s->padded, now = t * s->batch + first;
-    const uint8_t *reset = job->resets ? job->resets + now : NULL;
-    const uint8_t *replaced = job->cut ? NULL : reset; /* rows whose state before the step was a fill */
-    const float *y_before = t ? job->y + (now - s->batch) * hidden : job->h0 + first * hidden;
+    const int64_t hidden = s->hidden, padded = s->padded;
     const float **h_before = f->h_before + chunk_row;
+    const int64_t *at = f->at + chunk_row;
     float *dg = f->dg + chunk_row * call->stride;
-    for (int64_t b = 0; b < rows; b++) h_before[b] = replaced && replaced[b] ? call->fill_h : y_before + b * hidden;
+    for (int64_t b = 0; b < active; b++) {
+        const float *start = at[b] < s->batch ? job->h0 + at[b] * hidden : job->y + (at[b] - s->batch) * hidden;
+        h_before[b] = spans[b].length - 1 == step && spans[b].fresh && !job->cut ? call->fill_h : start;
+    }
 
     for (int64_t u = 0; u < s->units; u++) {
         const int64_t unit = u * LANES, count = hidden - unit;
         vec db[4] = {splat(0.0f), splat(0.0f), splat(0.0f), splat(0.0f)};
-        for (int64_t b = 0; b < rows; b++) {
-            const float *gate = job->gates + (now + b) * s->row + unit;
+        for (int64_t b = 0; b < active; b++) {
+            const float *gate = job->gates + at[b] * s->row + unit;
             float *dh = f->dh + b * padded + unit;
-            vec dh_now = load(dh) + incoming(job->dy ? job->dy + (now + b) * hidden + unit : NULL, count);
+            vec dh_now = load(dh) + incoming(job->dy ? job->dy + at[b] * hidden + unit : NULL, count);
             if (lstm) {
-                const float *c = job->cells + (now + b) * padded + unit;
-                const float *c_before = t ? c - s->batch * padded : f->c0 + b * padded + unit;
-                if (replaced && replaced[b]) c_before = call->fill_c + unit;
+                const float *c = job->cells + at[b] * padded + unit;
+                const float *c_before = at[b] < s->batch ? f->c0 + b * padded + unit : c - s->batch * padded;
+                if (spans[b].length - 1 == step && spans[b].fresh && !job->cut) c_before = call->fill_c + unit;
                 lstm_gate_gradients(gate, padded, c, c_before, dh_now, f->dc + b * padded + unit, dg + b * call->stride + unit,
                                     db);
             } else {
@@ -155,63 +158,68 @@ INLINE void backward_step(const Backward *call, BackwardScratch *f, Sums *sums, 
     }
 
     const int64_t h_slot = lstm ? 0 : padded;
-    for (int64_t b = 0; b < rows; b++) f->dg_rows[b] = dg + b * call->stride + h_slot;
-    product_rows(f, f->dg_rows, s->cell.gates * padded, call->w_h, padded, padded, NULL, f->dh, padded, rows, !lstm);
-
-    for (int64_t b = 0; reset && b < rows; b++) {
-        if (!reset[b]) continue;
-        for (int64_t u = 0; u < padded; u += LANES) {
-            float *dh = f->dh + b * padded + u, *dc = f->dc + b * padded + u;
-            store(sums->dfill_h + u, load(sums->dfill_h + u) + load(dh));
-            store(dh, splat(0.0f));
-            if (!lstm) continue;
-            store(sums->dfill_c + u, load(sums->dfill_c + u) + load(dc));
-            store(dc, splat(0.0f));
-        }
-    }
+    for (int64_t b = 0; b < active; b++) f->dg_rows[b] = dg + b * call->stride + h_slot;
+    product_rows(f, f->dg_rows, s->cell.gates * padded, call->w_h, padded, padded, NULL, f->dh, padded, active, !lstm);
 }
 
-INLINE void backward_group(const Backward *call, BackwardScratch *f, Sums *sums, int64_t first, int64_t rows,
+/* A group of spans side by side, aligned at their ends. */
+INLINE void backward_group(const Backward *call, BackwardScratch *f, Sums *sums, const Span *spans, int64_t count,
                            const int lstm) {
     const Job *job = call->job;
     const Sizes *s = &call->s;
-    const int64_t hidden = s->hidden, padded = s->padded, gate_columns = s->cell.gates * padded;
-    const int64_t chunk = chunk_steps(s, rows);
-    for (int64_t b = 0; b < rows; b++) {
-        const int64_t from = (first + b) * hidden, to = b * padded;
-        copy_padded(f->dh + to, job->dh_n ? job->dh_n + from : NULL, hidden, padded);
+    const int64_t hidden = s->hidden, padded = s->padded, gate_columns = s->cell.gates * padded, longest = spans[0].length;
+    for (int64_t b = 0; b < count; b++) {
+        const int64_t from = spans[b].row * hidden, to = b * padded;
+        const int last = spans[b].begin + spans[b].length == s->steps;
+        copy_padded(f->dh + to, last && job->dh_n ? job->dh_n + from : NULL, hidden, padded);
         if (!lstm) continue;
-        copy_padded(f->dc + to, job->dc_n ? job->dc_n + from : NULL, hidden, padded);
-        copy_padded(f->c0 + to, job->c0 + from, hidden, padded);
+        copy_padded(f->dc + to, last && job->dc_n ? job->dc_n + from : NULL, hidden, padded);
+        if (spans[b].begin == 0) copy_padded(f->c0 + to, job->c0 + from, hidden, padded);
     }
 
-    for (int64_t t1 = s->steps; t1 > 0;) {
-        const int64_t t0 = t1 > chunk ? t1 - chunk : 0, chunk_rows = (t1 - t0) * rows;
-        for (int64_t t = t1 - 1; t >= t0; t--) backward_step(call, f, sums, first, rows, t, (t - t0) * rows, lstm);
+    int64_t active = count;
+    for (int64_t step = 0; step < longest;) {
+        int64_t rows = 0, end = step;
+        for (int64_t left = active; end < longest; end++) {
+            left = still_active(spans, left, end);
+            if (rows && rows + left > CHUNK_ROWS) break;
+            for (int64_t b = 0; b < left; b++, rows++)
+                f->at[rows] = (spans[b].begin + spans[b].length - 1 - end) * s->batch + spans[b].row;
+        }
+        for (int64_t row = 0; step < end; step++, row += active) {
+            active = still_active(spans, active, step);
+            backward_step(call, f, sums, spans, active, step, row, lstm);
+        }
 
         if (job->dx) {
-            for (int64_t n = 0; n < chunk_rows; n++) {
+            for (int64_t n = 0; n < rows; n++) {
                 f->dg_rows[n] = f->dg + n * call->stride;
-                f->x_rows[n] = job->dx + ((t0 + n / rows) * s->batch + first + n % rows) * s->inputs;
+                f->x_rows[n] = job->dx + f->at[n] * s->inputs;
             }
             product_rows(f, f->dg_rows, gate_columns, call->w_x, s->inputs, s->padded_inputs, (float *const *)f->x_rows, NULL, 0,
-                         chunk_rows, 0);
+                         rows, 0);
         }
         if (job->dw_ih) {
-            for (int64_t n = 0; n < chunk_rows; n++)
-                f->x_rows[n] = job->x + ((t0 + n / rows) * s->batch + first + n % rows) * s->inputs;
-            add_outer_products(f, f->dg, call->stride, gate_columns, chunk_rows, f->x_rows, s->inputs, s->padded_inputs,
-                               sums->dw_x);
+            for (int64_t n = 0; n < rows; n++) f->x_rows[n] = job->x + f->at[n] * s->inputs;
+            add_outer_products(f, f->dg, call->stride, gate_columns, rows, f->x_rows, s->inputs, s->padded_inputs, sums->dw_x);
         }
         if (job->dw_hh)
-            add_outer_products(f, f->dg + s->cell.h_slot * padded, call->stride, gate_columns, chunk_rows, f->h_before, hidden,
-                               padded, sums->dw_h);
-        t1 = t0;
+            add_outer_products(f, f->dg + s->cell.h_slot * padded, call->stride, gate_columns, rows, f->h_before, hidden, padded,
+                               sums->dw_h);
     }
 
-    for (int64_t b = 0; b < rows; b++) {
-        if (job->dh0) copy_cut(job->dh0 + (first + b) * hidden, f->dh + b * padded, hidden);
-        if (job->dc0) copy_cut(job->dc0 + (first + b) * hidden, f->dc + b * padded, hidden);
+    for (int64_t b = 0; b < count; b++) {
+        const float *dh = f->dh + b * padded, *dc = f->dc + b * padded;
+        const int64_t to = spans[b].row * hidden;
+        for (int64_t u = 0; spans[b].fresh && u < padded; u += LANES) {
+            store(sums->dfill_h + u, load(sums->dfill_h + u) + load(dh + u));
+            if (lstm) store(sums->dfill_c + u, load(sums->dfill_c + u) + load(dc + u));
+        }
+        if (spans[b].begin > 0) continue;
+        if (job->dh0 && !spans[b].fresh) copy_cut(job->dh0 + to, dh, hidden);
+        if (job->dh0 && spans[b].fresh) zero(job->dh0 + to, hidden);
+        if (job->dc0 && !spans[b].fresh) copy_cut(job->dc0 + to, dc, hidden);
+        if (job->dc0 && spans[b].fresh) zero(job->dc0 + to, hidden);
     }
 }
 
@@ -224,36 +232,53 @@ static void sums_memory(Sums *sums, Arena *arena, const Job *job, const Sizes *s
     sums->dw_h = take_floats(arena, job->dw_hh ? gate_columns * s->padded : 0);
 }
 
+static void pass_rows(float *out, const float *in, int64_t from, int64_t to) {
+    for (int64_t i = from; out && i < to; i++) out[i] = in ? in[i] : 0.0f;
+}
+
 static void backward_part(void *context, int64_t part) {
     Backward *call = context;
     const Job *job = call->job;
     const Sizes *s = &call->s;
     Sums *sums = call->sums + part;
     const int64_t from = s->batch * part / call->parts, to = s->batch * (part + 1) / call->parts;
-    const int64_t groups = (to - from + GROUP_ROWS - 1) / GROUP_ROWS;
+    const int64_t count = s->steps ? count_spans(job, from, to, 1) : 0, groups = (count + GROUP_ROWS - 1) / GROUP_ROWS;
     const int64_t gate_columns = s->cell.gates * s->padded;
     zero(sums->db, s->row);
     zero(sums->dfill_h, s->padded);
     zero(sums->dfill_c, s->padded);
     if (job->dw_ih) zero(sums->dw_x, gate_columns * s->padded_inputs);
     if (job->dw_hh) zero(sums->dw_h, gate_columns * s->padded);
+    if (s->steps == 0 && to > from) { /* the gradients of the states pass through */
+        pass_rows(job->dh0, job->dh_n, from * s->hidden, to * s->hidden);
+        pass_rows(job->dc0, job->dc_n, from * s->hidden, to * s->hidden);
+    }
     if (groups == 0) return;
 
     Arena arena = {0, 0};
     BackwardScratch scratch;
-    backward_scratch(&scratch, &arena, call, (to - from + groups - 1) / groups);
-    Block block = holdfast_borrow(OF_ONE_PART, arena.used);
-    if (!block.memory) {
-        call->failed = 1;
-        return;
+    Span *spans = NULL;
+    int64_t *starts = NULL;
+    Block block = {NULL, 0};
+    for (int placed = 0; placed < 2; placed++) { /* measure, then place */
+        if (placed) {
+            block = holdfast_borrow(OF_ONE_PART, arena.used);
+            if (!block.memory) {
+                call->failed = 1;
+                return;
+            }
+            arena = (Arena){(uintptr_t)block.memory, 0};
+        }
+        spans = take(&arena, (size_t)count * sizeof(Span));
+        starts = take(&arena, (size_t)(s->steps + 1) * sizeof(int64_t));
+        backward_scratch(&scratch, &arena, call, (count + groups - 1) / groups);
     }
+    find_spans(spans, starts, job, from, to, 1);
     unsigned int mode = flush_denormals();
     for (int64_t g = 0; g < groups; g++) {
-        int64_t first = from + (to - from) * g / groups, rows = from + (to - from) * (g + 1) / groups - first;
-        arena = (Arena){(uintptr_t)block.memory, 0};
-        backward_scratch(&scratch, &arena, call, rows);
-        if (job->is_lstm) backward_group(call, &scratch, sums, first, rows, 1);
-        else backward_group(call, &scratch, sums, first, rows, 0);
+        const int64_t first = count * g / groups, rows = count * (g + 1) / groups - first;
+        if (job->is_lstm) backward_group(call, &scratch, sums, spans + first, rows, 1);
+        else backward_group(call, &scratch, sums, spans + first, rows, 0);
     }
     restore_denormals(mode);
     holdfast_give_back(OF_ONE_PART, block);

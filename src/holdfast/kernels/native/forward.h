@@ -2,7 +2,7 @@
 #ifndef HOLDFAST_FORWARD_H
 #define HOLDFAST_FORWARD_H
 
-#include "layout.h"
+#include "spans.h"
 
 typedef struct {
     const Job *job;
@@ -14,7 +14,7 @@ typedef struct {
     int failed;
 } Forward;
 
-/* Scratch of one group of batch rows. */
+/* Scratch of one group of spans. */
 typedef struct {
     const float **x_rows, **h_rows;
     float **gate_rows;
@@ -25,7 +25,7 @@ typedef struct {
 
 static void forward_scratch(ForwardScratch *f, Arena *arena, const Forward *call, int64_t rows) {
     const Sizes *s = &call->s;
-    int64_t chunk = chunk_bound(s, rows);
+    int64_t chunk = chunk_bound(rows);
     f->x_rows = take(arena, (size_t)chunk * sizeof(float *));
     f->gate_rows = take(arena, (size_t)chunk * sizeof(float *));
     f->h_rows = take(arena, (size_t)rows * sizeof(float *));
@@ -86,90 +86,114 @@ INLINE void gru_gates(float *gate, int64_t stride, const float *recurrent, const
     }
 }
 
-/* Rows [first, first + rows) of the batch, through all of time. */
-INLINE void forward_group(const Forward *call, ForwardScratch *f, int64_t first, int64_t rows, const int lstm) {
+/* One step of a group's first `active` spans, each at its own time. */
+INLINE void forward_step(const Forward *call, ForwardScratch *f, const Span *spans, int64_t active, int64_t step,
+                         float *const *gate_rows, const int lstm) {
     const Job *job = call->job;
     const Sizes *s = &call->s;
     const int keep = job->gates != NULL;
     const int64_t gates = lstm ? 4 : 3, hidden = s->hidden, padded = s->padded;
-    const int64_t chunk = chunk_steps(s, rows);
-    if (lstm)
-        for (int64_t b = 0; b < rows; b++)
-            copy_padded(f->cell_state + b * padded, job->c0 + (first + b) * hidden, hidden, padded);
-
-    for (int64_t t0 = 0; t0 < s->steps; t0 += chunk) {
-        int64_t t1 = smaller(t0 + chunk, s->steps);
-        for (int64_t t = t0, n = 0; t < t1; t++)
-            for (int64_t b = 0; b < rows; b++, n++) {
-                int64_t at = t * s->batch + first + b;
-                f->x_rows[n] = job->x + at * s->inputs;
-                f->gate_rows[n] = keep ? job->gates + at * s->row : f->gates + n * s->row;
-            }
-        project_inputs(call, f, (t1 - t0) * rows);
-
-        for (int64_t t = t0; t < t1; t++) {
-            const int64_t now = t * s->batch + first; /* the group's first row at this step */
-            const uint8_t *reset = job->resets && !job->cut ? job->resets + now : NULL;
-            const float *h_before = t ? job->y + (now - s->batch) * hidden : job->h0 + first * hidden;
-            float *const *gate_rows = (float *const *)f->gate_rows + (t - t0) * rows;
-            for (int64_t b = 0; b < rows; b++)
-                f->h_rows[b] = reset && reset[b] ? call->fill_h : h_before + b * hidden;
-
-            for (int64_t u = 0; u < s->units; u++) {
-                const float *panel = call->w_h + u * hidden * gates * LANES;
-                const int64_t unit = u * LANES, count = hidden - unit;
-                for (int64_t i = 0; i < block_count(rows); i++) {
-                    int64_t b0 = block_start(rows, i), b1 = block_start(rows, i + 1);
-                    tiles[gates - 1][b1 - b0 - 1](hidden, f->h_rows + b0, panel, f->result);
-                    for (int64_t b = b0; b < b1; b++) {
-                        float *gate = gate_rows[b] + unit, *h = job->y + (now + b) * hidden + unit;
-                        const float *recurrent = f->result + (b - b0) * gates * LANES;
-                        if (lstm) {
-                            float *own = f->cell_state + b * padded + unit;
-                            float *c = keep ? job->cells + (now + b) * padded + unit : own;
-                            const float *c_before = keep && t ? c - s->batch * padded : own;
-                            if (reset && reset[b]) c_before = call->fill_c + unit;
-                            lstm_gates(gate, padded, recurrent, c_before, c, h, count, keep);
-                        } else {
-                            gru_gates(gate, padded, recurrent, call->bias + 3 * padded + unit, f->h_rows[b] + unit, h, count,
-                                      keep);
-                        }
-                    }
+    for (int64_t b = 0; b < active; b++) {
+        const Span *span = spans + b;
+        const float *start = span->fresh ? call->fill_h : job->h0 + span->row * hidden;
+        f->h_rows[b] = step ? job->y + ((span->begin + step - 1) * s->batch + span->row) * hidden : start;
+    }
+    for (int64_t u = 0; u < s->units; u++) {
+        const float *panel = call->w_h + u * hidden * gates * LANES;
+        const int64_t unit = u * LANES, count = hidden - unit;
+        for (int64_t i = 0; i < block_count(active); i++) {
+            int64_t b0 = block_start(active, i), b1 = block_start(active, i + 1);
+            tiles[gates - 1][b1 - b0 - 1](hidden, f->h_rows + b0, panel, f->result);
+            for (int64_t b = b0; b < b1; b++) {
+                const int64_t now = (spans[b].begin + step) * s->batch + spans[b].row;
+                float *gate = gate_rows[b] + unit, *h = job->y + now * hidden + unit;
+                const float *recurrent = f->result + (b - b0) * gates * LANES;
+                if (lstm) {
+                    float *own = f->cell_state + b * padded + unit;
+                    float *c = keep ? job->cells + now * padded + unit : own;
+                    lstm_gates(gate, padded, recurrent, keep && step ? c - s->batch * padded : own, c, h, count, keep);
+                } else {
+                    gru_gates(gate, padded, recurrent, call->bias + 3 * padded + unit, f->h_rows[b] + unit, h, count, keep);
                 }
             }
         }
     }
+}
 
-    const int64_t last = (s->steps - 1) * s->batch + first;
-    for (int64_t b = 0; b < rows; b++) {
-        if (job->h_n) memcpy(job->h_n + (first + b) * hidden, s->steps ? job->y + (last + b) * hidden : job->h0 + (first + b) * hidden,
-               (size_t)hidden * sizeof(float));
-        if (lstm)
-            copy_cut(job->c_n + (first + b) * hidden,
-                     keep && s->steps ? job->cells + (last + b) * padded : f->cell_state + b * padded, hidden);
+/* A group of spans side by side, through all of their time. */
+INLINE void forward_group(const Forward *call, ForwardScratch *f, const Span *spans, int64_t count, const int lstm) {
+    const Job *job = call->job;
+    const Sizes *s = &call->s;
+    const int keep = job->gates != NULL;
+    const int64_t hidden = s->hidden, padded = s->padded, longest = spans[0].length;
+    for (int64_t b = 0; lstm && b < count; b++) {
+        if (spans[b].fresh) memcpy(f->cell_state + b * padded, call->fill_c, (size_t)padded * sizeof(float));
+        else copy_padded(f->cell_state + b * padded, job->c0 + spans[b].row * hidden, hidden, padded);
+    }
+
+    int64_t active = count;
+    for (int64_t step = 0; step < longest;) {
+        int64_t rows = 0, end = step;
+        for (int64_t left = active; end < longest; end++) {
+            left = still_active(spans, left, end);
+            if (rows && rows + left > CHUNK_ROWS) break;
+            for (int64_t b = 0; b < left; b++, rows++) {
+                int64_t at = (spans[b].begin + end) * s->batch + spans[b].row;
+                f->x_rows[rows] = job->x + at * s->inputs;
+                f->gate_rows[rows] = keep ? job->gates + at * s->row : f->gates + rows * s->row;
+            }
+        }
+        project_inputs(call, f, rows);
+        for (int64_t row = 0; step < end; step++, row += active) {
+            active = still_active(spans, active, step);
+            forward_step(call, f, spans, active, step, (float *const *)f->gate_rows + row, lstm);
+        }
+    }
+
+    for (int64_t b = 0; b < count; b++) {
+        if (spans[b].begin + spans[b].length < s->steps) continue;
+        const int64_t last = (s->steps - 1) * s->batch + spans[b].row, to = spans[b].row * hidden;
+        if (job->h_n) memcpy(job->h_n + to, job->y + last * hidden, (size_t)hidden * sizeof(float));
+        if (lstm) copy_cut(job->c_n + to, keep ? job->cells + last * padded : f->cell_state + b * padded, hidden);
     }
 }
 
 static void forward_part(void *context, int64_t part) {
     Forward *call = context;
+    const Job *job = call->job;
     const int64_t from = call->s.batch * part / call->parts, to = call->s.batch * (part + 1) / call->parts;
-    const int64_t groups = (to - from + GROUP_ROWS - 1) / GROUP_ROWS;
+    const int split = !job->cut; /* where resets leave values alone, rows stay whole */
+    const int64_t count = job->steps ? count_spans(job, from, to, split) : 0, groups = (count + GROUP_ROWS - 1) / GROUP_ROWS;
+    if (job->steps == 0 && to > from) {
+        const size_t bytes = (size_t)((to - from) * job->hidden) * sizeof(float);
+        if (job->h_n) memcpy(job->h_n + from * job->hidden, job->h0 + from * job->hidden, bytes);
+        if (job->is_lstm) memcpy(job->c_n + from * job->hidden, job->c0 + from * job->hidden, bytes);
+    }
     if (groups == 0) return;
     Arena arena = {0, 0};
     ForwardScratch scratch;
-    forward_scratch(&scratch, &arena, call, (to - from + groups - 1) / groups);
-    Block block = holdfast_borrow(OF_ONE_PART, arena.used);
-    if (!block.memory) {
-        call->failed = 1;
-        return;
+    Span *spans = NULL;
+    int64_t *starts = NULL;
+    Block block = {NULL, 0};
+    for (int placed = 0; placed < 2; placed++) { /* measure, then place */
+        if (placed) {
+            block = holdfast_borrow(OF_ONE_PART, arena.used);
+            if (!block.memory) {
+                call->failed = 1;
+                return;
+            }
+            arena = (Arena){(uintptr_t)block.memory, 0};
+        }
+        spans = take(&arena, (size_t)count * sizeof(Span));
+        starts = take(&arena, (size_t)(job->steps + 1) * sizeof(int64_t));
+        forward_scratch(&scratch, &arena, call, (count + groups - 1) / groups);
     }
+    find_spans(spans, starts, job, from, to, split);
     unsigned int mode = flush_denormals();
     for (int64_t g = 0; g < groups; g++) {
-        int64_t first = from + (to - from) * g / groups, rows = from + (to - from) * (g + 1) / groups - first;
-        arena = (Arena){(uintptr_t)block.memory, 0};
-        forward_scratch(&scratch, &arena, call, rows);
-        if (call->job->is_lstm) forward_group(call, &scratch, first, rows, 1);
-        else forward_group(call, &scratch, first, rows, 0);
+        const int64_t first = count * g / groups, rows = count * (g + 1) / groups - first;
+        if (job->is_lstm) forward_group(call, &scratch, spans + first, rows, 1);
+        else forward_group(call, &scratch, spans + first, rows, 0);
     }
     restore_denormals(mode);
     holdfast_give_back(OF_ONE_PART, block);

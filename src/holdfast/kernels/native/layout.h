@@ -62,18 +62,12 @@ INLINE void copy_cut(float *out, const float *from, int64_t count) {
     for (int64_t u = 0; u < count; u += LANES) store_first(out + u, load(from + u), count - u);
 }
 
-/* Time goes in chunks of about CHUNK_ROWS rows, so that a chunk's gates stay in cache between the products. Batch rows
- * go in groups of at most GROUP_ROWS, each of them through all of time. */
+/* Rows go through time in chunks of about CHUNK_ROWS, so that a chunk's gates stay in cache between the products, and in
+ * groups of at most GROUP_ROWS that go side by side. */
 #define CHUNK_ROWS 96
 #define GROUP_ROWS 64
 
-INLINE int64_t chunk_steps(const Sizes *s, int64_t rows) {
-    int64_t steps = CHUNK_ROWS / rows;
-    return steps < 1 ? 1 : smaller(steps, s->steps);
-}
 /* At least the rows of a chunk, for any group of at most `rows`. */
-INLINE int64_t chunk_bound(const Sizes *s, int64_t rows) {
-    return smaller(rows > CHUNK_ROWS ? rows : CHUNK_ROWS, s->steps * rows);
-}
+INLINE int64_t chunk_bound(int64_t rows) { return rows > CHUNK_ROWS ? rows : CHUNK_ROWS; }
 
 #endif
