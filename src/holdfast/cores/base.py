@@ -160,8 +160,7 @@ class Core(nn.Module):
             raise ValueError(f"{name} is on {device}, its input on {x.device}; move one of them with .to(...)")
         if x.dtype != dtype and not (x.is_floating_point() and torch.is_autocast_enabled(device.type)):
             raise TypeError(
-                f"{name} has dtype {dtype}, its input {x.dtype}; "
-                "convert one of them, or use torch.autocast"
+                f"{name} has dtype {dtype}, its input {x.dtype}; convert one of them, or use torch.autocast"
             )
 
 

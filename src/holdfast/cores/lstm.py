@@ -25,10 +25,12 @@ class LSTM(GatedCore):
     def _step(self, x: Tensor, state: State, resets: Tensor | None) -> tuple[Tensor, State]:
         fused = dispatch.fused_step(self, x)
         dtype = self._compute_dtype(x)
+        if fused is None and dtype in HALF:
+            return self._step_of_sequence(x, state, resets)
         if fused is None:
-            if dtype in HALF:
-                return self._step_of_sequence(x, state, resets)
             state = self._reset(state, resets)
+        elif self.reset == "detach":
+            resets = None  # without gradients there is nothing to cut
         y, hs, cs = x, [], []
         for layer, (h, c) in enumerate(zip(state["h"].unbind(1), state["c"].unbind(1))):
             weights = self._weights(layer, dtype)

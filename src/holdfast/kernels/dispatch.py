@@ -35,13 +35,16 @@ def choose(recurrence: str, core: GatedCore, x: Tensor) -> ModuleType:
 
 def fused_step(core: GatedCore, x: Tensor) -> ModuleType | None:
     """The module whose `lstm_step` or `gru_step` runs this step without gradients, or None: torch's own cell."""
-    if torch.is_grad_enabled() or core.kernel not in ("auto", "native") or core.reset == "detach":
+    if torch.is_grad_enabled() or core.kernel == "reference":
         return None
     if x.is_cuda:
         gpu = _gpu(core)
         fast = core.precision == "fast" and gpu is not None and gpu.supports_step("", x, _state_like(core, x))
         return gpu if fast else None
-    return native if _native(core, x) else None
+    if core.kernel != "portable" and _native(core, x):
+        return native
+    whole = x.dtype == core.state_dtype() == core._compute_dtype(x) and x.dtype not in (torch.bfloat16, torch.float16)
+    return portable if whole and x.device.type == "cpu" and not torch.compiler.is_compiling() else None
 
 
 def _gpu(core: GatedCore) -> ModuleType | None:
