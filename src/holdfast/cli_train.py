@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -84,10 +85,12 @@ def read_checkpoint(run: Path) -> tuple[Path, dict[str, Any], TrainConfig]:
 
 
 def _train_on(argv: list[str], run: Path) -> int:
-    from holdfast import checkpoint
+    from holdfast import checkpoint, distributed
     from holdfast.trainer import Trainer
 
     with mistakes():
+        if distributed.restarted() and run.parent.name == checkpoint.folder_of(run).name:
+            run = run.parent.parent  # begun from one checkpoint, and since then there may be later ones
         file, _, before = read_checkpoint(run)
         if file.parent.name == checkpoint.folder_of(run).name:
             before.run_dir = str(file.parent.parent)  # where it is now, not where it was
@@ -105,25 +108,33 @@ def _train_on(argv: list[str], run: Path) -> int:
 
 
 def _train_one(config: TrainConfig) -> Path:
+    from holdfast import checkpoint, distributed
     from holdfast.trainer import Trainer
 
     with mistakes():
-        trainer = Trainer(config)
+        if distributed.restarted() and checkpoint.rolling(config.folder):  # torchrun began this job again
+            trainer = Trainer.resume(config.folder)
+        else:
+            trainer = Trainer(config)
     return _run(trainer)
 
 
 def _run(trainer: Any) -> Path:
     """Run a trainer and print the result; the run folder."""
     from holdfast.dashboard import clock, compact, number
+    from holdfast.env_failures import EnvFailedError
+    from holdfast.nonfinite import NonFiniteError
     from holdfast.replay_check import ReplayError
 
     config = trainer.config
     earlier_steps, earlier_seconds = trainer.steps, trainer.seconds
     try:
         result = trainer.run()
-    except (ReplayError, FileExistsError, ModuleNotFoundError) as error:
+    except (ReplayError, NonFiniteError, EnvFailedError, FileExistsError, ModuleNotFoundError) as error:
         raise Mistake(str(error)) from error
     run = result.run_dir
+    if not trainer.ranks.leads:
+        return run
     seconds = result.seconds - earlier_seconds
     speed = (result.steps - earlier_steps) / seconds if seconds > 0 else 0.0
     plus_minus = f" ± {number(result.std_error)}" if config.final_eval_episodes > 1 else ""
@@ -170,7 +181,8 @@ def _with_free_folder(config: TrainConfig, seeds: tuple[int, ...]) -> TrainConfi
 
     if config.run_dir is None and config.name is not None and seeds:
         return dataclasses.replace(config, name=f"{config.name}-seed{config.seed}")
-    if config.run_dir is not None or config.name is not None:
+    # The ranks of a job, and the same job begun again, must all mean the same folder.
+    if config.run_dir is not None or config.name is not None or "WORLD_SIZE" in os.environ:
         return config
     base, number = config.folder.name, 1
     while rolling(config.folder):

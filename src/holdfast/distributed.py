@@ -9,6 +9,7 @@ function here gives back what it was given. Nothing here knows what is trained.
 from __future__ import annotations
 
 import atexit
+import inspect
 import os
 from dataclasses import dataclass
 from typing import Any
@@ -105,9 +106,10 @@ class Ranks:
         from torch.nn.parallel import DistributedDataParallel
 
         # Buffers (normalisers) move equally on every rank, between updates: nothing to copy in each forward pass.
-        return DistributedDataParallel(
-            policy, broadcast_buffers=False, gradient_as_bucket_view=True, find_unused_parameters=some_unused
-        )
+        known = inspect.signature(DistributedDataParallel).parameters
+        buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+        options: dict[str, Any] = {buffers: False, "find_unused_parameters": some_unused}
+        return DistributedDataParallel(policy, gradient_as_bucket_view=True, **options)
 
 
 ALONE = Ranks()

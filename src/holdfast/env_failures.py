@@ -17,9 +17,13 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 
+from holdfast import envs
+from holdfast.config import TrainConfig
 from holdfast.env_feed import autoreset_mode
+from holdfast.envs.base import TorchVectorEnv
 
 LONGEST_REPORT = 20_000  # characters of a traceback
 
@@ -154,3 +158,44 @@ def _tear_down(env: VectorEnv[Any, Any, Any]) -> None:
         if pipe is not None:
             pipe.close()
     env.unwrapped.closed = True
+
+
+# --- a training run's ------------------------------------------------------------------------------------------------
+
+
+class FailureLog:
+    """Counts a run's failures, says each in a line, and appends the tracebacks to a file in the run's folder."""
+
+    def __init__(self, config: TrainConfig, rank: int, say: Callable[[str], None]) -> None:
+        self.config, self.say, self.count = config, say, 0
+        self.file = config.folder / f"env_failures-rank{rank}.txt"
+
+    def __call__(self, number: int, text: str) -> None:
+        self.count += 1
+        with contextlib.suppress(OSError), open(self.file, "a") as log:
+            log.write(f"--- failure {self.count}\n{text}\n")
+        last = text.strip().splitlines()[-1] if text.strip() else "no reason given"
+        self.say(
+            f"an environment failed ({last}). All {self.config.num_envs} were built anew, open episodes truncated; "
+            f"failure {number} of at most {self.config.max_env_failures}, traceback in {self.file}"
+        )
+
+
+def training_env(config: TrainConfig, num_envs: int, device: torch.device, report: FailureLog) -> Any:
+    """The environments a config describes; those that can fail survive it as the config says."""
+
+    def make() -> Any:
+        return envs.make(
+            config.env,
+            num_envs,
+            device=device,
+            vectorization=config.vectorization,
+            mask_velocity=config.mask_velocity,
+            env_kwargs=config.env_kwargs,
+        )
+
+    env = make()
+    if isinstance(env, TorchVectorEnv) or autoreset_mode(env) != AutoresetMode.SAME_STEP:
+        return env
+    limit = config.max_env_failures if config.env_failure == "rebuild" else 0
+    return RebuildingEnv(make, limit=limit, timeout=config.env_timeout, report=report, first=env)

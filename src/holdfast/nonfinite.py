@@ -6,6 +6,7 @@ row that holds one gives NaN until its episode ends.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ import torch
 
 from holdfast import checkpoint
 from holdfast.collect import Segment
+from holdfast.config import TrainConfig
 from holdfast.memory import Memory
+from holdfast.policy import RecurrentPolicy
 from holdfast.state import leaves
 
 FOLDER = "nonfinite"
@@ -25,9 +28,39 @@ class NonFiniteError(RuntimeError):
     """Training stopped: updates in a row came to nothing."""
 
 
-def no_step_taken(row: dict[str, float], minibatches: int) -> bool:
-    """Whether every optimiser step of an update was skipped."""
-    return row["train/skipped_steps"] >= row["train/epochs"] * minibatches
+class Watch:
+    """Looks at every update of a run. `total`: updates with skipped steps. `in_a_row`: those of late that took none."""
+
+    def __init__(self, config: TrainConfig, rank: int, say: Callable[[str], None]) -> None:
+        self.config, self.rank, self.say = config, rank, say
+        self.total = self.in_a_row = 0
+
+    def look(self, row: dict[str, float], segment: Segment, policy: RecurrentPolicy, memory: Memory) -> None:
+        """Count and report skipped steps; keep what they were computed from; stop when nothing is learnt any more."""
+        if row.get("memory/nan", 0) > 0:
+            clear_memory(memory)
+        skipped = row["train/skipped_steps"]
+        if skipped == 0:
+            self.in_a_row = 0
+            return
+        self.total += 1
+        spoiled = skipped >= row["train/epochs"] * self.config.minibatches
+        self.in_a_row = self.in_a_row + 1 if spoiled else 0
+        evidence: Path | str
+        try:
+            evidence = keep_evidence(self.config.folder, self.rank, row, segment, policy.state_dict())
+        except OSError as error:
+            evidence = f"nowhere ({error})"
+        if self.total == 1 or self.in_a_row > 1:
+            what = "the update was" if spoiled else f"{skipped:.0f} of its steps were"
+            self.say(f"loss or gradients were not finite, {what} skipped; rollout and weights are in {evidence}")
+        if self.in_a_row >= self.config.max_bad_updates:
+            good = checkpoint.rolling(self.config.folder)
+            last = f"The last good checkpoint is {good[-1]}" if good else "No checkpoint had been written yet"
+            raise NonFiniteError(
+                f"loss or gradients were not finite in {self.in_a_row} updates in a row, and training stopped. {last}. "
+                f"Rollout and weights of the last update are in {evidence}: look for NaN in its obs and rewards"
+            )
 
 
 def inputs_are_finite(segment: Segment) -> bool:

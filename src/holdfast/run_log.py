@@ -2,7 +2,8 @@
 
 The CSV is the record. One row per update, floats written so that they read back to the same bits: two
 identical runs give identical files in all columns but `time/*`, which come last. Each row is handed to the
-operating system at once, so a killed run loses at most the row being written.
+operating system at once, so a killed run loses at most the row being written. A disk that is full loses none: rows
+wait in memory. The record of a long run is thinned out, so that it never has more than MAX_ROWS rows.
 """
 
 from __future__ import annotations
@@ -13,13 +14,17 @@ import io
 import json
 import math
 import os
+from collections import deque
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
 from holdfast.info import describe_process
 
 CSV_NAME = "progress.csv"
+MAX_ROWS = 20_000
+"""A run of more updates keeps every second row, then every fourth, ..."""
 
 
 class RunLog:
@@ -34,7 +39,11 @@ class RunLog:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._csv_path = self.folder / CSV_NAME
         self._columns: list[str] = []
-        self._file: IO[str] | None = None
+        self._stride = 1  # of the rows in the file
+        self._file: IO[bytes] | None = None
+        self._waiting: deque[Mapping[str, float]] = deque(maxlen=MAX_ROWS)  # rows that could not be written yet
+        self.problem: str | None = None
+        """Why rows wait in memory; None when all is written."""
         self._use_tensorboard = tensorboard
         self._purge_step: int | None = None
         self._tensorboard: Any = None
@@ -44,13 +53,17 @@ class RunLog:
         if wandb and importlib.util.find_spec("wandb") is None:
             raise ModuleNotFoundError("--track needs Weights & Biases: pip install wandb, or leave --track out")
 
-    def write(self, row: Mapping[str, float], step: int) -> None:
-        """One row; `step` is the x axis in TensorBoard (environment steps)."""
-        self._write_csv(row)
-        if self._use_tensorboard:
-            self._write_tensorboard(row, step)
+    def write(self, row: Mapping[str, float], step: int) -> bool:
+        """One row; `step` is the x axis in TensorBoard (environment steps). True when the disk begins to refuse."""
+        before = self.problem
+        if int(row["update"]) % stride(row["update"]) == 0:
+            self._waiting.append(row)
+            self._write_waiting()
+            if self._use_tensorboard:
+                self._write_tensorboard(row, step)
         if self._use_wandb:
             self._write_wandb(row)
+        return self.problem is not None and before is None
 
     def rewind(self, update: int) -> None:
         """Cut `progress.csv` back to the rows with `update` at most this, and drop a torn last line."""
@@ -58,14 +71,16 @@ class RunLog:
         rows = [row for row in read_progress(self.folder) if float(row["update"]) <= update]
         # A column that only later rows had goes too: the file is again what it was at that update.
         self._columns = _ordered(name for row in rows for name, text in row.items() if text != "")
+        self._stride = stride(update)
         if rows:
-            self._replace_csv(rows)
+            self._replace_csv(rows, self._columns)
         else:
             self._csv_path.unlink(missing_ok=True)
         self._purge_step = int(float(rows[-1].get("steps") or update)) + 1 if rows else 0
 
     def close(self) -> None:
         """Flush and close everything."""
+        self._write_waiting()
         self._close_writers()
         if self._wandb is not None:
             self._wandb.finish()
@@ -73,29 +88,50 @@ class RunLog:
 
     # --- inside -----------------------------------------------------------------------------------------
 
-    def _write_csv(self, row: Mapping[str, float]) -> None:
-        new = [name for name in row if name not in self._columns]
-        if new:
-            earlier = read_progress(self.folder) if self._columns else []
-            self._columns = _ordered([*self._columns, *new])
-            self._replace_csv(earlier)
-        if self._file is None:
-            self._file = open(self._csv_path, "a", newline="")  # noqa: SIM115  (kept open over the run)
-        self._file.write(_line(_text(row[name]) if name in row else "" for name in self._columns))
-        self._file.flush()
+    def _write_waiting(self) -> None:
+        try:
+            while self._waiting:
+                self._write_csv(self._waiting[0])
+                self._waiting.popleft()
+            self.problem = None
+        except OSError as error:
+            self.problem = str(error)
 
-    def _replace_csv(self, rows: Iterable[Mapping[str, str]]) -> None:
-        """The whole file anew, under the present columns; a reader sees the old one or the new one."""
+    def _write_csv(self, row: Mapping[str, float]) -> None:
+        columns = _ordered([*self._columns, *row])
+        update = row["update"]
+        if columns != self._columns or stride(update) > self._stride:
+            earlier = read_progress(self.folder) if self._columns else []
+            kept = [old for old in earlier if int(float(old["update"])) % stride(update) == 0]
+            self._replace_csv(kept, columns)
+            self._stride = stride(update)
+        if self._file is None:
+            self._file = open(self._csv_path, "ab", buffering=0)  # noqa: SIM115  (kept open over the run)
+        end = self._file.seek(0, os.SEEK_END)
+        rest = memoryview(_line(_text(row[name]) if name in row else "" for name in self._columns).encode())
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except OSError:
+            self._file.truncate(end)  # no torn line in the middle of the record
+            raise
+
+    def _replace_csv(self, rows: Iterable[Mapping[str, str]], columns: list[str]) -> None:
+        """The whole file anew, under these columns; a reader sees the old one or the new one."""
         if self._file is not None:
             self._file.close()
             self._file = None
         temporary = self._csv_path.with_suffix(".csv.new")
-        with open(temporary, "w", newline="") as file:
-            file.write(_line(self._columns))
-            file.writelines(_line(row.get(name, "") for name in self._columns) for row in rows)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, self._csv_path)
+        try:
+            with open(temporary, "w", newline="") as file:
+                file.write(_line(columns))
+                file.writelines(_line(row.get(name, "") for name in columns) for row in rows)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, self._csv_path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        self._columns = columns
 
     def _write_tensorboard(self, row: Mapping[str, float], step: int) -> None:
         if self._tensorboard is None:
@@ -104,10 +140,15 @@ class RunLog:
             except ImportError:
                 self._use_tensorboard = False
                 return
-            self._tensorboard = SummaryWriter(str(self.folder), purge_step=self._purge_step or 0)
-        for name, value in row.items():
-            if math.isfinite(value):
-                self._tensorboard.add_scalar(name, value, step)
+            with suppress(OSError):
+                self._tensorboard = SummaryWriter(str(self.folder), purge_step=self._purge_step or 0)
+        try:
+            for name, value in row.items():
+                if math.isfinite(value) and self._tensorboard is not None:
+                    self._tensorboard.add_scalar(name, value, step)
+        except OSError:  # its own file; the record is the CSV. Another one is begun with the next row
+            self._close_tensorboard()
+            self._purge_step = step
 
     def _write_wandb(self, row: Mapping[str, float]) -> None:
         if self._wandb is None:
@@ -132,9 +173,25 @@ class RunLog:
         if self._file is not None:
             self._file.close()
             self._file = None
+        self._close_tensorboard()
+
+    def _close_tensorboard(self) -> None:
         if self._tensorboard is not None:
-            self._tensorboard.close()
+            with suppress(OSError):
+                self._tensorboard.close()
             self._tensorboard = None
+
+
+def stride(update: float) -> int:
+    """Every how many-th row a run of so many updates keeps.
+
+    >>> [stride(update) for update in (1, 20_000, 20_001, 40_000, 40_001)]
+    [1, 1, 2, 2, 4]
+    """
+    kept = 1
+    while update > MAX_ROWS * kept:
+        kept *= 2
+    return kept
 
 
 def read_progress(run: str | Path) -> list[dict[str, str]]:

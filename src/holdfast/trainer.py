@@ -7,26 +7,39 @@ PPO itself is in `ppo.py`, segments come from `collect.py`; this file decides wh
 
 from __future__ import annotations
 
-import random
 import signal
+import tempfile
 import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from holdfast import __version__, checkpoint, envs, replay_check, rng_state, saved_policy, space_data, telemetry
+from holdfast import (
+    checkpoint,
+    cuda_graphs,
+    distributed,
+    nonfinite,
+    rank_metrics,
+    replay_check,
+    rng_state,
+    run_state,
+    saved_policy,
+    telemetry,
+)
 from holdfast.actor_critic import ActorCritic
 from holdfast.collect import Collector, Segment
 from holdfast.config import TrainConfig
 from holdfast.display import Display
+from holdfast.env_failures import FailureLog, RebuildingEnv, training_env
 from holdfast.evaluation import EvalResult, evaluate
+from holdfast.patience import Patience
 from holdfast.policy import RecurrentPolicy
 from holdfast.ppo import PPO
 from holdfast.reward_scale import RewardScale
@@ -38,7 +51,10 @@ NAN = float("nan")
 
 
 class Callback:
-    """Hooks into a run; return False from any of them to stop it after the present update."""
+    """Hooks into a run; return False from any of them to stop it after the present update.
+
+    In a distributed run every rank calls them, with the rollout of its own environments; one that stops, stops all.
+    """
 
     def on_rollout_end(self, trainer: Trainer, segment: Segment) -> bool | None: ...
 
@@ -82,23 +98,30 @@ class Trainer:
             )
         self.eval_env = eval_env
         self.callbacks = list(callbacks)
-        self.device = _device(config.device)
+        self._say: Any = print
+        self.update = 0  # finished updates
+        self.ranks, self.device = distributed.join(config.device)
+        self.env_share = self.ranks.share(config.num_envs)  # which of all environments are in this process
+        self._check_shares()
+        self.env_failures = FailureLog(config, self.ranks.rank, self._tell)
         if self.device.type == "cpu":
-            torch.set_num_threads(config.threads or _threads_for(config))
-        random.seed(config.seed)
-        np.random.seed(config.seed % 2**32)
-        torch.manual_seed(config.seed)
+            torch.set_num_threads(config.threads or _threads_for(config, len(self.env_share)))
+        rng_state.seed(config.seed)  # every rank makes the same policy
         self._own_env = env is None
-        self.env = self._make_env(config.num_envs) if env is None else env
-        if self.env.num_envs != config.num_envs:
+        self.env = self._make_env(len(self.env_share)) if env is None else env
+        if self.env.num_envs != len(self.env_share):
+            of_this = f", {len(self.env_share)} of them for rank {self.ranks.rank}" if self.ranks.size > 1 else ""
             raise ValueError(
-                f"the environment has {self.env.num_envs} copies, the config says num_envs={config.num_envs}"
+                f"the environment has {self.env.num_envs} copies, the config says num_envs={config.num_envs}{of_this}"
             )
         self._own_policy = policy is None
         self.policy = self._make_policy() if policy is None else policy
         self.policy.to(self.device)
         autocast = torch.bfloat16 if config.precision == "bf16" else None
-        self.collector = Collector(
+        if self.device.type == "cuda":
+            torch.set_float32_matmul_precision("high")  # TF32, as the recurrent kernels
+        graphed = cuda_graphs.can_graph(self.env, self.device, config.inputs)
+        self.collector = (cuda_graphs.GraphCollector if graphed else Collector)(
             self.env,
             self.policy,
             config.num_steps,
@@ -107,14 +130,19 @@ class Trainer:
             bptt=config.bptt,
             inputs=config.inputs,
             autocast=autocast,
-            seed=config.seed,
+            seed=self.ranks.seed(config.seed),
         )
+        if not self.ranks.leads:
+            rng_state.seed(self.ranks.seed(config.seed))  # and acts with random numbers of its own
         self.autocast = autocast
-        self.ppo = PPO(self.policy, config)
-        self.reward_scale = RewardScale(config.num_envs, config.gamma, self.device) if config.normalize_reward else None
-        self.update = 0  # finished updates
+        some_unused = not self._own_policy or config.reset == "learned"
+        self.ppo = PPO(self.policy, config, self.ranks.averaging(self.policy, some_unused), self.ranks)
+        share = len(self.env_share)
+        self.reward_scale = RewardScale(share, config.gamma, self.device) if config.normalize_reward else None
         self.steps = 0
         self.best_return = -float("inf")
+        self._patience = Patience(self._tell)
+        self.spoiled = nonfinite.Watch(config, self.ranks.rank, self._tell)
         self._earlier_seconds = 0.0  # training time before `_began`
         self._began: float | None = None
         self.recent_returns: deque[float] = deque(maxlen=RECENT_EPISODES)
@@ -133,31 +161,41 @@ class Trainer:
     def run(self) -> TrainResult:
         """Train to the end (or to Ctrl-C, which saves and returns), then evaluate on fresh episodes."""
         config, folder = self.config, self.config.folder
-        self._prepare_folder(folder)
-        log = RunLog(folder, tensorboard=config.tensorboard, wandb=config.track, config=config.to_dict())
-        if self.resumed_from is not None:
-            log.rewind(self.update)
-        display = Display(config, config.num_updates)
+        log = None
+        if self.ranks.leads:
+            self._prepare_folder(folder)
+            log = RunLog(folder, tensorboard=config.tensorboard, wandb=config.track, config=config.to_dict())
+            if self.resumed_from is not None:
+                log.rewind(self.update)
+        display = Display(config if self.ranks.leads else replace(config, quiet=True), config.num_updates)
+        if self.ranks.leads:
+            self._say = display.note
+        elif not config.quiet:
+            self._say = lambda text: print(f"rank {self.ranks.rank}, {text}", flush=True)
+        else:
+            self._say = lambda text: None
         if self.resumed_from is not None:
             display.note(f"resumed from {self.resumed_from}{self._resume_words}")
         warnings = telemetry.Warnings(config, getattr(self.env, "single_action_space", None))
         self._began = time.perf_counter()
         try:
             with self._interruptible(display):
-                while self.update < config.num_updates and self._stop is None:
+                while self.update < config.num_updates and not self._all_stop():
                     before, steps_before = time.perf_counter(), self.steps
                     row, segment = self._one_update()
                     row["time/fps"] = (self.steps - steps_before) / (time.perf_counter() - before)
                     row["time/elapsed"] = self.seconds
-                    log.write(row, self.steps)
+                    if log is not None and log.write(row, self.steps):
+                        self._tell(f"{log.problem}; rows of the log are kept in memory and tried again")
                     display.update(row, warnings.look(row, segment))
+                    self.spoiled.look(row, segment, self.policy, self.collector.memory)
                     self._after_update(row, folder)
         finally:
-            log.close()
+            if log is not None:
+                log.close()
             display.close()
         self._earlier_seconds, self._began = self.seconds, None
-        self.save(checkpoint.path_for(folder, self.update))
-        checkpoint.prune(folder, config.keep_checkpoints)
+        self._save_at_the_end(folder)
         if self.eval_env is None and not self._own_env:
             self.eval_env = self.env  # training is over, and saved: it may be used up
         final = self.evaluate(config.final_eval_episodes)
@@ -173,14 +211,18 @@ class Trainer:
             replay_check.rollout_failed(self.policy, error)
             raise
         self._ask("on_rollout_end", segment)
-        self.recent_returns.extend(segment.episode_returns)
-        self.recent_lengths.extend(segment.episode_lengths)
+        ended = rank_metrics.episodes(
+            self.ranks, segment.episode_returns, segment.episode_lengths, RECENT_EPISODES, self.device
+        )
+        self.recent_returns.extend(ended[0])
+        self.recent_lengths.extend(ended[1])
         all_valid = not self.collector.feed.has_dummy_steps
         every = config.replay_check_every
         checked = self.update == 0 or (every > 0 and self.update % every == 0)
         began = time.perf_counter()
         gap = NAN
-        if checked or self._unchecked:
+        # What the environment or an earlier failure spoiled is not the policy's fault: that update will be skipped.
+        if (checked or self._unchecked) and nonfinite.inputs_are_finite(segment):
             gap = replay_check.check(self.policy, segment, self.autocast, config.bptt)
             self._unchecked = False
         losses = self.ppo.update(segment, self.update / config.num_updates, all_valid)
@@ -188,16 +230,16 @@ class Trainer:
         stale = self._staleness(segment) if checked else NAN
         # Statistics move only here, between an update and the next rollout.
         if self.reward_scale is not None:
-            self.reward_scale.update(segment.rewards, segment.terminated | segment.truncated, segment.valid)
+            ends = segment.terminated | segment.truncated
+            self.reward_scale.update(segment.rewards, ends, segment.valid, self.ranks)
             self.collector.reward_scale = self.reward_scale.value
         if isinstance(self.policy, ActorCritic) and self.policy.normalizes:
             real = segment.obs if all_valid else tree_map(lambda o: o[segment.valid], segment.obs)
-            self.policy.update_normalizer(real)
+            self.policy.update_normalizer(real, self.ranks)
         self.update += 1
-        self.steps += int(segment.valid.sum()) if not all_valid else segment.resets.numel()
-        row = {
+        row: dict[str, float] = {
             "update": self.update,
-            "steps": self.steps,
+            "steps": int(segment.valid.sum()) if not all_valid else segment.resets.numel(),
             "rollout/ep_rew_mean": _mean(self.recent_returns),
             "rollout/ep_len_mean": _mean(self.recent_lengths),
             "rollout/episodes": len(segment.episode_returns),
@@ -211,6 +253,10 @@ class Trainer:
             "time/policy": segment.seconds["policy"],
             "time/update": seconds,
         }
+        if isinstance(self.env, RebuildingEnv):
+            row["env/failures"] = self.env_failures.count
+        row = rank_metrics.combine(row, self.ranks, config.num_envs, self.device)
+        self.steps = row["steps"] = self.steps + int(row["steps"])
         if config.eval_every and self.update % config.eval_every == 0:
             result = self.evaluate(config.eval_episodes)
             row["eval/mean_return"], row["eval/mean_length"] = result.mean_return, result.mean_length
@@ -222,13 +268,15 @@ class Trainer:
         return row, segment
 
     def _after_update(self, row: dict[str, float], folder: Path) -> None:
-        evaluated = row["eval/mean_return"]
-        if evaluated > self.best_return:  # False for NaN
+        evaluated, best = row["eval/mean_return"], self.best_return
+        if evaluated > best:  # False for NaN
             self.best_return = evaluated
-            self.save(checkpoint.folder_of(folder) / "best.pt")
-        if self.config.checkpoint_every and self.update % self.config.checkpoint_every == 0:
-            self.save(checkpoint.path_for(folder, self.update))
-            checkpoint.prune(folder, self.config.keep_checkpoints)
+            if not self._try_to_save(checkpoint.folder_of(folder) / "best.pt"):
+                self.best_return = best
+        scheduled = self.config.checkpoint_every and self.update % self.config.checkpoint_every == 0
+        # While updates come to nothing the last checkpoint stays the last good one.
+        if (scheduled or self._patience.due(self.update)) and self.spoiled.in_a_row == 0:
+            self._try_to_save(checkpoint.path_for(folder, self.update))
 
     def _staleness(self, segment: Segment) -> float:
         """Stored against recomputed: where this segment ended, under the weights before and after the update."""
@@ -240,7 +288,13 @@ class Trainer:
         return telemetry.staleness(self.collector.memory._take(segment.num_envs, None)[0], now)
 
     def evaluate(self, episodes: int, deterministic: bool = False) -> EvalResult:
-        """Fresh episodes in environments of their own, with memory of their own; training does not notice."""
+        """Fresh episodes in environments of their own, with memory of their own; training does not notice.
+
+        In a distributed run all ranks call it, and rank 0 plays.
+        """
+        return self.ranks.from_leader(self._play(episodes, deterministic) if self.ranks.leads else None)
+
+    def _play(self, episodes: int, deterministic: bool) -> EvalResult:
         if self.eval_env is None:
             if not self._own_env:
                 raise ValueError(
@@ -260,30 +314,29 @@ class Trainer:
     # --- saving and resuming -----------------------------------------------------------------------------------------
 
     def save(self, path: str | Path) -> None:
-        """Everything that is needed to go on as if nothing had happened."""
-        checkpoint.save(path, self._payload())
+        """Everything that is needed to go on as if nothing had happened. In a distributed run all ranks call it."""
+        data = run_state.payload(self)
+        if self.ranks.leads:
+            checkpoint.save(path, data)
 
-    def _payload(self) -> dict[str, Any]:
-        known = self.policy if isinstance(self.policy, ActorCritic) else None
-        return {
-            "holdfast": __version__,
-            "config": self.config.to_dict(),
-            "policy": {k: v.cpu() for k, v in self.policy.state_dict().items()},
-            "own_policy": self._own_policy,
-            "observation_space": None if known is None else space_data.to_data(known.observation_space),
-            "action_space": None if known is None else space_data.to_data(known.action_space),
-            "ppo": self.ppo.state_dict(),
-            "collector": self.collector.state_dict(),
-            "reward_scale": None if self.reward_scale is None else self.reward_scale.state_dict(),
-            "rng": rng_state.capture(self.device),
-            "threads": torch.get_num_threads(),
-            "update": self.update,
-            "steps": self.steps,
-            "seconds": self.seconds,
-            "best_return": self.best_return,
-            "recent_returns": list(self.recent_returns),
-            "recent_lengths": list(self.recent_lengths),
-        }
+    def _try_to_save(self, path: Path) -> bool:
+        """Save a checkpoint of the run; if the disk does not let us, say so and try again later."""
+        problem = None
+        try:
+            self.save(path)
+            if self.ranks.leads:
+                checkpoint.prune(self.config.folder, self.config.keep_checkpoints)
+        except OSError as error:
+            problem = str(error)
+        return self._patience.learn(self.ranks.from_leader(problem), self.update)
+
+    def _save_at_the_end(self, folder: Path) -> None:
+        """The last checkpoint; in the system's temporary folder if the run's own cannot be written."""
+        if self._try_to_save(checkpoint.path_for(folder, self.update)):
+            return
+        instead = Path(tempfile.gettempdir()) / f"holdfast-{folder.name}-update_{self.update:08d}.pt"
+        self.save(instead)
+        self._tell(f"the run's folder could not be written to the end; the last checkpoint is {instead}")
 
     @classmethod
     def resume(
@@ -304,27 +357,13 @@ class Trainer:
             config.run_dir = str(file.parent.parent)  # where the run is now, not where it was
         torch.set_num_threads(saved["threads"])
         trainer = cls(config, env, policy, callbacks, eval_env)
-        trainer.policy.load_state_dict(saved["policy"])
-        trainer.ppo.load_state_dict(saved["ppo"])
-        trainer.collector.seed = config.seed + saved["update"]  # if episodes must start anew: other ones than at first
-        exact = trainer.collector.load_state_dict(saved["collector"])
-        if trainer.reward_scale is not None and saved["reward_scale"] is not None:
-            trainer.reward_scale.load_state_dict(saved["reward_scale"])
-            trainer.collector.reward_scale = trainer.reward_scale.value
-            if not exact:
-                trainer.reward_scale.drop_open_episodes()
+        exact = run_state.restore(trainer, saved)
         trainer._resume_words = (
             ""
             if exact
             else ": this environment cannot restore its state, so all episodes were restarted with fresh memory"
         )
-        for name in ("update", "steps", "best_return"):
-            setattr(trainer, name, saved[name])
-        trainer._earlier_seconds = saved["seconds"]
-        trainer.recent_returns.extend(saved["recent_returns"])
-        trainer.recent_lengths.extend(saved["recent_lengths"])
         trainer.resumed_from = file
-        rng_state.restore(saved["rng"], trainer.device)
         return trainer
 
     _resume_words = ""
@@ -332,15 +371,31 @@ class Trainer:
     # --- inside ------------------------------------------------------------------------------------------------------
 
     def _make_env(self, num_envs: int) -> Any:
-        config = self.config
-        return envs.make(
-            config.env,
-            num_envs,
-            device=self.device,
-            vectorization=config.vectorization,
-            mask_velocity=config.mask_velocity,
-            env_kwargs=config.env_kwargs,
-        )
+        return training_env(self.config, num_envs, self.device, self.env_failures)
+
+    def _tell(self, text: str) -> None:
+        """A line for whoever watches; of any rank, while there is no display yet."""
+        self._say(f"update {self.update}: {text}")
+
+    def _check_shares(self) -> None:
+        """Every rank needs environments enough for its part of each minibatch."""
+        config, size = self.config, self.ranks.size
+        smallest = len(self.ranks.share(config.num_envs, size - 1))
+        sequences = smallest * (config.num_steps // (config.bptt or config.num_steps))
+        if smallest == 0 or sequences < config.minibatches:
+            raise ValueError(
+                f"num_envs={config.num_envs} over {size} ranks leaves {smallest} environments ({sequences} sequences) "
+                f"on some, too few for minibatches={config.minibatches}; use more environments, fewer ranks or fewer "
+                "minibatches"
+            )
+
+    def _all_stop(self) -> bool:
+        """Whether any rank has a reason to stop; then all have it."""
+        reasons = ("callback", "target", "interrupt")
+        mine = 0 if self._stop is None else 1 + reasons.index(self._stop)
+        found = int(max(number for (number,) in self.ranks.everybody([float(mine)], self.device)))
+        self._stop = reasons[found - 1] if found else None
+        return self._stop is not None
 
     def _make_policy(self) -> ActorCritic:
         from holdfast.env_feed import input_space
@@ -388,20 +443,11 @@ class Trainer:
             signal.signal(signal.SIGINT, previous)
 
 
-def _threads_for(config: TrainConfig) -> int:
+def _threads_for(config: TrainConfig, num_envs: int) -> int:
     """One thread for small networks and minibatches, where handing work around costs more than it saves."""
-    sequences = config.num_envs * config.num_steps // config.minibatches
+    sequences = num_envs * config.num_steps // config.minibatches
     work = sequences * config.hidden_size**2  # multiplications of a recurrent product per minibatch, over a constant
     return 1 if work < 2**28 else torch.get_num_threads()
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    device = torch.device(name)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device='cuda', but torch sees no GPU; use device='cpu' or 'auto'")
-    return device
 
 
 def _mean(values: deque[Any]) -> float:
