@@ -19,7 +19,6 @@ from gpu_recurrence import SHAPES
 from holdfast.kernels import cuda_recurrence, cuda_tiles
 from holdfast.kernels.cuda_tiles import Tile
 
-
 ROWS = ((1, 1, 1), (1, 1, 2), (2, 1, 1), (2, 1, 2), (2, 1, 4), (2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 2))
 PIPELINES = ((64, 3), (64, 4), (128, 2), (256, 2))
 

@@ -41,13 +41,19 @@ def limits(device: int) -> tuple[int, int, int]:
 
 
 @functools.cache
-def supports(gates: int, hidden_size: int, batch: int, device: int) -> bool:
-    """Whether these kernels can take this size on this CUDA device."""
-    if hidden_size % 8 or not 16 <= hidden_size <= 1024 or batch < 1 or not nvrtc.is_available():
+def _supports(gates: int, hidden_size: int, device: int) -> bool:
+    if hidden_size % 8 or not 16 <= hidden_size <= 1024 or not nvrtc.is_available():
         return False
     processors, shared, capability = limits(device)
-    fits = all(cuda_tiles.tile_for(gates, hidden_size, batch, b, processors, shared) for b in (False, True))
-    return fits and capability >= 80
+    batches = (1, 300, 1000, 3000)  # one of each class of the table
+    tiles = (cuda_tiles.tile_for(gates, hidden_size, b, d, processors, shared) for b in batches for d in (False, True))
+    return capability >= 80 and all(tiles)
+
+
+@torch.compiler.assume_constant_result
+def supports(gates: int, hidden_size: int, device: int) -> bool:
+    """Whether these kernels can take this hidden size on this CUDA device, with any batch."""
+    return _supports(gates, hidden_size, device)
 
 
 class _Launch(NamedTuple):

@@ -20,9 +20,14 @@ from holdfast.kernels.cuda_tiles import Tile, step_tile
 def supports(x: Tensor, h: Tensor) -> bool:
     """Whether the fused step takes this input and state."""
     hidden = h.shape[-1]
-    if not (x.is_cuda and x.dtype in KIND and h.dtype in KIND and x.numel() > 0 and nvrtc.is_available()):
+    if not (x.is_cuda and x.dtype in KIND and h.dtype in KIND and x.numel() > 0):
         return False
-    return hidden % 8 == 0 and 8 <= hidden <= 2048 and limits(x.get_device())[2] >= 80
+    return hidden % 8 == 0 and 8 <= hidden <= 2048 and _can_compile(x.get_device())
+
+
+@torch.compiler.assume_constant_result
+def _can_compile(device: int) -> bool:
+    return nvrtc.is_available() and limits(device)[2] >= 80
 
 
 @functools.cache

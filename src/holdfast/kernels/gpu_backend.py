@@ -15,19 +15,19 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 def has_backend(gates: int, x: Tensor, h0: Tensor, w_hh: Tensor | None = None) -> bool:
     """Whether a GPU implementation takes this layer: sizes, dtypes and the device."""
-    batch, hidden = h0.shape
+    hidden = h0.shape[1]
     if x.dtype not in _DTYPES or h0.dtype not in _DTYPES or x.numel() == 0 or not x.is_cuda:
         return False
     if w_hh is not None and w_hh.dtype not in _DTYPES:
         return False
-    return hidden <= LARGEST_HIDDEN or cuda_recurrence.supports(gates, hidden, batch, x.get_device())
+    return hidden <= LARGEST_HIDDEN or cuda_recurrence.supports(gates, hidden, x.get_device())
 
 
-def backend(gates: int, hidden_size: int, batch: int, device: torch.device) -> ModuleType:
+def backend(gates: int, hidden_size: int, device: torch.device) -> ModuleType:
     """The module whose `forward` and `backward` run this size."""
     if device.type == "cuda":
         index = torch.cuda.current_device() if device.index is None else device.index
-        if cuda_recurrence.supports(gates, hidden_size, batch, index):
+        if cuda_recurrence.supports(gates, hidden_size, index):
             return cuda_recurrence
     if hidden_size > LARGEST_HIDDEN:
         raise ValueError(

@@ -15,15 +15,13 @@ from holdfast.kernels.half_products import packed_layout
 
 
 def _forward(x, h0, resets, fill_h, w_ih, w_hh, b_ih, b_hh, cut, save):
-    batch, hidden = h0.shape
-    run = backend(3, hidden, batch, x.device).forward
+    run = backend(3, h0.shape[1], x.device).forward
     y, h_n, _, *buffers = run(x, h0, h0, None if cut else resets, fill_h, None, w_ih, w_hh, b_ih, b_hh, save)
     return y, h_n, *buffers
 
 
 def _backward(dy, dh_n, packed, gates, hidden_n, h0, resets, w_ih, w_hh, x_dtype, need_dx, fill):
-    batch, hidden = h0.shape
-    run = backend(3, hidden, batch, h0.device).backward
+    run = backend(3, h0.shape[1], h0.device).backward
     dx, dh0, _, d_fill_h, _, *parameters = run(
         dy, dh_n, None, packed, gates, hidden_n, h0, resets, w_ih, w_hh, x_dtype, need_dx, fill
     )

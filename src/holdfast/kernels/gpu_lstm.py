@@ -15,14 +15,12 @@ from holdfast.kernels.half_products import packed_layout
 
 
 def _forward(x, h0, c0, resets, fill_h, fill_c, w_ih, w_hh, b_ih, b_hh, cut, save):
-    batch, hidden = h0.shape
-    run = backend(4, hidden, batch, x.device).forward
+    run = backend(4, h0.shape[1], x.device).forward
     return run(x, h0, c0, None if cut else resets, fill_h, fill_c, w_ih, w_hh, b_ih, b_hh, save)
 
 
 def _backward(dy, dh_n, dc_n, packed, gates, c_in, h0, resets, w_ih, w_hh, x_dtype, need_dx, fill):
-    batch, hidden = h0.shape
-    run = backend(4, hidden, batch, h0.device).backward
+    run = backend(4, h0.shape[1], h0.device).backward
     return run(dy, dh_n, dc_n, packed, gates, c_in, h0, resets, w_ih, w_hh, x_dtype, need_dx, fill)
 
 
