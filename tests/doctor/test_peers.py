@@ -45,7 +45,6 @@ def test_torchrl_as_documented_has_no_error(policy):
     assert not [o for o in report.outcomes if o.status == "not examined"], report.to_text()
 
 
-@pytest.mark.parametrize("policy", [lstm_policy, gru_policy])
 @pytest.mark.parametrize(
     ("wiring", "cause"),
     [
@@ -56,9 +55,10 @@ def test_torchrl_as_documented_has_no_error(policy):
     ],
     ids=["no-state-keys", "all-false-init", "int-init", "no-recurrent-mode"],
 )
-def test_torchrl_wired_wrongly_is_found(policy, wiring, cause):
+def test_a_torchrl_gru_wired_wrongly_is_found(wiring, cause):
+    """The same four of an LSTM are among the patients."""
     torch.manual_seed(0)
-    assert _causes(doctor.examine(subjects.TorchRL(policy(), (4,), **wiring))) == [cause]
+    assert _causes(doctor.examine(subjects.TorchRL(gru_policy(), (4,), **wiring))) == [cause]
 
 
 def test_the_primer_of_a_real_torchrl_env_zeroes_states_at_resets():

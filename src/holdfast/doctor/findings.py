@@ -47,6 +47,13 @@ class Outcome:
     said: str = ""
     findings: list[Finding] = field(default_factory=list)
 
+    @property
+    def verdict(self) -> str:
+        """`status`, in which a check that found warnings only has not failed."""
+        if self.status == "failed" and all(f.severity != "error" for f in self.findings):
+            return "warning"
+        return self.status
+
 
 def finding(check: str, cause: str, evidence: str, severity: Severity | None = None) -> Finding:
     """A finding with the cause's own fix and severity."""

@@ -35,7 +35,8 @@ dt { font-weight:600; } dd { margin:0; } code { font:.92em ui-monospace, "DejaVu
 table { border-collapse:collapse; width:100%; font-size:.93rem; } 
 td, th { text-align:left; padding:.35rem .6rem .35rem 0; border-bottom:1px solid var(--line); vertical-align:top; }
 .passed { color:var(--good); } .failed { color:var(--bad); }
-.skipped { color:var(--dim); } .pictures { display:flex; flex-wrap:wrap; gap:1.6rem; } figure { margin:.4rem 0; }
+.warned { color:var(--warn); } .skipped { color:var(--dim); } .wide { overflow-x:auto; }
+.pictures { display:flex; flex-wrap:wrap; gap:1.6rem; } figure { margin:.4rem 0; }
 figcaption { font-size:.86rem; color:var(--dim); } svg text { fill:var(--dim); font-size:11px; }
 svg { max-width:100%; height:auto; } details { margin:.6rem 0 0; } summary { cursor:pointer; }
 """
@@ -207,16 +208,17 @@ def _norms(report: Report) -> str:
 
 
 def _checks(outcomes: tuple[Outcome, ...]) -> str:
-    words = {"passed": ("passed", "passed"), "failed": ("failed", "failed")}
+    styles = {"passed": "passed", "failed": "failed", "warning": "warned"}
     lines = []
     for outcome in outcomes:
-        style, word = words.get(outcome.status, ("skipped", outcome.status))
+        style, word = styles.get(outcome.verdict, "skipped"), outcome.verdict
         said = ", ".join(f.cause for f in outcome.findings) if outcome.status == "failed" else outcome.said.strip()
         lines.append(
             f"<tr><td><code>{escape(outcome.check)}</code></td><td>{escape(outcome.protects)}</td>"
             f'<td class="{style}">{word}</td><td class="dim">{escape(said)}</td></tr>'
         )
     return (
-        "<h2>What was looked at</h2><table><tr><th>check</th><th>what it protects</th><th></th><th>measured</th></tr>"
-        f"{''.join(lines)}</table>"
+        '<h2>What was looked at</h2><div class="wide"><table>'
+        "<tr><th>check</th><th>what it protects</th><th></th><th>measured</th></tr>"
+        f"{''.join(lines)}</table></div>"
     )

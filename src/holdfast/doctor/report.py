@@ -16,7 +16,13 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
-_MARKS = {"passed": "[green]✓[/]", "failed": "[red]✗[/]", "not applicable": "[dim]-[/]", "not examined": "[yellow]?[/]"}
+_MARKS = {
+    "passed": "[green]✓[/]",
+    "failed": "[red]✗[/]",
+    "warning": "[yellow]![/]",
+    "not applicable": "[dim]-[/]",
+    "not examined": "[yellow]?[/]",
+}
 
 
 @dataclass(frozen=True)
@@ -131,7 +137,7 @@ class Report:
                 said = ", ".join(f.cause for f in outcome.findings)
             elif outcome.status == "not applicable":
                 said = f"not applicable: {said}"
-            table.add_row(_MARKS[outcome.status], outcome.check, f"[dim]{said.replace('[', '(').replace(']', ')')}[/]")
+            table.add_row(_MARKS[outcome.verdict], outcome.check, f"[dim]{said.replace('[', '(').replace(']', ')')}[/]")
         console.print()
         console.print(table)
 

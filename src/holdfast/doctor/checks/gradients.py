@@ -145,10 +145,10 @@ def bounded_graph(case: Case) -> str:
 
 
 def _live_segments(case: Case) -> str:
-    """Three segments of live steps, each followed by a backward pass where the steps carry a graph."""
+    """Two segments of live steps, each followed by a backward pass where the steps carry a graph."""
     exam, subject = case.exam, case.exam.subject
     subject.begin(exam.rows)
-    for segment in range(3):
+    for segment in range(2):
         scores = []
         for t in range(segment * STEPS, segment * STEPS + STEPS):
             with torch.enable_grad():
@@ -177,7 +177,7 @@ def _epochs(case: Case) -> str:
     held = _graph_size(tensors_in(exam.rollout().marks))
     if held:
         case.report("graph-kept", f"the stored start states hold a graph of {held} operations or more")
-    return f"{3 * STEPS} steps and 4 backward passes leave no graph behind"
+    return f"{2 * STEPS} steps and 4 backward passes leave no graph behind"
 
 
 def _graph_size(tensors: list[Tensor], limit: int = 2000) -> int:

@@ -61,7 +61,8 @@ def _poisoned(exam: Exam, step: int, row: int) -> Trace:
 
 
 def _short(error: Exception) -> str:
-    return str(error).strip().splitlines()[0][:120]
+    line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return line if len(line) <= 110 else line[:110].rsplit(" ", 1)[0] + " ..."
 
 
 @check("environment-ids", "memory follows the environment's id, in any order and in any company")

@@ -16,7 +16,7 @@ from holdfast.doctor.observations import map_tensors, tensors_in
 from holdfast.doctor.script import TOTAL
 from holdfast.doctor.traces import Trace, fill, to_numbers
 
-LONG = 150
+LONG = 110
 LARGE = 50.0
 
 

@@ -141,7 +141,7 @@ def padding(case: Case) -> str:
     padded = torch.arange(STEPS).unsqueeze(1) >= lengths  # [T, B]
 
     def other(x: Tensor, y: Tensor) -> Tensor:
-        return torch.where(padded.reshape(*padded.shape, *[1] * (x.dim() - 2)), y, x)
+        return torch.where(padded.to(x.device).reshape(*padded.shape, *[1] * (x.dim() - 2)), y, x)
 
     noise = map_tensors(lambda x: x[first:last], exam.script.other_obs)
     plain = exam.replay_with_graph(segment.with_(lengths=lengths))
@@ -149,7 +149,7 @@ def padding(case: Case) -> str:
     worst = 0.0
     for a, b in zip(tensors_in(plain.state), tensors_in(noisy.state)):
         worst = max(worst, float((a - b).detach().abs().max()))
-    outputs = (plain.output - noisy.output).detach().abs().amax(-1)[~padded]
+    outputs = (plain.output - noisy.output).detach().abs().amax(-1).cpu()[~padded]
     worst = max(worst, float(outputs.max()))
     if worst > 10 * exam.tolerance:
         case.report("padding-leaks", f"other numbers in the padding change the result by {worst:.2g}")

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from holdfast.doctor.checks.base import Case, NotApplicable, check
 from holdfast.doctor.exam import Exam
 from holdfast.doctor.observations import tensors_in
+from holdfast.doctor.script import STEPS
 from holdfast.doctor.traces import Gap, Trace, fill
 
 
@@ -39,7 +40,8 @@ def repeatable(case: Case) -> str:
 
 
 def _second_run(exam: Exam, seed_shift: int = 0) -> Gap:
-    return exam.ruler.gap(exam.rollout(), exam.run(seed_shift=seed_shift))
+    steps = 2 * STEPS
+    return exam.ruler.gap(exam.rollout().cut(0, steps), exam.run(0, steps, seed_shift=seed_shift))
 
 
 def _second_replay(exam: Exam, same_seed: bool = False, after_the_same_play: bool = False) -> Gap:
