@@ -130,7 +130,9 @@ class GraphedMinibatch:
         self, batch: Segment, size: int, step: Callable[[Segment], Tensor], parameters: list[Tensor], optimizer: Any
     ) -> None:
         self.size = size
-        self._batch = replace(batch, **{name: tree_map(torch.clone, getattr(batch, name)) for name in self._USED})
+        used = {name: tree_map(torch.clone, getattr(batch, name)) for name in self._USED}
+        unused: dict[str, Any] = {"rewards": None, "terminated": None, "truncated": None, "chunk_states": []}
+        self._batch = replace(batch, **used, **unused)
         self._columns = torch.arange(size, device=batch.resets.device)
         self._shapes = _shapes(batch)
 
