@@ -1,0 +1,56 @@
+"""Every example runs, shortened by its arguments, and shows what it says it shows."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+# file: (arguments, what its result must satisfy)
+RUNS = {
+    "own_loop.py": (["--updates", "2", "--num-steps", "32"], lambda r: r["first_ratio_gap"] < 1e-5),
+    "meta_rl.py": (["--updates", "40"], lambda r: r["never"] > r["zero"]),
+    "manual_reset.py": (
+        [],
+        lambda r: r["others_changed"] == 0 and r["line_2_from_a_newcomer"] < 1e-6 < r["line_2_changed"],
+    ),
+    "two_agents.py": ([], lambda r: max(r.values()) < 1e-5),
+    "several_policies.py": (["--steps", "80"], lambda r: r["changes"] > 3 and r["worst"] < 1e-5),
+    "sb3_recurrent_ppo.py": (["--steps", "1024"], lambda r: r["mean_return"] > 5),
+    "sb3_own_policy.py": (
+        ["--steps", "512"],
+        lambda r: "second time" in r["as_written"] and "Expected hidden" in r["with_detach"] and r["steps"] == 512,
+    ),
+    "sb3_masked.py": (["--steps", "2048"], lambda r: r["steps"] == 2048),
+    "torchrl_ppo.py": (["--updates", "1"], lambda r: r["first_kl"] < 1e-5),
+}
+
+
+def run(path: Path, arguments: list[str]):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.main(arguments)
+
+
+@pytest.fixture(autouse=True)
+def threads_as_before():
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_example_runs_and_holds_what_it_says(name):
+    arguments, holds = RUNS[name]
+    result = run(EXAMPLES / name, arguments)
+    assert holds(result), result
+
+
+def test_every_example_is_run_by_the_tests():
+    tested = set(RUNS) | {p.name for p in (EXAMPLES / "migrating").glob("*.py")}
+    assert {p.name for p in EXAMPLES.rglob("*.py")} <= tested
