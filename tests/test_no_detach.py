@@ -25,6 +25,7 @@ ELSEWHERE = {
     ("kernels/reference.py", "_reset"): 'the same in the reference recurrence: reset mode "detach"',
     ("policy.py", "detach_state"): "the public one-liner over state.detach",
     ("export_graph.py", "_state_ports"): "the numbers of a learned start, to be written into a file",
+    ("cores/base.py", "_trace"): "the states after every step, to look at; the one that goes on has its graph",
     ("kernels/native.py", "lstm_with_cells"): "the cells after every step, to look at; the final state has its graph",
     ("kernels/portable.py", "lstm_with_cells"): "the same",
     ("envs/base.py", "state_dict"): "an environment's own tensors, copied to be saved",
