@@ -113,8 +113,8 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
                 part = {name: leaf[envs] for name, leaf in start.items()}
                 dist, value, _ = agent(obs_t[:, envs], part, resets_t[:, envs])
                 ratio = (dist.log_prob(actions[:, envs]) - log_probs[:, envs]).exp()
-                if epoch == 0 and envs.numel() and update == 0 and gap == 0.0:
-                    gap = (ratio - 1).abs().max().item()  # 0 before the first step of the optimiser
+                if gap is None:  # before the first step of the optimiser the ratio is 1
+                    gap = (ratio - 1).abs().max().item()
                 a = adv[:, envs]
                 a = (a - a.mean()) / (a.std() + 1e-8)
                 policy_loss = -torch.min(ratio * a, ratio.clamp(1 - CLIP, 1 + CLIP) * a).mean()
