@@ -8,11 +8,9 @@ shows its use. Before it gets its name it is run against the policy. What is tra
 
 from __future__ import annotations
 
-import logging
 import operator
 import os
 import re
-import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -21,8 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from holdfast.export_graph import ExportError, plain_copy, trace
-from holdfast.exported_signature import KEY, Signature, sample_observations
+from holdfast.export_graph import ExportError, plain_copy, quietly, trace
+from holdfast.exported_signature import KEY, Port, Signature, sample_observations
 from holdfast.policy import RecurrentPolicy
 from holdfast.runner import Runner
 from holdfast.state import leaves, tree_map
@@ -78,7 +76,7 @@ def export_policy(
         os.replace(unchecked, path)
     finally:
         unchecked.unlink(missing_ok=True)
-    usage = path.with_name(f"{path.stem}_usage.py")
+    usage = path.with_name(f"{path.stem}_{format}_usage.py")
     usage.write_text(usage_program(path.name, format, signature))
     return Exported(path, usage, signature, difference)
 
@@ -160,12 +158,8 @@ def _require_onnx() -> None:
 def _write_onnx(
     program: torch.export.ExportedProgram, signature: Signature, path: Path, policy: RecurrentPolicy
 ) -> None:
-    log = logging.getLogger("torch.onnx")
-    level = log.level
-    log.setLevel(logging.ERROR)  # it warns of packages that are not installed
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with quietly("torch.onnx", "onnxscript"):
             written = torch.onnx.export(
                 program,
                 input_names=[port.name for port in signature.inputs()],
@@ -175,8 +169,6 @@ def _write_onnx(
             )
     except Exception as error:
         raise ExportError(_onnx_lacks(error, policy)) from error
-    finally:
-        log.setLevel(level)
     assert written is not None
     for value in (*written.model.graph.inputs, *written.model.graph.outputs):
         if value.shape is not None:
@@ -205,8 +197,7 @@ def _onnx_lacks(error: BaseException, policy: RecurrentPolicy) -> str:
 def _write_pt2(
     program: torch.export.ExportedProgram, signature: Signature, path: Path, policy: RecurrentPolicy
 ) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with quietly("torch.export"):
         torch.export.save(program, path, extra_files={f"{KEY}.json": signature.to_json()})
 
 
@@ -253,16 +244,17 @@ for _ in range(3):
 def usage_program(file: str, format: str, signature: Signature) -> str:
     """A short program that runs the file for three steps."""
 
-    def tensor(make: str, shape: tuple[int, ...], dtype: str) -> str:
-        size = ", ".join(map(str, ("B", *shape)))
-        return f"np.{make}(({size},), np.{dtype})" if format == "onnx" else f"torch.{make}({size}, dtype=torch.{dtype})"
+    library = "np" if format == "onnx" else "torch"
 
-    def tensors(ports: Any, make: str = "zeros") -> str:
-        return "{" + ", ".join(f'"{p.name}": {tensor(make, p.shape, p.dtype)}' for p in ports) + "}"
+    def tensors(ports: list[Port], value: float = 0) -> str:
+        parts = []
+        for port in ports:
+            fill = port.example if isinstance(port.example, int) else value
+            shape = f"({', '.join(map(str, ('B', *port.shape)))},)"
+            parts.append(f'"{port.name}": {library}.full({shape}, {fill}, dtype={library}.{port.dtype})')
+        return "{" + ", ".join(parts) + "}"
 
-    masks = ""
-    if signature.masks:
-        masks = f", **{tensors(signature.masks, 'ones')}".replace("np.bool)", "bool)")
+    masks = f", **{tensors(signature.masks, True)}" if signature.masks else ""
     obs, state = tensors(signature.observations), tensors(signature.states)
     template = _ONNX_PROGRAM if format == "onnx" else _PT2_PROGRAM
     return template.format(file=file, outputs=", ".join(signature.outputs), state=state, obs=obs, masks=masks)

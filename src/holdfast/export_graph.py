@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import copy
 import inspect
+import io
+import logging
+import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import Any
 
 import numpy as np
@@ -19,7 +22,7 @@ from torch import Tensor, nn
 
 from holdfast import heads
 from holdfast.cores.gated import GatedCore
-from holdfast.exported_signature import Port, Signature, next_name, observation_ports, paths, unique_names
+from holdfast.exported_signature import Port, Signature, nest, next_name, observation_ports, paths, unique_names
 from holdfast.policy import RecurrentPolicy
 from holdfast.state import leaves, tree_map
 
@@ -47,7 +50,7 @@ class StepGraph(nn.Module):
 
     def step(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         policy, signature = self.policy, self.signature
-        obs = nest(signature.observations, inputs)
+        obs = nest(signature.observations, [inputs[port.name] for port in signature.observations])
         state_names = iter(port.name for port in signature.states)
         state = tree_map(lambda _: inputs[next(state_names)], policy.core.row_shapes())
         masks = [inputs[port.name] for port in signature.masks]
@@ -59,22 +62,11 @@ class StepGraph(nn.Module):
             raise ExportError(
                 f"the distribution {type(dist).__name__} has no most likely action; give it a property `mode`"
             ) from error
-        self.action, parameters = distribution_parameters(dist, masks)
+        self.action, parameters = distribution_parameters(dist)
         out = {"action": clipped(action, self.action_space), "value": value}
         for port, leaf in zip(signature.states, leaves(state)):
             out[next_name(port.name)] = leaf
         return {**out, **parameters}
-
-
-def nest(ports: list[Port], inputs: dict[str, Any]) -> Any:
-    """The nested observation of a flat dict of inputs."""
-    if not ports[0].path:
-        return inputs[ports[0].name]
-    groups: dict[str | int, list[Port]] = {}
-    for port in ports:
-        groups.setdefault(port.path[0], []).append(Port(port.name, port.shape, port.dtype, port.path[1:]))
-    parts = {key: nest(group, inputs) for key, group in groups.items()}
-    return tuple(parts.values()) if isinstance(ports[0].path[0], int) else parts
 
 
 def clipped(action: Tensor, space: Any) -> Tensor:
@@ -86,7 +78,7 @@ def clipped(action: Tensor, space: Any) -> Tensor:
     return action.clamp(low, high)
 
 
-def distribution_parameters(dist: Any, masks: list[Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def distribution_parameters(dist: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """What is needed to sample: a description of the distribution, and its tensors by name."""
     if isinstance(dist, heads.Categorical):
         return {"kind": "categorical", "start": dist.start}, {"logits": dist.logits}
@@ -123,16 +115,15 @@ def trace(
     graph = StepGraph(portable, signature, action_space).eval()
     inputs = example_inputs(signature, examples, batch=3)
     batch = torch.export.Dim("batch")
-    try:
-        with torch.no_grad(), _unchecked_distributions():
-            outputs = list(graph.step(dict(inputs)))
-            program = torch.export.export(
-                graph, (), kwargs=inputs, dynamic_shapes={name: {0: batch} for name in inputs}, strict=False
-            )
-    except ExportError:
-        raise
-    except Exception as error:
-        raise ExportError(_cannot_trace(policy, error)) from error
+    with torch.no_grad(), _unchecked_distributions():
+        outputs = list(graph.step(dict(inputs)))  # what is wrong with the policy itself shows here
+        try:
+            with quietly("torch.fx", "torch.export"):
+                program = torch.export.export(
+                    graph, (), kwargs=inputs, dynamic_shapes={name: {0: batch} for name in inputs}, strict=False
+                )
+        except Exception as error:
+            raise ExportError(_cannot_trace(policy, error)) from error
     _refuse_foreign_operators(program, policy)
     action = {**graph.action, **_bounds(action_space)}
     return program, Signature(signature.observations, signature.states, signature.masks, outputs, action)
@@ -207,6 +198,22 @@ def _bounds(space: Any) -> dict[str, Any]:
             bound = np.asarray(getattr(space, name), dtype=np.float64)
             out[name] = np.where(np.isfinite(bound), bound, None).tolist()
     return out
+
+
+@contextmanager
+def quietly(*loggers: str) -> Iterator[None]:
+    """Without what torch's exporters print and warn of; their errors say what is needed."""
+    logs = [logging.getLogger(name) for name in loggers]
+    levels = [log.level for log in logs]
+    try:
+        for log in logs:
+            log.setLevel(logging.CRITICAL)
+        with warnings.catch_warnings(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for log, level in zip(logs, levels):
+            log.setLevel(level)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,11 @@ from torch import Tensor
 
 from holdfast import heads
 from holdfast.cores.base import Core
-from holdfast.exported_signature import KEY, Port, Signature, next_name, take
+from holdfast.exported_signature import KEY, Port, Signature, batch_size, next_name, take
 from holdfast.state import RowShape, State
 
-Arrays = dict[str, Any]  # by input or output name: numpy for ONNX, tensors for pt2
+Array = np.ndarray[Any, Any]
+Arrays = dict[str, Array]  # by the name of an input or output
 
 SUFFIXES = (".onnx", ".pt2")
 
@@ -27,7 +29,7 @@ class ExportedState(Core):
         self.input_size = self.output_size = 0
         self._rows = {port.name: RowShape(port.shape) for port in ports}
         self._starts = {
-            port.name: torch.zeros(port.shape) if port.initial is None else torch.tensor(port.initial) for port in ports
+            port.name: torch.zeros(port.shape) if port.example is None else torch.tensor(port.example) for port in ports
         }
 
     def row_shapes(self) -> State:
@@ -44,42 +46,67 @@ class ExportedState(Core):
 
 
 class ExportedPolicy:
-    """One step of an exported policy, for any number of environments."""
+    """One step of an exported policy, for any number of environments, in numpy."""
 
     def __init__(self, path: Path, threads: int = 1) -> None:
         if not path.is_file():
             raise FileNotFoundError(f"{path}: there is no such file; `holdfast export RUN -o {path}` writes it")
         self.file = path
-        if path.suffix == ".onnx":
-            self._run, text = _open_onnx(path, threads)
-        else:
-            self._run, text = _open_pt2(path)
+        self._run, text = _open_onnx(path, threads) if path.suffix == ".onnx" else _open_pt2(path)
         self.signature = Signature.from_json(text, str(path))
-        self.core = ExportedState(self.signature.states)
-        self.device = torch.device("cpu")
-        self.observations = self.signature.observations
-        self.action_dtype = self.signature.action.get("dtype")
-        self._state_names = [port.name for port in self.signature.states]
+        self.core: Core = ExportedState(self.signature.states)
+        self._next = [(port.name, next_name(port.name)) for port in self.signature.states]
+        self._action_dtype = self.signature.action.get("dtype")
+        self._bounds = _bounds(self.signature.action)
+
+    def __repr__(self) -> str:
+        return str(self.file)
+
+    def inputs(self, obs: Any) -> tuple[Arrays, int | None]:
+        """Observations by input name with a batch dimension, and B; None: they came without one."""
+        ports = self.signature.observations
+        feed = {port.name: _as(take(obs, port), port) for port in ports}
+        batch = batch_size(ports, [array.shape for array in feed.values()])
+        return feed if batch is not None else {name: array[None] for name, array in feed.items()}, batch
+
+    def flags(self, resets: Any, batch: int) -> Array:
+        """[B] bool, checked."""
+        if resets is None:
+            return np.zeros(batch, bool)
+        flags: Array = resets.cpu().numpy() if isinstance(resets, Tensor) else np.asarray(resets)
+        if flags.dtype != bool:
+            raise TypeError(f"resets has dtype {flags.dtype}, expected bool; use flags.astype(bool)")
+        if flags.shape != (batch,):
+            raise ValueError(
+                f"resets has shape {flags.shape}, expected ({batch},): one flag per environment, True where the "
+                "observation is the first of an episode"
+            )
+        return flags
+
+    def from_memory(self, state: State) -> Arrays:
+        return {name: leaf.numpy() for name, leaf in state.items()}
+
+    def to_memory(self, state: Arrays) -> State:
+        return {name: torch.from_numpy(leaf) for name, leaf in state.items()}
 
     def step(
-        self, obs: Any, resets: Tensor | None, state: State, action_mask: Any, deterministic: bool
-    ) -> tuple[Any, Any, Any, State]:
-        """(action as the environment takes it, raw action, value, state) of B environments."""
-        feed: Arrays = {port.name: _as(take(obs, port), port) for port in self.observations}
-        batch = next(iter(feed.values())).shape[0]
-        feed["resets"] = np.zeros(batch, bool) if resets is None else resets.numpy()
-        for name in self._state_names:
-            feed[name] = state[name].numpy()
-        masks = self._masks(action_mask, batch)
-        feed.update(masks)
-        out = self._run(feed)
-        action = torch.from_numpy(out["action"])
-        raw = torch.from_numpy(out["mean"]) if "mean" in out else action
-        if not deterministic:
-            raw = self._distribution(out, masks).sample()
-            action = self._clipped(raw)
-        new_state = {name: torch.from_numpy(out[next_name(name)]) for name in self._state_names}
-        return action, raw, torch.from_numpy(out["value"]), new_state
+        self, feed: Arrays, flags: Array, state: Arrays, action_mask: Any, deterministic: bool
+    ) -> tuple[Array, Array, Array, Arrays]:
+        """(action as the environment takes it, value, raw action, state) of B environments."""
+        masks = self._masks(action_mask, len(flags))
+        out = self._run({**feed, "resets": flags, **state, **masks})
+        if deterministic:
+            action = out["action"]
+            raw = out.get("mean", action)
+        else:
+            raw = self._distribution(out, masks).sample().numpy()
+            action = raw if self._bounds is None else np.clip(raw, *self._bounds)
+        if self._action_dtype is not None and action.dtype != self._action_dtype:
+            action = action.astype(self._action_dtype)
+        return action, out["value"], raw, {name: out[later] for name, later in self._next}
+
+    def result(self, array: Array, numpy: bool) -> Any:
+        return array if numpy else torch.as_tensor(array)
 
     def _masks(self, given: Any, batch: int) -> Arrays:
         ports = self.signature.masks
@@ -87,50 +114,57 @@ class ExportedPolicy:
             if given is not None:
                 raise ValueError(f"{self.file} was exported without action masks; export the policy again with --masks")
             return {}
-        if given is None:
-            return {port.name: np.ones((batch, *port.shape), bool) for port in ports}
-        parts = [given] if len(ports) == 1 else list(given)
+        parts = [None] * len(ports) if given is None else [given] if len(ports) == 1 else list(given)
         if len(parts) != len(ports):
             raise ValueError(f"{len(parts)} action masks came, expected one per head: {len(ports)}")
-        out = {}
-        for port, part in zip(ports, parts):
-            mask = np.ones((batch, *port.shape), bool) if part is None else np.asarray(part)
-            heads.check_mask(torch.from_numpy(mask), (batch, *port.shape), f"({port.name})")
-            out[port.name] = mask
-        return out
+        masks = {
+            port.name: np.ones((batch, *port.shape), bool) if part is None else np.asarray(part)
+            for port, part in zip(ports, parts)
+        }
+        if given is not None:
+            self._check_masks([torch.from_numpy(mask) for mask in masks.values()], batch)
+        return masks
+
+    def _check_masks(self, masks: list[Tensor], batch: int) -> None:
+        """As the heads of a policy check them."""
+        kind, shape = self.signature.action["kind"], (batch, *self.signature.masks[0].shape)
+        if kind == "multi_categorical":
+            nvec, parents = self.signature.action["nvec"], dict(self.signature.action["parents"])
+            heads.MultiCategorical(torch.zeros(batch, sum(nvec)), nvec, masks[0] if len(masks) == 1 else masks, parents)
+        elif kind == "bernoulli":
+            heads.Bernoulli(torch.zeros(shape), masks[0])
+        else:
+            heads.check_mask(masks[0], shape, f"for {shape[1]} actions")
 
     def _distribution(self, out: Arrays, masks: Arrays) -> Any:
         about = self.signature.action
-        kind = about.get("kind")
-        if kind == "gaussian":
-            mean, std = torch.from_numpy(out["mean"]), torch.from_numpy(out["std"])
-            return torch.distributions.Normal(mean, std, validate_args=False)
-        if kind is None:
-            raise ValueError(
-                f"{self.file} cannot sample: Holdfast does not know the distribution {about.get('name')}; use "
-                "deterministic=True"
-            )
-        logits = torch.from_numpy(out["logits"])
-        if kind == "categorical":
-            return heads.Categorical(logits, start=about["start"])
-        if kind == "bernoulli":
-            return heads.Bernoulli(logits)
-        parents = dict(about["parents"])
-        late = [torch.from_numpy(mask) if j in parents else None for j, mask in enumerate(masks.values())]
-        return heads.MultiCategorical(logits, about["nvec"], late if parents else None, parents)
-
-    def _clipped(self, action: Tensor) -> Tensor:
-        low, high = (self.signature.action.get(bound) for bound in ("low", "high"))
-        if low is None or high is None:
-            return action
-        bounds = [np.array(b, dtype=np.float32) for b in (low, high)]  # None becomes NaN: no bound
-        low, high = (torch.from_numpy(np.where(np.isnan(b), s * np.inf, b)) for b, s in zip(bounds, (-1, 1)))
-        return action.clamp(low, high)
+        tensors = {name: torch.from_numpy(out[name]) for name in ("logits", "mean", "std") if name in out}
+        if about["kind"] == "gaussian":
+            return torch.distributions.Normal(tensors["mean"], tensors["std"], validate_args=False)
+        if about["kind"] == "categorical":
+            return heads.Categorical(tensors["logits"], start=about["start"])
+        if about["kind"] == "bernoulli":
+            return heads.Bernoulli(tensors["logits"])
+        if about["kind"] == "multi_categorical":
+            parents = dict(about["parents"])  # heads whose mask depends on a choice; the others' is in the logits
+            late = [torch.from_numpy(mask) if j in parents else None for j, mask in enumerate(masks.values())]
+            return heads.MultiCategorical(tensors["logits"], about["nvec"], late if parents else None, parents)
+        raise ValueError(
+            f"{self.file} cannot sample: Holdfast does not know the distribution {about['name']}; "
+            "use deterministic=True"
+        )
 
 
-def _as(part: Any, port: Port) -> np.ndarray[Any, Any]:
+def _bounds(action: dict[str, Any]) -> tuple[Array, Array] | None:
+    if "low" not in action:
+        return None
+    low, high = (np.array(action[name], dtype=np.float32) for name in ("low", "high"))  # None, no bound, becomes NaN
+    return np.where(np.isnan(low), -np.inf, low), np.where(np.isnan(high), np.inf, high)
+
+
+def _as(part: Any, port: Port) -> Array:
     """An array of the port's dtype; refuses what would lose more than precision."""
-    array = part.cpu().numpy() if isinstance(part, Tensor) else np.asarray(part)
+    array: Array = part.cpu().numpy() if isinstance(part, Tensor) else np.asarray(part)
     if array.dtype == port.dtype:
         return array
     if not np.can_cast(array.dtype, port.dtype, "same_kind"):
@@ -140,7 +174,7 @@ def _as(part: Any, port: Port) -> np.ndarray[Any, Any]:
     return array.astype(port.dtype)
 
 
-def _open_onnx(path: Path, threads: int) -> tuple[Any, str | None]:
+def _open_onnx(path: Path, threads: int) -> tuple[Callable[[Arrays], Arrays], str | None]:
     try:
         import onnxruntime
     except ModuleNotFoundError as missing:
@@ -150,7 +184,7 @@ def _open_onnx(path: Path, threads: int) -> tuple[Any, str | None]:
     try:
         session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:
-        raise ValueError(f"{path}: onnxruntime cannot read it ({str(error).splitlines()[0]})") from error
+        raise ValueError(f"{path}: onnxruntime cannot read it ({_first_line(error)})") from error
     names = [output.name for output in session.get_outputs()]
 
     def run(feed: Arrays) -> Arrays:
@@ -159,13 +193,12 @@ def _open_onnx(path: Path, threads: int) -> tuple[Any, str | None]:
     return run, session.get_modelmeta().custom_metadata_map.get(KEY)
 
 
-def _open_pt2(path: Path) -> tuple[Any, str | None]:
+def _open_pt2(path: Path) -> tuple[Callable[[Arrays], Arrays], str | None]:
     texts = {f"{KEY}.json": ""}
     try:
-        program = torch.export.load(path, extra_files=texts)
+        module = torch.export.load(path, extra_files=texts).module()
     except Exception as error:
-        raise ValueError(f"{path}: torch.export cannot read it ({str(error).splitlines()[0]})") from error
-    module = program.module()
+        raise ValueError(f"{path}: torch.export cannot read it ({_first_line(error)})") from error
 
     def run(feed: Arrays) -> Arrays:
         with torch.no_grad():
@@ -173,3 +206,7 @@ def _open_pt2(path: Path) -> tuple[Any, str | None]:
         return {name: tensor.numpy() for name, tensor in out.items()}
 
     return run, texts[f"{KEY}.json"]
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).split("\n")[0] or type(error).__name__

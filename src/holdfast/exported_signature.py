@@ -28,8 +28,8 @@ class Port:
     shape: tuple[int, ...]
     dtype: str
     path: tuple[str | int, ...] = ()
-    initial: Any = None
-    """Where a fresh state row starts, nested lists; None: zeros."""
+    example: Any = None
+    """Where a fresh row of a state starts, or a valid observation; None: zeros."""
 
     def describe(self) -> str:
         return f"{self.name} [{', '.join(map(str, ('B', *self.shape)))}] {self.dtype}"
@@ -100,8 +100,53 @@ def unique_names(prefix: str, all_paths: list[tuple[str | int, ...]]) -> list[st
 def observation_ports(batch: Any) -> list[Port]:
     """The ports of a batch of observations: nested arrays [N, ...]."""
     found = paths(batch)
-    names = unique_names("obs", [path for path, _ in found])
-    return [Port(name, tuple(leaf.shape[1:]), str(leaf.dtype), path) for name, (path, leaf) in zip(names, found)]
+    ports = []
+    for name, (path, leaf) in zip(unique_names("obs", [path for path, _ in found]), found):
+        numbered = leaf.ndim == 1 and leaf.dtype.kind == "i"  # a Discrete space may not have 0
+        example = int(leaf[0]) if numbered and not (leaf == 0).any() else None
+        ports.append(Port(name, tuple(leaf.shape[1:]), str(leaf.dtype), path, example))
+    return ports
+
+
+def batch_size(ports: list[Port], shapes: list[Any]) -> int | None:
+    """B of observations of these shapes; None: one of one environment, without a batch dimension."""
+    found: list[int | None] = []
+    for port, came in zip(ports, shapes):
+        shape = tuple(came)
+        if shape == port.shape:
+            found.append(None)
+        elif shape and shape[1:] == port.shape:
+            found.append(shape[0])
+        else:
+            raise ValueError(
+                f"an observation of shape {shape} came for {port.name}, expected {port.shape}, or "
+                f"{('B', *port.shape)} for B environments"
+            )
+    if len(set(found)) > 1:
+        came = ", ".join(f"{port.name} {tuple(shape)}" for port, shape in zip(ports, shapes))
+        raise ValueError(f"the parts of the observation differ in batch size: {came}")
+    return found[0]
+
+
+def nest(ports: list[Port], parts: list[Any]) -> Any:
+    """The nested observation of its parts, one per port."""
+    if not ports[0].path:
+        return parts[0]
+    tree: dict[Any, Any] = {}
+    for port, part in zip(ports, parts):
+        inner = tree
+        for key in port.path[:-1]:
+            inner = inner.setdefault(key, {})
+        inner[port.path[-1]] = part
+    return _with_tuples(tree)
+
+
+def _with_tuples(tree: Any) -> Any:
+    """Parts with numbers for keys are a tuple's."""
+    if not isinstance(tree, dict):
+        return tree
+    parts = {key: _with_tuples(part) for key, part in tree.items()}
+    return tuple(parts.values()) if isinstance(next(iter(parts)), int) else parts
 
 
 def take(obs: Any, port: Port) -> Any:

@@ -151,6 +151,11 @@ class RecurrentPolicy(nn.Module):
         if resets is not None and resets.shape != (x.shape[0],) and resets.numel() == x.shape[0]:
             resets = resets.reshape(-1)
         dtype, device = self.core.state_dtype(), self._device()
+        if state is not None and not self.has_memory() and leaves(state):
+            raise ValueError(
+                f"a state came, but this {type(self).__name__} remembers nothing (core {type(self.core).__name__}); "
+                "pass state=None, or what predict returned"
+            )
         start = None if state is None else tree_map(lambda s: torch.as_tensor(s, dtype=dtype, device=device), state)
         y, new_state = self.core(x, start, resets)
         dist, _ = self._decode(y, None)

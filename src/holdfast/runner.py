@@ -11,19 +11,20 @@ from __future__ import annotations
 
 import operator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from holdfast.checks import check_resets
+from holdfast.checks import check_resets, is_debug
+from holdfast.cores.base import Core
 from holdfast.export_graph import clipped
 from holdfast.exported_policy import SUFFIXES, ExportedPolicy
-from holdfast.exported_signature import Port, observation_ports, sample_observations, take
+from holdfast.exported_signature import batch_size, nest, observation_ports, sample_observations, take
 from holdfast.memory import EnvIds, Memory
-from holdfast.policy import RecurrentPolicy
-from holdfast.state import State, leaves, tree_map
+from holdfast.policy import RecurrentPolicy, _numpy
+from holdfast.state import State, leaves
 
 
 class Action(NamedTuple):
@@ -34,34 +35,6 @@ class Action(NamedTuple):
     value: Any
     raw_action: Any
     """Before clipping: what a policy that sees its previous action was trained on."""
-
-
-class TorchPolicy:
-    """One step of a policy in torch, without a memory of its own."""
-
-    def __init__(self, policy: RecurrentPolicy, observation_space: Any = None) -> None:
-        self.policy, self.core = policy, policy.core
-        space = getattr(policy, "observation_space", None) if observation_space is None else observation_space
-        self.observations: list[Port] | None = None
-        if space is not None:
-            self.observations = observation_ports(sample_observations(space, 1))
-        self.action_space = getattr(policy, "action_space", None)
-        self.action_dtype = None if self.action_space is None else str(self.action_space.dtype)
-
-    @property
-    def device(self) -> torch.device:
-        return self.core.device()
-
-    @torch.no_grad()
-    def step(
-        self, obs: Any, resets: Tensor | None, state: State, action_mask: Any, deterministic: bool
-    ) -> tuple[Any, Any, Any, State]:
-        """(action as the environment takes it, raw action, value, state) of B environments."""
-        policy = self.policy
-        y, state = policy.core(policy._encode(policy._tensors(obs)), state, resets)
-        dist, value = policy._decode(y, policy._mask(action_mask))
-        raw = dist.mode if deterministic else dist.sample()
-        return clipped(raw, self.action_space), raw, value, state
 
 
 class Runner:
@@ -80,14 +53,14 @@ class Runner:
         device: str = "cpu",
         threads: int = 1,
     ) -> None:
-        self._model = _open(path_or_policy, observation_space, device, threads)
+        self._model: StepModel = _open(path_or_policy, observation_space, device, threads)
         self.memory = Memory(self._model.core)
-        # While one environment acts alone its state is here, and memory's row of it is old.
+        # While one environment acts alone its state is here, as the model takes it, and memory's row of it is old.
         self._alone: int | None = None
-        self._alone_state: State = None
+        self._alone_state: Any = None
 
     def __repr__(self) -> str:
-        return f"Runner({self.num_envs} environments, {type(self._model).__name__})"
+        return f"Runner({self._model}, {self.num_envs} environments)"
 
     @property
     def num_envs(self) -> int:
@@ -109,24 +82,21 @@ class Runner:
         env_ids=None means ids 0..B-1. An observation without a batch dimension is environment `env_ids` (0 unless
         said otherwise) alone; `resets` and `action_mask` then have no batch dimension either.
         """
-        numpy_in = not isinstance(leaves(obs)[0], Tensor)
-        batch = self._batch(obs)
+        model = self._model
+        inputs, batch = model.inputs(obs)
+        numpy = not isinstance(leaves(obs)[0], Tensor)
         if batch is None:
-            obs, action_mask = tree_map(_add_batch, obs), None if action_mask is None else _add_batch(action_mask)
-            state, flags = self._state_alone(env_ids), self._flags(resets, 1)
-            *out, self._alone_state = self._model.step(obs, flags, state, action_mask, deterministic)
-        else:
-            self._settle()
-            state, ids = self.memory._take(batch, env_ids)
-            flags = self._flags(resets, batch)
-            *out, state = self._model.step(obs, flags, state, action_mask, deterministic)
-            self.memory._put(state, ids)
-        action, raw, value = out
-        if batch is None:
-            action, raw, value = action[0], raw[0], value[0]
-        if not numpy_in:
-            return Action(action, value, raw)
-        return Action(self._for_env(action), value.cpu().numpy()[()], raw.cpu().numpy()[()])
+            env_id, state = self._state_alone(env_ids)
+            flags, mask = model.flags(_one_flag(resets), 1), _with_batch(action_mask)
+            action, value, raw, state = model.step(inputs, flags, state, mask, deterministic)
+            self._alone, self._alone_state = env_id, state
+            return Action(*[model.result(part, numpy)[0] for part in (action, value, raw)])
+        self._settle()
+        flags = model.flags(resets, batch)
+        stored, ids = self.memory._take(batch, env_ids)
+        action, value, raw, state = model.step(inputs, flags, model.from_memory(stored), action_mask, deterministic)
+        self.memory._put(model.to_memory(state), ids)
+        return Action(*[model.result(part, numpy) for part in (action, value, raw)])
 
     def reset(self, env_ids: EnvIds = None) -> None:
         """Make environments start afresh; None: all."""
@@ -148,75 +118,119 @@ class Runner:
         self.memory.load_state_dict(d)
         self._alone = self._alone_state = None
 
-    # --- inside -----------------------------------------------------------------------------------------------------
-
-    def _state_alone(self, env_id: Any) -> State:
-        """The state of one environment, kept outside memory until another one acts."""
+    def _state_alone(self, env_id: Any) -> tuple[int, Any]:
+        """The id of the environment that acts alone, and its state; memory has it when another one acts."""
         if env_id is None:
-            env_id = 0
             if self.memory.num_rows > 1:
                 raise ValueError(
                     f"one observation came, but this runner knows {self.memory.num_rows} environments: "
                     "pass env_ids=ID, or forget() the others"
                 )
-        elif not hasattr(env_id, "__index__"):
-            raise ValueError(f"one observation came with env_ids={env_ids_text(env_id)}; pass one number, or a batch")
-        env_id = operator.index(env_id)
-        if self._alone != env_id:
-            self._settle()
-            state = self.memory.read([env_id])
-            self._alone, self._alone_state = env_id, state
-        return self._alone_state
+            env_id = 0
+        try:
+            env_id = operator.index(env_id)
+        except TypeError as error:
+            raise ValueError(
+                f"one observation came with env_ids={env_id!r}; pass the number of its environment"
+            ) from error
+        if self._alone == env_id:
+            return env_id, self._alone_state
+        self._settle()
+        return env_id, self._model.from_memory(self.memory.read([env_id]))
 
     def _settle(self) -> None:
         """Write the state of the environment that acts alone to its row."""
         if self._alone is not None:
-            self.memory.write(self._alone_state, [self._alone])
+            self.memory.write(self._model.to_memory(self._alone_state), [self._alone])
             self._alone = self._alone_state = None
 
-    def _batch(self, obs: Any) -> int | None:
-        """How many environments these observations are of; None: one, without a batch dimension."""
-        ports = self._model.observations
-        if ports is None:
-            return int(leaves(obs)[0].shape[0])
-        batches: set[int | None] = set()
-        for port in ports:
-            shape = tuple(np.shape(take(obs, port)))
-            if shape == port.shape:
-                batches.add(None)
-            elif shape[1:] == port.shape and shape:
-                batches.add(shape[0])
-            else:
-                raise ValueError(
-                    f"an observation ({port.name}) of shape {shape} came, expected {port.shape}, or "
-                    f"{('B', *port.shape)} for B environments"
-                )
-        if len(batches) > 1:
-            raise ValueError(f"the parts of the observation are of different batch sizes: {batches}")
-        return batches.pop()
 
-    def _flags(self, resets: Any, batch: int) -> Tensor | None:
+class StepModel(Protocol):
+    """One step of a policy, in its own kind of arrays; it keeps nothing."""
+
+    core: Core  # what `hf.Memory` keeps rows of
+
+    def inputs(self, obs: Any) -> tuple[Any, int | None]: ...
+    def flags(self, resets: Any, batch: int) -> Any: ...
+    def from_memory(self, state: State) -> Any: ...
+    def to_memory(self, state: Any) -> State: ...
+    def step(
+        self, inputs: Any, flags: Any, state: Any, action_mask: Any, deterministic: bool
+    ) -> tuple[Any, Any, Any, Any]: ...
+    def result(self, array: Any, numpy: bool) -> Any: ...
+
+
+class TorchPolicy:
+    """One step of a policy in torch, as `ExportedPolicy` is one in numpy."""
+
+    def __init__(self, policy: RecurrentPolicy, observation_space: Any = None) -> None:
+        self.policy, self.core = policy, policy.core
+        space = getattr(policy, "observation_space", None) if observation_space is None else observation_space
+        self._ports = None if space is None else observation_ports(sample_observations(space, 1))
+        self._action_space = getattr(policy, "action_space", None)
+
+    def __repr__(self) -> str:
+        return type(self.policy).__name__
+
+    def inputs(self, obs: Any) -> tuple[Any, int | None]:
+        """Observations as tensors with a batch dimension, and B; None: they came without one."""
+        if self._ports is None:
+            tensors = self.policy._tensors(obs)
+            return tensors, int(leaves(tensors)[0].shape[0])
+        device = self.core.device()
+        parts = [torch.as_tensor(take(obs, port), device=device) for port in self._ports]
+        batch = batch_size(self._ports, [part.shape for part in parts])
+        if batch is None:
+            parts = [part.unsqueeze(0) for part in parts]
+        return nest(self._ports, parts), batch
+
+    def flags(self, resets: Any, batch: int) -> Tensor | None:
+        """[B] bool, checked; None: no reset."""
         if resets is None:
             return None
-        device = self._model.device
-        flags = resets if isinstance(resets, Tensor) else torch.as_tensor(np.asarray(resets), device=device)
-        if batch == 1 and flags.dim() == 0:
-            flags = flags.view(1)
-        check_resets(flags, (batch,), device)
+        flags = self.policy._flags(resets)
+        check_resets(flags, (batch,), self.core.device())
         return flags
 
-    def _for_env(self, action: Tensor) -> Any:
-        array, dtype = action.cpu().numpy(), self._model.action_dtype
-        return (array if dtype is None else array.astype(dtype, copy=False))[()]
+    def from_memory(self, state: State) -> State:
+        return state
+
+    def to_memory(self, state: State) -> State:
+        return state
+
+    def step(
+        self, inputs: Any, flags: Tensor | None, state: State, action_mask: Any, deterministic: bool
+    ) -> tuple[Tensor, Tensor, Tensor, State]:
+        """(action as the environment takes it, value, raw action, state) of B environments."""
+        policy = self.policy
+        with torch.no_grad():
+            x = policy._encode(inputs)
+            # State and flags are checked where they come in, so that the core need not.
+            y, state = (policy.core if is_debug() else policy.core._step)(x, state, flags)
+            dist, value = policy._decode(y, policy._mask(action_mask))
+            raw = dist.mode if deterministic else dist.sample()
+            return clipped(raw, self._action_space), value, raw, state
+
+    def result(self, tensor: Tensor, numpy: bool) -> Any:
+        if not numpy:
+            return tensor
+        return _numpy(tensor)
 
 
-def env_ids_text(env_ids: Any) -> str:
-    text = repr(env_ids)
-    return text if len(text) < 60 else f"{text[:57]}..."
+def _one_flag(resets: Any) -> list[bool] | None:
+    """The flag of one environment: a bool, or an array that holds one."""
+    try:
+        return None if resets is None else [bool(resets)]
+    except (ValueError, RuntimeError) as error:
+        raise ValueError(f"one observation came with {len(resets)} resets; expected one flag") from error
 
 
-def _add_batch(part: Any) -> Any:
-    return part.unsqueeze(0) if isinstance(part, Tensor) else np.asarray(part)[None]
+def _with_batch(mask: Any) -> Any:
+    if mask is None or isinstance(mask, Tensor):
+        return mask if mask is None else mask.unsqueeze(0)
+    if isinstance(mask, (list, tuple)) and not all(isinstance(m, (bool, int)) for m in mask):
+        return [_with_batch(part) for part in mask]
+    return np.asarray(mask)[None]
 
 
 def _open(source: Any, observation_space: Any, device: str, threads: int) -> TorchPolicy | ExportedPolicy:
