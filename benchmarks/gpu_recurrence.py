@@ -146,28 +146,34 @@ def main() -> None:
     torch.backends.cudnn.allow_tf32 = True
     results: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
     results |= {"cuda": torch.version.cuda, "errors": {}, "steps": [], "captures": {}, "first_calls": [], "shapes": []}
+
+    def save() -> None:
+        results["seconds"] = time.time() - started
+        options.json.write_text(json.dumps(results, indent=1) + "\n")
+        options.json.with_suffix(".md").write_text(table(results))
+
     if "errors" in parts:
         for kind in ("lstm", "gru"):
             for precision in ("fast", "exact"):
                 worst = results["errors"][f"{kind}, {precision}"] = worst_errors(kind, precision)
                 print(kind, precision, {k: f"{v:.1e}" for k, v in worst.items()}, flush=True)
-    if "first" in parts:
-        for kind, shape in (("lstm", SHAPES[0]), ("gru", SHAPES[4]), ("lstm", SHAPES[7])):
-            results["first_calls"].append(first_call(kind, shape))
-            print("first call", results["first_calls"][-1], flush=True)
-    if "steps" in parts:
-        results["steps"] = [time_step(k, B) for k in ("lstm", "gru") for B in (1, 16, 64, 256, 1024, 4096, 8192)]
-    if "captures" in parts:
-        results["captures"] = check_captures()
-        print("captures", results["captures"], flush=True)
+        save()
     for kind in ("lstm", "gru"):
         for shape in SHAPES if kind in parts else ():
             results["shapes"].append(time_shape(kind, shape, options.rounds))
             print_row(results["shapes"][-1])
             torch.cuda.empty_cache()
-    results["seconds"] = time.time() - started
-    options.json.write_text(json.dumps(results, indent=1) + "\n")
-    options.json.with_suffix(".md").write_text(table(results))
+        save()
+    if "steps" in parts:
+        results["steps"] = [time_step(k, B) for k in ("lstm", "gru") for B in (1, 16, 64, 256, 1024, 4096, 8192)]
+    if "captures" in parts:
+        results["captures"] = check_captures()
+        print("captures", results["captures"], flush=True)
+        save()
+    if "first" in parts:
+        for kind, shape in (("lstm", SHAPES[0]), ("gru", SHAPES[4]), ("lstm", SHAPES[7])):
+            results["first_calls"].append(first_call(kind, shape))
+    save()
     print(table(results))
 
 

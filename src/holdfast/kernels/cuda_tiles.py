@@ -65,8 +65,12 @@ def choose_tile(gates: int, hidden_size: int, batch: int, backward: bool) -> Til
     if hidden_size <= 512:
         if batch <= 512:
             return Tile(32, 16, teams=2, columns=256, stages=2)
+        if gates == 3:
+            return Tile(64, 32 if backward else 16, teams=4, columns=64, stages=3)
         return Tile(32, 32, warp_rows=2, teams=4, columns=64, stages=3)
-    if backward and gates == 4:
+    if gates == 3:
+        return Tile(32, 16, teams=4, columns=64, stages=3)
+    if backward:
         return Tile(16, 16, warp_rows=4, teams=2, columns=64, stages=4)
     return Tile(16, 16, warp_rows=2, teams=4, columns=64, stages=4)
 
