@@ -211,7 +211,9 @@ def state_growth(case: Case) -> str:
             norms.append(state_norms(exam.subject, exam.rows))
     if bool(norms[0].isnan().any()):
         raise NotApplicable("it does not show its state")
-    largest = max(float(x.detach().abs().max()) for x in tensors_in(exam.subject.state()) if x.is_floating_point())
+    largest = max(
+        float(x.detach().abs().max()) for x in tensors_in(exam.subject.state()) if x.is_floating_point() and x.numel()
+    )
     growth = float((norms[1] / norms[0].clamp(min=1e-12)).max())
     if largest > LARGE and growth > 1.5:
         case.report(

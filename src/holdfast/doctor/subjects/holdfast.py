@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from holdfast.doctor.columns import spread
 from holdfast.doctor.observations import map_tensors, space_of
-from holdfast.doctor.subject import Replay, Segment, Step, Subject
+from holdfast.doctor.subject import NotOffered, Replay, Segment, Step, Subject
+from holdfast.doctor.subjects.predict import PredictLeg
 
 CARRYING = ("never", "detach")
 
@@ -92,7 +93,9 @@ class Holdfast(Subject):
         return value
 
     def evaluation(self) -> Subject:
-        return _Predict(self)
+        if self._draw_masks:
+            raise NotOffered("predict takes no action masks")
+        return PredictLeg(self.name, self.policy.predict, self._distribution, lambda seen: spread(seen, None))
 
     def second_agent(self) -> Subject:
         return copy.copy(self)
@@ -122,29 +125,6 @@ class Holdfast(Subject):
             yield seen
         finally:
             del self.policy.decode
-
-
-class _Predict(Subject):
-    """`predict(obs, state, episode_start)`, the play loop that SB3's users know. It takes no masks."""
-
-    def __init__(self, training: Holdfast) -> None:
-        super().__init__(name=training.name)
-        self.training = training
-        self._state: Any = None
-
-    def begin(self, num_envs: int) -> None:
-        self._state = None
-
-    def step(self, obs: Any, terminated: Tensor, truncated: Tensor, env_ids: Tensor) -> Step:
-        from holdfast.doctor.subject import NotOffered
-
-        if self.training._draw_masks:
-            raise NotOffered("predict takes no action masks")
-        with self.training._distribution() as seen:
-            _, self._state = self.training.policy.predict(
-                map_tensors(lambda x: x.cpu().numpy(), obs), self._state, (terminated | truncated).cpu().numpy()
-            )
-        return Step(spread(seen[0], None))
 
 
 def _random_masks(space: Any, count: int, generator: torch.Generator) -> Tensor:

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from holdfast.doctor.observations import map_tensors
 from holdfast.doctor.subject import Replay, Segment, Step, Subject
+from holdfast.doctor.subjects.holdfast import carries
+from holdfast.doctor.subjects.predict import PredictLeg
 
 
 class SB3(Subject):
@@ -26,18 +28,18 @@ class SB3(Subject):
         super().__init__(model.observation_space, name=name or type(model).__name__)
         self.policy: Any = model.policy
         self.buffer_class = type(model.rollout_buffer)
+        # Holdfast's buffer stores a state per chunk of steps; sb3-contrib's, one per step
+        self.isolated_resets = getattr(model.rollout_buffer, "isolated", None)
+        self._template = model._last_lstm_states
+        self.carries_across_episodes = carries(model.policy)
         self.observation_space, self.action_space = model.observation_space, model.action_space
         self.num_envs = num_envs
         self._states: Any = None
         self._episode_starts: Tensor | None = None
 
     def begin(self, num_envs: int) -> None:
-        from sb3_contrib.common.recurrent.type_aliases import RNNStates
-
-        lstm = self.policy.lstm_actor
-        shape = (lstm.num_layers, num_envs, lstm.hidden_size)
-        zeros = [torch.zeros(shape, device=self.policy.device) for _ in range(4)]
-        self._states = RNNStates((zeros[0], zeros[1]), (zeros[2], zeros[3]))
+        # [layers, environments, size]
+        self._states = map_tensors(lambda x: x.new_zeros(x.shape[0], num_envs, x.shape[2]), self._template)
         # `_last_episode_starts` of a new run is all True in SB3
         self._episode_starts = torch.ones(num_envs, device=self.policy.device)
 
@@ -100,20 +102,18 @@ class SB3(Subject):
         return value.reshape(len(env_ids))
 
     def evaluation(self) -> Subject:
-        return _Predict(self)
+        return PredictLeg(self.name, self.policy.predict, self._action_parameters, lambda seen: seen)
 
     def _samples(self, segment: Segment, whole: bool) -> Iterator[Any]:
         """The segment through SB3's buffer: in minibatches that start anywhere, or whole and in order."""
         steps, rows = segment.terminated.shape
-        lstm = self.policy.lstm_actor
-        buffer = self.buffer_class(
-            steps,
-            self.observation_space,
-            self.action_space,
-            (steps, lstm.num_layers, rows, lstm.hidden_size),
-            self.policy.device,
-            n_envs=rows,
-        )
+        layers, _, size = self._template.pi[0].shape
+        shape = (steps, layers, rows, size)
+        chunks: dict[str, Any] = {}
+        if self.isolated_resets is not None:
+            chunks = {"chunk": steps if whole else 5, "isolated": self.isolated_resets}
+        spaces = (self.observation_space, self.action_space)
+        buffer = self.buffer_class(steps, *spaces, shape, device=self.policy.device, n_envs=rows, **chunks)
         for t in range(steps):
             buffer.add(
                 map_tensors(lambda x, t=t: x[t].detach().cpu().numpy(), segment.obs),
@@ -142,26 +142,6 @@ class SB3(Subject):
             yield captured
         finally:
             handle.remove()
-
-
-class _Predict(Subject):
-    """SB3's documented play loop: `predict(obs, state=..., episode_start=...)`. Its output is the action head's."""
-
-    def __init__(self, training: SB3) -> None:
-        super().__init__(name=training.name)
-        self.training = training
-        self._state: Any = None
-
-    def begin(self, num_envs: int) -> None:
-        self._state = None
-
-    def step(self, obs: Any, terminated: Tensor, truncated: Tensor, env_ids: Tensor) -> Step:
-        first = (terminated | truncated).cpu().numpy() | (self._state is None)
-        with self.training._action_parameters() as captured:
-            _, self._state = self.training.policy.predict(
-                map_tensors(lambda x: x.cpu().numpy(), obs), self._state, first, deterministic=True
-            )
-        return Step(captured[0])
 
 
 def _seed_of_split_zero(count: int) -> int:
