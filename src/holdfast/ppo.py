@@ -16,6 +16,7 @@ from holdfast.collect import Segment
 from holdfast.config import TrainConfig
 from holdfast.distributed import ALONE, Ranks
 from holdfast.policy import RecurrentPolicy
+from holdfast.ppo_objective import ClippedObjective
 from holdfast.state import State, tree_map
 
 
@@ -43,29 +44,12 @@ def ppo_terms(
     """The clipped objective on a segment, with its parts. `all_valid`: no step needs masking out."""
     new = policy(segment.obs, segment.actions, segment.start_state, segment.resets, action_mask=segment.action_mask)
 
-    def mean(x: Tensor) -> Tensor:  # over real steps
-        if all_valid:
-            return x.mean()
-        return torch.where(segment.valid, x, 0.0).sum() / segment.valid.sum().clamp(min=1)
-
-    log_ratio = new.log_prob.float() - segment.log_prob
-    ratio = log_ratio.exp()
-    clipped = ratio.clamp(1 - clip_range, 1 + clip_range)
-    policy_loss = -mean(torch.minimum(segment.advantage * ratio, segment.advantage * clipped))
-
-    value = new.value.float()
-    value_error = (value - segment.returns) ** 2
-    if clip_value is not None:
-        near = segment.value + (value - segment.value).clamp(-clip_value, clip_value)
-        value_error = torch.maximum(value_error, (near - segment.returns) ** 2)
-    value_loss = 0.5 * mean(value_error)
-
-    entropy = mean(new.entropy.float())
-    loss = policy_loss + value_coef * value_loss - entropy_coef * entropy
-    with torch.no_grad():
-        approx_kl = mean(ratio - 1 - log_ratio)  # Schulman's k3: never negative, low variance
-        clip_fraction = mean(((ratio - 1).abs() > clip_range).float())
-    return PPOTerms(loss, policy_loss, value_loss, entropy, approx_kl, clip_fraction)
+    stored = (segment.log_prob, segment.value, segment.advantage, segment.returns, None if all_valid else segment.valid)
+    return PPOTerms(
+        *ClippedObjective.apply(
+            new.log_prob.float(), new.entropy.float(), new.value.float(), *stored, clip_range, clip_value, entropy_coef, value_coef
+        )
+    )  # fmt: skip
 
 
 def ppo_loss(policy: RecurrentPolicy, segment: Segment, **options: Any) -> Tensor:

@@ -1,0 +1,70 @@
+"""PPO's clipped objective on log-probabilities, entropies and values, with its gradient written by hand.
+
+Autograd would record about forty small operations here, each as costly on a CPU as the arithmetic of a thin minibatch;
+the gradient is three lines.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class ClippedObjective(torch.autograd.Function):
+    """(log_prob, entropy, value) [T, B] against what the rollout stored -> loss, policy loss, value loss, entropy, KL, and the
+    fraction clipped, all scalars; only the loss can be differentiated. `valid` None: every step counts."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, log_prob: Tensor, entropy: Tensor, value: Tensor, old_log_prob: Tensor, old_value: Tensor,
+        advantage: Tensor, returns: Tensor, valid: Tensor | None, clip_range: float, clip_value: float | None,
+        entropy_coef: float, value_coef: float,
+    ) -> tuple[Tensor, ...]:  # fmt: skip
+        if valid is None:
+            weight: Tensor | float = 1.0 / log_prob.numel()
+        else:
+            weight = valid / valid.sum().clamp(min=1)
+
+        def mean(x: Tensor) -> Tensor:  # over real steps; a dummy step may hold anything
+            return x.mean() if valid is None else torch.where(valid, x * weight, 0.0).sum()
+
+        log_ratio = log_prob - old_log_prob
+        ratio = log_ratio.exp()
+        gain = advantage * ratio
+        clipped_gain = advantage * ratio.clamp(1 - clip_range, 1 + clip_range)
+        policy_loss = -mean(torch.minimum(gain, clipped_gain))
+
+        error = value - returns
+        squared = error * error
+        if clip_value is not None:
+            moved = value - old_value
+            near = old_value + moved.clamp(-clip_value, clip_value) - returns
+            worse = near * near > squared
+            squared = torch.where(worse, near * near, squared)
+            error = torch.where(worse, near * (moved.abs() <= clip_value), error)
+        value_loss = 0.5 * mean(squared)
+
+        mean_entropy = mean(entropy)
+        loss = policy_loss + value_coef * value_loss - entropy_coef * mean_entropy
+        approx_kl = mean(ratio - 1 - log_ratio)  # Schulman's k3: never negative, low variance
+        clip_fraction = mean(((ratio - 1).abs() > clip_range).to(ratio.dtype))
+
+        d_log_prob = torch.where(gain <= clipped_gain, gain, 0.0) * -weight
+        d_value = error * (weight * value_coef)
+        if valid is not None:
+            d_log_prob, d_value = torch.where(valid, d_log_prob, 0.0), torch.where(valid, d_value, 0.0)
+        ctx.save_for_backward(d_log_prob, d_value)
+        ctx.d_entropy = weight * -entropy_coef
+        ctx.shape = entropy.shape
+        parts = (policy_loss, value_loss, mean_entropy, approx_kl, clip_fraction)
+        ctx.mark_non_differentiable(*parts)
+        return (loss, *parts)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, d_loss: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+        d_log_prob, d_value = ctx.saved_tensors
+        d_entropy = (d_loss * ctx.d_entropy).expand(ctx.shape)
+        return (d_log_prob * d_loss, d_entropy, d_value * d_loss, *(None,) * 9)
