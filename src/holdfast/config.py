@@ -217,7 +217,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         _EASY, env="holdfast/RepeatPreviousEasy-v0", total_steps=300_000, gamma=0.6, gae_lambda=0.9
     ),
     "repeat-previous-medium": dict(
-        _EASY, env="holdfast/RepeatPreviousMedium-v0", total_steps=10_000_000, gamma=0.6, gae_lambda=0.9, hidden_size=128,
+        _EASY, env="holdfast/RepeatPreviousMedium-v0", total_steps=4_000_000, gamma=0.6, gae_lambda=0.9, hidden_size=128,
         num_steps=104, memory_span=64,
     ),
     "repeat-first-easy": dict(
