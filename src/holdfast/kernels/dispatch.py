@@ -43,8 +43,9 @@ def fused_step(core: GatedCore, x: Tensor) -> ModuleType | None:
         return gpu if fast else None
     if core.kernel != "portable" and _native(core, x):
         return native
-    whole = x.dtype == core.state_dtype() == core._compute_dtype(x) and x.dtype not in (torch.bfloat16, torch.float16)
-    return portable if whole and x.device.type == "cpu" and not torch.compiler.is_compiling() else None
+    if x.device.type != "cpu" or torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
+        return None
+    return portable if x.dtype in (torch.float32, torch.float64) else None
 
 
 def _gpu(core: GatedCore) -> ModuleType | None:
