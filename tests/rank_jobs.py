@@ -1,0 +1,186 @@
+"""Jobs for several gloo ranks on this machine: `run_ranks(3, job, ...)` gives what `job(...)` returned on each.
+
+The processes come from a fork server that has imported everything already, so that a test pays for it once.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+import tempfile
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import holdfast as hf
+from holdfast.distributed import Ranks
+from holdfast.encoders import Vector
+from holdfast.ppo import PPO
+from holdfast.reward_scale import RewardScale
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["holdfast.trainer", "torch.nn.parallel", "torch._dynamo"])
+
+
+def run_ranks(size: int, job: Callable[..., Any], *args: Any) -> list[Any]:
+    """The results of `size` ranks, in order; an error of any of them is raised here."""
+    with tempfile.TemporaryDirectory() as folder:
+        pipes, processes, sent = [], [], pickle.dumps(args)
+        for rank in range(size):
+            ours, theirs = _context.Pipe(duplex=False)
+            process = _context.Process(target=_work, args=(rank, size, folder, theirs, job, sent), daemon=True)
+            process.start()
+            theirs.close()
+            pipes.append(ours)
+            processes.append(process)
+        results: list[Any] = []
+        try:
+            for rank, pipe in enumerate(pipes):
+                assert pipe.poll(300), f"rank {rank} of {size} gave nothing"
+                ok, result = pickle.loads(pipe.recv_bytes())
+                assert ok, f"rank {rank} of {size}:\n{result}"
+                results.append(result)
+        finally:
+            for process in processes:
+                process.join(10 if len(results) == size else 0)
+                process.kill()
+        return results
+
+
+def _work(rank: int, size: int, folder: str, pipe: Any, job: Callable[..., Any], sent: bytes) -> None:
+    try:
+        torch.set_num_threads(1)
+        dist.init_process_group(
+            "gloo", init_method=f"file://{folder}/ranks", rank=rank, world_size=size, timeout=timedelta(seconds=280)
+        )
+        result = job(*pickle.loads(sent))
+        dist.barrier()  # nobody leaves while others may still be talking to it
+        pipe.send_bytes(pickle.dumps((True, result)))  # by value: the sender is gone when it is read
+    except BaseException:
+        pipe.send_bytes(pickle.dumps((False, traceback.format_exc())))
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def ranks() -> Ranks:
+    """This process's place; one rank outside `run_ranks`."""
+    return Ranks(dist.get_rank(), dist.get_world_size(), True) if dist.is_initialized() else Ranks()
+
+
+# --- jobs ------------------------------------------------------------------------------------------------------------
+
+
+def first_updates(files: list[str], config: hf.TrainConfig) -> list[dict[str, Any]]:
+    """Several problems for the price of one start."""
+    return [first_update(file, config) for file in files]
+
+
+def first_update(file: str, config: hf.TrainConfig) -> dict[str, Any]:
+    """PPO on this rank's columns of a stored segment: gradients of each step, metrics, and the weights at the end."""
+    mine, stored = ranks(), torch.load(file, weights_only=False)
+    policy, segment = stored["policy"], stored["segment"]
+    share = mine.share(segment.num_envs)
+    segment = segment.select(torch.arange(share.start, share.stop))
+    ppo = PPO(policy, config, mine.averaging(policy, some_unused=False), mine)
+    gradients: list[torch.Tensor] = []
+    step = ppo.optimizer.step
+
+    def spying() -> None:
+        gradients.append(torch.cat([p.grad.flatten().clone() for p in policy.parameters()]))
+        step()
+
+    ppo.optimizer.step = spying  # type: ignore[method-assign,assignment]
+    if "minibatches" in stored:  # which columns of all make up each minibatch: take our part of them
+        parts = [
+            columns[(columns >= share.start) & (columns < share.stop)] - share.start
+            for columns in stored["minibatches"]
+        ]
+        ppo._minibatches = lambda columns, device: parts  # type: ignore[method-assign]
+    metrics = ppo.update(segment, 0.0)
+    weights = torch.cat([p.detach().flatten() for p in policy.parameters()])
+    return {"gradients": gradients, "metrics": metrics, "weights": weights}
+
+
+def statistics(observations: torch.Tensor, rewards: torch.Tensor, dones: torch.Tensor, space: Any) -> Any:
+    """Normalisers after two updates with this rank's columns of [T, B, ...] data."""
+    mine = ranks()
+    share = mine.share(rewards.shape[1])
+    vector, scale = Vector(space, True), RewardScale(len(share), 0.9)
+    for half in (slice(0, 4), slice(4, None)):
+        part = slice(share.start, share.stop)
+        vector.update(observations[half, part], mine)
+        r, d = rewards[half, part], dones[half, part]
+        scale.update(r, d, torch.ones_like(d), mine)
+    return vector.mean, vector.var, vector.count, scale.mean, scale.var, scale.count
+
+
+class Stop(hf.Callback):
+    """Stops a run after so many updates."""
+
+    def __init__(self, after: int) -> None:
+        self.after = after
+
+    def on_update_end(self, trainer: hf.Trainer, row: dict[str, float]) -> bool:
+        return trainer.update < self.after
+
+
+def environments_of(trainer: hf.Trainer) -> dict[str, Any]:
+    """What each environment of this rank carries: [B, ...] each."""
+    collector, env = trainer.collector, trainer.env
+    state = {name: leaf.movedim(env.env_dims.get(name, 0), 0) for name, leaf in env.state.items()}
+    return {
+        **{f"memory {i}": leaf for i, leaf in enumerate(collector.memory.state_dict()["leaves"])},
+        **{f"env {name}": leaf for name, leaf in state.items()},
+        "obs": collector.feed.obs,
+        "resets": collector.feed.resets,
+        "open return": collector._open_return,
+        "scale": trainer.reward_scale.open_return,
+    }
+
+
+def train(config: hf.TrainConfig, stop: int = 10**9) -> dict[str, Any]:
+    """A run, or the beginning of one; what its environments carry then, its weights and result."""
+    trainer = hf.Trainer(config, callbacks=[Stop(stop)])
+    return _finish(trainer)
+
+
+def resume(folder: Path, run_dir: str, updates: int) -> dict[str, Any]:
+    """What the environments carry where a run is taken up, and a few updates more in a folder of their own."""
+    trainer = hf.Trainer.resume(folder, run_dir=run_dir)
+    found = {name: leaf.clone() for name, leaf in environments_of(trainer).items()}
+    trainer.callbacks = [Stop(trainer.update + updates)]
+    return {**_finish(trainer), "environments": found, "words": trainer._resume_words}
+
+
+def _finish(trainer: hf.Trainer) -> dict[str, Any]:
+    result = trainer.run()
+    weights = torch.cat([p.detach().flatten() for p in trainer.policy.parameters()])
+    environments = environments_of(trainer) if trainer.reward_scale is not None else {}
+    return {
+        "environments": environments,
+        "weights": weights,
+        "steps": result.steps,
+        "mean_return": result.mean_return,
+        "seeds": (trainer.collector.seed, int(torch.randint(10**9, ()))),
+    }
+
+
+def curve(config: hf.TrainConfig, seeds: range) -> list[float]:
+    """Mean return over the run, per seed: how quickly it learns."""
+    from holdfast.run_log import read_progress
+
+    found = []
+    for seed in seeds:
+        each = replace(config, seed=seed, run_dir=f"{config.run_dir}/{ranks().size}-ranks-seed{seed}")
+        hf.Trainer(each).run()
+        rows = read_progress(each.folder) if ranks().leads else []
+        returns = [float(row["rollout/ep_rew_mean"]) for row in rows[len(rows) // 3 :]]
+        found.append(sum(returns) / max(1, len(returns)))
+    return found
