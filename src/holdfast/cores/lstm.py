@@ -8,11 +8,13 @@ Weights carry torch.nn.LSTM's names, so `state_dict`s interchange.
 
 from __future__ import annotations
 
+from types import ModuleType
+
 import torch
 from torch import Tensor
 
 from holdfast.cores.gated import HALF, GatedCore, stack_layers
-from holdfast.kernels import dispatch
+from holdfast.kernels import dispatch, portable
 from holdfast.state import State
 
 
@@ -56,13 +58,22 @@ class LSTM(GatedCore):
         return y, {"h": stack_layers(hs), "c": stack_layers(cs)}
 
     def _trace(self, x: Tensor, state: State, resets: Tensor | None) -> tuple[Tensor, State, State]:
-        dtype, kernel = self._compute_dtype(x), dispatch.choose("lstm", self, x)
-        if dtype != self.state_dtype() or not hasattr(kernel, "lstm_with_cells"):
+        kernel = dispatch.choose("lstm", self, x)
+        if self._compute_dtype(x) != self.state_dtype():
             return super()._trace(x, state, resets)
+        if hasattr(kernel, "lstm_with_cells"):
+            return self._layers_with_cells(kernel, x, state, resets)
+        y, final = self._sequence(x, state, resets)
+        with torch.no_grad():  # once more, with a kernel that hands out its cells
+            return y, final, self._layers_with_cells(portable, x, state, resets)[2]
+
+    def _layers_with_cells(
+        self, kernel: ModuleType, x: Tensor, state: State, resets: Tensor | None
+    ) -> tuple[Tensor, State, State]:
         y, hs, cs, all_h, all_c = x, [], [], [], []
         for layer, (h, c) in enumerate(zip(state["h"].unbind(1), state["c"].unbind(1))):
             mask, fills = self._reset_arguments(layer, resets)
-            weights = self._weights(layer, dtype)
+            weights = self._weights(layer, self.state_dtype())
             y, h, c, cells = kernel.lstm_with_cells(y, h, c, mask, *fills, *weights, cut=self.reset == "detach")
             hs.append(h)
             cs.append(c)

@@ -20,12 +20,18 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase, dispatch
 from tensordict.utils import unravel_key_list
 from torch import Tensor
-from torchrl.modules import recurrent_mode
 
 from holdfast import state as state_ops
 from holdfast.cores import Core
 from holdfast.integrations import trajectories
 from holdfast.state import State
+
+try:
+    from torchrl.modules import recurrent_mode
+except ModuleNotFoundError as error:
+    if error.name != "torchrl":
+        raise
+    raise ModuleNotFoundError(f"{error}; install it with: pip install 'holdfast[torchrl]'", name=error.name) from error
 
 INIT_KEY = "is_init"
 

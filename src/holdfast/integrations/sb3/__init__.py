@@ -9,7 +9,12 @@ action masks, GRU, memory in checkpoints. Needs the extra `sb3`.
 
 from __future__ import annotations
 
-from holdfast.integrations.sb3.policies import CnnLstmPolicy, CorePolicy, MlpLstmPolicy, MultiInputLstmPolicy
-from holdfast.integrations.sb3.ppo import RecurrentPPO
+try:
+    from holdfast.integrations.sb3.policies import CnnLstmPolicy, CorePolicy, MlpLstmPolicy, MultiInputLstmPolicy
+    from holdfast.integrations.sb3.ppo import RecurrentPPO
+except ModuleNotFoundError as error:
+    if error.name not in ("stable_baselines3", "sb3_contrib"):
+        raise
+    raise ModuleNotFoundError(f"{error}; install it with: pip install 'holdfast[sb3]'", name=error.name) from error
 
 __all__ = ["CnnLstmPolicy", "CorePolicy", "MlpLstmPolicy", "MultiInputLstmPolicy", "RecurrentPPO"]
