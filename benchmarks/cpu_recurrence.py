@@ -24,20 +24,17 @@ from typing import Any
 
 import torch
 from recurrence_contenders import CONTENDERS, Column
-from recurrence_problem import TOLERANCE, Contender, Problem, Shape
+from recurrence_problem import TOLERANCE, Contender, Mismatch, Problem, Shape
+from recurrence_steps import step_rows, step_table
 from rich.console import Console
 from rich.table import Table
 
-import holdfast as hf
+from holdfast.kernels import native
 
 SHAPES = ("64,128,0", "64,128,.01", "64,128,.1", "8,128,.01", "8,128,.1", "8,2048,.01")
 GRID = [f"{b},{t},{p}" for b, t in ((1, 128), (8, 16), (8, 128), (64, 128), (256, 64), (8, 2048)) for p in (0.01, 0.1)]
 RESULTS = Path(__file__).parent / "results" / "cpu_recurrence.json"
 GRID_RESULTS = RESULTS.with_name("cpu_native.json")
-
-
-class Mismatch(Exception):
-    """A contender computes something else."""
 
 
 def check(problem: Problem, columns: list[Column]) -> dict[str, Contender]:
@@ -100,29 +97,6 @@ def sequence_rows(args: argparse.Namespace, console: Console) -> list[dict[str, 
     return rows
 
 
-def step_row(cell: str, repeats: int) -> dict[str, Any]:
-    """One step without gradients, B = 64, against torch.nn's cell. Microseconds per call."""
-    batch, hidden, calls = 64, 128, 200
-    torch.manual_seed(0)
-    theirs = (torch.nn.LSTMCell if cell == "lstm" else torch.nn.GRUCell)(hidden, hidden)
-    core = (hf.LSTM if cell == "lstm" else hf.GRU)(hidden, hidden)
-    core.load_state_dict({f"{n}_l0": p for n, p in theirs.state_dict().items()})
-    x, state = torch.randn(batch, hidden), core.initial_state(batch)
-    start = [s.squeeze(1) for s in state.values()]
-    inner = tuple(start) if cell == "lstm" else start[0]
-    flags = {p: (torch.rand(calls, batch) < p).unbind(0) for p in (0.0, 0.01, 0.1)}
-    expected = theirs(x, inner)
-    if not torch.allclose(core(x, state)[0], expected[0] if cell == "lstm" else expected, atol=1e-6):
-        raise Mismatch(f"a {cell} step differs from torch.nn's")
-    runs: dict[str, Callable[[], Any]] = {"cell": lambda: [theirs(x, inner) for _ in range(calls)]}
-    runs["none"] = lambda: [core(x, state) for _ in range(calls)]
-    for p, f in flags.items():
-        runs[f"p={p:g}"] = lambda f=f: [core(x, state, r) for r in f]
-    with torch.no_grad():
-        seconds = interleaved_minimum(runs, dict.fromkeys(runs, repeats))
-    return {"cell": cell, "us": {k: 1e6 * s / calls for k, s in seconds.items()}}
-
-
 def sequence_table(rows: list[dict[str, Any]], columns: list[Column], args: argparse.Namespace) -> Table:
     title = f"forward + backward: ms, and the ratio to torch.nn without resets on one thread; minimum of {args.repeats}"
     table = Table(title=title)
@@ -139,20 +113,6 @@ def sequence_table(rows: list[dict[str, Any]], columns: list[Column], args: argp
             ratio = "" if ms is None or base is None or column.key == "nn" else f"  [b]{ms / base:.2f}[/b]"
             cells.append("-" if ms is None else f"{ms:.1f}{ratio}")
         table.add_row(row["cell"], row["shape"], *cells)
-    return table
-
-
-def step_table(rows: list[dict[str, Any]], args: argparse.Namespace) -> Table:
-    title = "one step without gradients, B = 64, H = 128: us, and the ratio to torch.nn's cell; minimum of"
-    table = Table(title=f"{title} {args.repeats}")
-    table.add_column("cell")
-    for key in rows[0]["us"]:
-        title = {"cell": "torch.nn cell", "none": "Holdfast, resets=None"}.get(key, f"Holdfast, P(reset) {key[2:]}")
-        table.add_column(title, justify="right")
-    for row in rows:
-        base = row["us"]["cell"]
-        values = [f"{us:.1f}" + ("" if key == "cell" else f"  [b]{us / base:.2f}[/b]") for key, us in row["us"].items()]
-        table.add_row(row["cell"], *values)
     return table
 
 
@@ -198,6 +158,8 @@ def parse() -> argparse.Namespace:
         args.columns = [c for c in CONTENDERS if c.in_grid]
     else:
         args.columns = [c for c in CONTENDERS if (c.key in wanted if wanted else not c.only_in_grid)]
+    if not native.in_use():  # no compiler and no prebuilt library here
+        args.columns = [c for c in args.columns if not c.key.startswith("native")]
     args.output = args.output or (GRID_RESULTS if args.grid else RESULTS)
     return args
 
@@ -208,13 +170,13 @@ def main() -> int:
     console = Console(width=200 if not sys.stdout.isatty() else None)
     try:
         rows = sequence_rows(args, console)
-        steps = [] if args.no_step else [step_row(cell, args.repeats) for cell in args.cells]
+        steps = [] if args.no_step else [row for cell in args.cells for row in step_rows(cell, args.repeats)]
     except Mismatch as mismatch:
         console.print(f"mismatch: {mismatch}", style="bold red")
         return 1
     console.print(sequence_table(rows, args.columns, args))
     if steps:
-        console.print(step_table(steps, args))
+        console.print(step_table(steps))
     kept = json.loads(args.output.read_text())["sequences"] if args.grid and args.output.exists() else []
     again = {(row["cell"], row["shape"]) for row in rows}
     rows = [row for row in kept if (row["cell"], row["shape"]) not in again] + rows

@@ -19,6 +19,10 @@ from holdfast.kernels import reference
 TOLERANCE = 1e-4
 
 
+class Mismatch(Exception):
+    """A contender computes something else."""
+
+
 @dataclass(frozen=True)
 class Shape:
     """B environments, T steps, P(reset) per step and environment; input = hidden = `hidden`."""
@@ -61,7 +65,7 @@ class Answer:
 
 @dataclass
 class Problem:
-    """x [T, B, I] float32, start state [B, H] per leaf (not zero), resets [T, B], dy [T, B, H], and a torch.nn module."""
+    """x [T, B, I] float32, start state [B, H] per leaf (not 0), resets [T, B], dy [T, B, H], and a torch.nn module."""
 
     cell: str
     shape: Shape
@@ -118,9 +122,7 @@ class Contender:
 
     def answer(self, problem: Problem) -> Answer:
         y, x = self.run(problem)
-        return Answer(
-            {"y": y.detach(), "dx": x.grad, **{f"d {n}": p.grad for n, p in self.parameters.items()}}
-        )
+        return Answer({"y": y.detach(), "dx": x.grad, **{f"d {n}": p.grad for n, p in self.parameters.items()}})
 
 
 def by_name(module: nn.Module) -> dict[str, Tensor]:
