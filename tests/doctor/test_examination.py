@@ -30,11 +30,12 @@ def test_the_policy_and_the_generators_are_left_as_they_were():
     agent.register_buffer("count", torch.zeros(()))
     agent.train(False)
     before = {key: value.clone() for key, value in agent.state_dict().items()}
+    torch.set_num_threads(2)
     states = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
     doctor.examine(subjects.CleanRL(agent, (OBS,)))
     assert all(torch.equal(before[key], value) for key, value in agent.state_dict().items())
     assert not agent.training and all(p.grad is None for p in agent.parameters())
-    assert torch.equal(states[0], torch.get_rng_state())
+    assert torch.equal(states[0], torch.get_rng_state()) and torch.get_num_threads() == 2
     assert np.array_equal(states[1], np.random.get_state()[1]) and states[2] == random.getstate()
 
 
@@ -56,7 +57,8 @@ def test_a_subject_that_cannot_be_copied_is_examined_and_put_back():
     agent = _agent()
     agent.eval()
     before = {key: value.clone() for key, value in agent.state_dict().items()}
-    doctor.assert_healthy(Uncopyable(agent, (OBS,)))
+    report = doctor.assert_healthy(Uncopyable(agent, (OBS,)))
+    assert [(f.cause, f.severity) for f in report.findings] == [("examined-in-place", "note")]
     assert all(torch.equal(before[key], value) for key, value in agent.state_dict().items())
     assert not agent.training
 

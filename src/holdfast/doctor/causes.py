@@ -243,6 +243,11 @@ CAUSES: dict[str, Cause] = {
         "Run the call named in the evidence by hand; a policy should survive it.",
         "warning",
     ),
+    "examined-in-place": Cause(
+        "The policy could not be copied, so it was examined itself: weights and buffers are as before, memory is not.",
+        "Make it deep-copyable, or examine it before it is in use.",
+        "note",
+    ),
     "resets-are-the-callers": Cause(
         "The module knows of no episode boundaries: whoever calls it must cut sequences at them.",
         "Nothing, if you do. Holdfast's cores take `resets` and need no cutting.",

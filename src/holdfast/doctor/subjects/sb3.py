@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -144,6 +145,7 @@ class SB3(Subject):
             handle.remove()
 
 
+@functools.lru_cache
 def _seed_of_split_zero(count: int) -> int:
     """A numpy seed with which the buffer's random split falls on 0, so that no sequence is cut."""
     return next(seed for seed in range(100_000) if np.random.RandomState(seed).randint(count) == 0)
