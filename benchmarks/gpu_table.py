@@ -95,8 +95,9 @@ def table(results: dict[str, Any]) -> str:
         cells = [f"{e[n] * 1e3:.1f} ({g[n] * 1e3:.1f})" for n in ("ours", "cudnn")]
         ratio = f"{e['ours'] / e['cudnn']:.2f} ({g['ours'] / g['cudnn']:.2f})"
         lines.append(f"| {r['kind']}, {r['B']} | {' | '.join(cells)} | {ratio} |")
-    lines += ["", "First forward + backward of a process, s:", ""]
-    lines += ["| recurrence, (B, T, H) | nothing compiled | kernels in the cache |", "|---|---|---|"]
+    if results["first_calls"]:
+        lines += ["", "First forward + backward of a process, s:", ""]
+        lines += ["| recurrence, (B, T, H) | nothing compiled | kernels in the cache |", "|---|---|---|"]
     for r in results["first_calls"]:
         lines.append(f"| {r['kind']}, {tuple(r['shape'])} | {r['cold_s']:.2f} | {r['warm_s']:.2f} |")
     return "\n".join(lines) + "\n"

@@ -137,7 +137,9 @@ def vector(tensor: Tensor | None) -> Tensor | None:
 
 def bias_like(bias: Tensor | None, w_ih: Tensor) -> Tensor | None:
     """Of the weights' dtype, as the kernels read it."""
-    return None if bias is None else bias.to(w_ih.dtype).contiguous()
+    if bias is None or bias.dtype == w_ih.dtype:
+        return None if bias is None else bias.contiguous()
+    return bias.to(w_ih.dtype).contiguous()
 
 
 def forward(
@@ -188,7 +190,7 @@ def forward(
             base + 2 * counters, rows, launch.chunks,
         ), stream,
     )  # fmt: skip
-    pre = torch.mm(packed[:, :inputs] if width != inputs else packed, w_ih_half.t())
+    pre = torch.mm(packed.as_strided((rows, inputs), (width, 1)), w_ih_half.t())
 
     y = torch.empty(steps, batch, hidden, dtype=x.dtype, device=x.device)
     saved = torch.empty((rows, hidden) if save else 0, **half)
