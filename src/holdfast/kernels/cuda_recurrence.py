@@ -102,8 +102,14 @@ def _recurrence(
 
 
 def compiled(source: str, name: str, constants: dict[str, int], shared: int, device: int) -> nvrtc.Kernel:
+    """The kernel `name` with these constants; loaded once, however many batch sizes use it."""
+    return _loaded(source, name, tuple(constants.items()), shared, device)
+
+
+@functools.cache
+def _loaded(source: str, name: str, constants: tuple[tuple[str, int], ...], shared: int, device: int) -> nvrtc.Kernel:
     architecture = f"--gpu-architecture=sm_{limits(device)[2]}"
-    options = [architecture, "-std=c++17", *(f"-D{k}={int(v)}" for k, v in constants.items())]
+    options = [architecture, "-std=c++17", *(f"-D{k}={int(v)}" for k, v in constants)]
     return nvrtc.Kernel(_source(source), name, options, shared, device)
 
 
