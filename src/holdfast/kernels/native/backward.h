@@ -15,7 +15,6 @@ typedef struct {
     const Job *job;
     Sizes s;
     int64_t stride;         /* of a row of gates' gradients: off the powers of two, where cache lines collide */
-    float *w_x, *w_h;       /* panels of columns, each [gates * padded][vectors][LANES] */
     float *fill_h, *fill_c; /* [padded] */
     Sums *sums;             /* [parts] */
     int64_t parts;
@@ -23,6 +22,7 @@ typedef struct {
 } Backward;
 
 typedef struct {
+    float *w_x, *w_h;                  /* panels of columns, each [gates * padded][vectors][LANES] */
     const float **h_before, **dg_rows; /* [chunk] */
     const float **x_rows;              /* [chunk] */
     int64_t *at;                       /* [chunk]: a row's step * batch + batch row */
@@ -36,6 +36,9 @@ typedef struct {
 static void backward_scratch(BackwardScratch *f, Arena *arena, const Backward *call, int64_t rows) {
     const Sizes *s = &call->s;
     const int64_t chunk = chunk_bound(rows), lstm_rows = call->job->is_lstm ? rows : 0;
+    const int64_t gate_columns = s->cell.gates * s->padded;
+    f->w_x = take_floats(arena, call->job->dx ? gate_columns * s->padded_inputs : 0);
+    f->w_h = take_floats(arena, gate_columns * s->padded);
     f->h_before = take(arena, (size_t)chunk * sizeof(float *));
     f->dg_rows = take(arena, (size_t)chunk * sizeof(float *));
     f->x_rows = take(arena, (size_t)chunk * sizeof(float *));
@@ -159,7 +162,7 @@ INLINE void backward_step(const Backward *call, BackwardScratch *f, Sums *sums, 
 
     const int64_t h_slot = lstm ? 0 : padded;
     for (int64_t b = 0; b < active; b++) f->dg_rows[b] = dg + b * call->stride + h_slot;
-    product_rows(f, f->dg_rows, s->cell.gates * padded, call->w_h, padded, padded, NULL, f->dh, padded, active, !lstm);
+    product_rows(f, f->dg_rows, s->cell.gates * padded, f->w_h, padded, padded, NULL, f->dh, padded, active, !lstm);
 }
 
 /* A group of spans side by side, aligned at their ends. */
@@ -196,7 +199,7 @@ INLINE void backward_group(const Backward *call, BackwardScratch *f, Sums *sums,
                 f->dg_rows[n] = f->dg + n * call->stride;
                 f->x_rows[n] = job->dx + f->at[n] * s->inputs;
             }
-            product_rows(f, f->dg_rows, gate_columns, call->w_x, s->inputs, s->padded_inputs, (float *const *)f->x_rows, NULL, 0,
+            product_rows(f, f->dg_rows, gate_columns, f->w_x, s->inputs, s->padded_inputs, (float *const *)f->x_rows, NULL, 0,
                          rows, 0);
         }
         if (job->dw_ih) {
@@ -234,6 +237,24 @@ static void sums_memory(Sums *sums, Arena *arena, const Job *job, const Sizes *s
 
 static void pass_rows(float *out, const float *in, int64_t from, int64_t to) {
     for (int64_t i = from; out && i < to; i++) out[i] = in ? in[i] : 0.0f;
+}
+
+/* Weights of `gates` blocks [hidden, columns] as panels of columns, each [gates * padded][vectors][LANES]; the rows of
+ * units beyond `hidden` are zeros. */
+static void pack_backward(float *out, const float *weights, const int64_t *order, const Sizes *s, int64_t columns) {
+    const int64_t padded_columns = round_up(columns, LANES), depth = s->cell.gates * s->padded;
+    for (int64_t column = 0; column < padded_columns; column += PANEL) {
+        const int64_t width = panel_vectors(padded_columns, column);
+        float *panel = out + column * depth;
+        for (int64_t g = 0; g < s->cell.gates; g++)
+            for (int64_t j = 0; j < s->padded; j++)
+                for (int64_t v = 0; v < width; v++) {
+                    const int64_t at = column + v * LANES;
+                    const float *from = weights + (order[g] * s->hidden + j) * columns + at;
+                    store(panel + ((g * s->padded + j) * width + v) * LANES,
+                          j < s->hidden ? load_first(from, columns - at) : splat(0.0f));
+                }
+    }
 }
 
 static void backward_part(void *context, int64_t part) {
@@ -274,6 +295,8 @@ static void backward_part(void *context, int64_t part) {
         backward_scratch(&scratch, &arena, call, (count + groups - 1) / groups);
     }
     find_spans(spans, starts, job, from, to, 1);
+    if (job->dx) pack_backward(scratch.w_x, job->w_ih, s->cell.x_gate, s, s->inputs);
+    pack_backward(scratch.w_h, job->w_hh, s->cell.h_gate, s, s->hidden);
     unsigned int mode = flush_denormals();
     for (int64_t g = 0; g < groups; g++) {
         const int64_t first = count * g / groups, rows = count * (g + 1) / groups - first;
@@ -286,33 +309,12 @@ static void backward_part(void *context, int64_t part) {
 
 static void backward_memory(Backward *call, Arena *arena) {
     const Sizes *s = &call->s;
-    const int64_t gate_columns = s->cell.gates * s->padded;
-    call->w_x = take_floats(arena, call->job->dx ? gate_columns * s->padded_inputs : 0);
-    call->w_h = take_floats(arena, gate_columns * s->padded);
     call->fill_h = take_floats(arena, s->padded);
     call->fill_c = take_floats(arena, s->padded);
     call->sums = take(arena, (size_t)call->parts * sizeof(Sums));
     for (int64_t part = 0; part < call->parts; part++) {
         Sums unplaced;
         sums_memory(arena->base ? call->sums + part : &unplaced, arena, call->job, s);
-    }
-}
-
-/* Weights of `gates` blocks [hidden, columns] as panels of columns, each [gates * padded][vectors][LANES]; the rows of
- * units beyond `hidden` are zeros. */
-static void pack_backward(float *out, const float *weights, const int64_t *order, const Sizes *s, int64_t columns) {
-    const int64_t padded_columns = round_up(columns, LANES), depth = s->cell.gates * s->padded;
-    for (int64_t column = 0; column < padded_columns; column += PANEL) {
-        const int64_t width = panel_vectors(padded_columns, column);
-        float *panel = out + column * depth;
-        for (int64_t g = 0; g < s->cell.gates; g++)
-            for (int64_t j = 0; j < s->padded; j++)
-                for (int64_t v = 0; v < width; v++) {
-                    const int64_t at = column + v * LANES;
-                    const float *from = weights + (order[g] * s->hidden + j) * columns + at;
-                    store(panel + ((g * s->padded + j) * width + v) * LANES,
-                          j < s->hidden ? load_first(from, columns - at) : splat(0.0f));
-                }
     }
 }
 
@@ -354,8 +356,6 @@ static int backward(const Job *job) {
     arena = (Arena){(uintptr_t)block.memory, 0};
     backward_memory(&call, &arena);
 
-    if (job->dx) pack_backward(call.w_x, job->w_ih, s->cell.x_gate, s, s->inputs);
-    pack_backward(call.w_h, job->w_hh, s->cell.h_gate, s, s->hidden);
     copy_padded(call.fill_h, job->fill_h, s->hidden, s->padded);
     copy_padded(call.fill_c, job->fill_c, s->hidden, s->padded);
     holdfast_parallel(backward_part, &call, call.parts);

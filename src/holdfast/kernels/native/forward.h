@@ -7,15 +7,16 @@
 typedef struct {
     const Job *job;
     Sizes s;
-    float *w_x, *w_h;       /* [units][inputs or hidden][gates][LANES] */
     float *bias;            /* [4][padded] */
     float *fill_h, *fill_c; /* [padded] */
     int64_t parts;
     int failed;
 } Forward;
 
-/* Scratch of one group of spans. */
+/* Scratch of one part, used by its groups of spans in turn. Each part packs the weights for itself: to fetch them from
+ * another core's cache takes longer. */
 typedef struct {
+    float *w_x, *w_h; /* [units][inputs or hidden][gates][LANES] */
     const float **x_rows, **h_rows;
     float **gate_rows;
     float *cell_state; /* [rows][padded]: where c starts, and where it stays if nothing is kept */
@@ -26,6 +27,8 @@ typedef struct {
 static void forward_scratch(ForwardScratch *f, Arena *arena, const Forward *call, int64_t rows) {
     const Sizes *s = &call->s;
     int64_t chunk = chunk_bound(rows);
+    f->w_x = take_floats(arena, s->cell.gates * s->padded * s->inputs);
+    f->w_h = take_floats(arena, s->cell.gates * s->padded * s->hidden);
     f->x_rows = take(arena, (size_t)chunk * sizeof(float *));
     f->gate_rows = take(arena, (size_t)chunk * sizeof(float *));
     f->h_rows = take(arena, (size_t)rows * sizeof(float *));
@@ -39,7 +42,7 @@ static void project_inputs(const Forward *call, ForwardScratch *f, int64_t rows)
     const Sizes *s = &call->s;
     const int64_t gates = s->cell.gates;
     for (int64_t u = 0; u < s->units; u++) {
-        const float *panel = call->w_x + u * s->inputs * gates * LANES;
+        const float *panel = f->w_x + u * s->inputs * gates * LANES;
         for (int64_t i = 0; i < block_count(rows); i++) {
             int64_t first = block_start(rows, i), count = block_start(rows, i + 1) - first;
             tiles[gates - 1][count - 1](s->inputs, f->x_rows + first, panel, f->result);
@@ -99,7 +102,7 @@ INLINE void forward_step(const Forward *call, ForwardScratch *f, const Span *spa
         f->h_rows[b] = step ? job->y + ((span->begin + step - 1) * s->batch + span->row) * hidden : start;
     }
     for (int64_t u = 0; u < s->units; u++) {
-        const float *panel = call->w_h + u * hidden * gates * LANES;
+        const float *panel = f->w_h + u * hidden * gates * LANES;
         const int64_t unit = u * LANES, count = hidden - unit;
         for (int64_t i = 0; i < block_count(active); i++) {
             int64_t b0 = block_start(active, i), b1 = block_start(active, i + 1);
@@ -158,6 +161,15 @@ INLINE void forward_group(const Forward *call, ForwardScratch *f, const Span *sp
     }
 }
 
+/* Weights of `gates` blocks [hidden, depth] as panels [units][depth][gates][LANES]. */
+static void pack_forward(float *out, const float *weights, const int64_t *order, const Sizes *s, int64_t depth) {
+    const int64_t gates = s->cell.gates;
+    for (int64_t u = 0; u < s->units; u++)
+        for (int64_t g = 0; g < gates; g++)
+            pack_transposed(out + (u * depth * gates + g) * LANES, gates * LANES,
+                            weights + (order[g] * s->hidden + u * LANES) * depth, depth, s->hidden - u * LANES, depth);
+}
+
 static void forward_part(void *context, int64_t part) {
     Forward *call = context;
     const Job *job = call->job;
@@ -189,6 +201,8 @@ static void forward_part(void *context, int64_t part) {
         forward_scratch(&scratch, &arena, call, (count + groups - 1) / groups);
     }
     find_spans(spans, starts, job, from, to, split);
+    pack_forward(scratch.w_x, job->w_ih, call->s.cell.x_gate, &call->s, job->inputs);
+    pack_forward(scratch.w_h, job->w_hh, call->s.cell.h_gate, &call->s, job->hidden);
     unsigned int mode = flush_denormals();
     for (int64_t g = 0; g < groups; g++) {
         const int64_t first = count * g / groups, rows = count * (g + 1) / groups - first;
@@ -201,20 +215,9 @@ static void forward_part(void *context, int64_t part) {
 
 static void forward_memory(Forward *call, Arena *arena) {
     const Sizes *s = &call->s;
-    call->w_x = take_floats(arena, s->cell.gates * s->padded * s->inputs);
-    call->w_h = take_floats(arena, s->cell.gates * s->padded * s->hidden);
     call->bias = take_floats(arena, s->row);
     call->fill_h = take_floats(arena, s->padded);
     call->fill_c = take_floats(arena, s->padded);
-}
-
-/* Weights of `gates` blocks [hidden, depth] as panels [units][depth][gates][LANES]. */
-static void pack_forward(float *out, const float *weights, const int64_t *order, const Sizes *s, int64_t depth) {
-    const int64_t gates = s->cell.gates;
-    for (int64_t u = 0; u < s->units; u++)
-        for (int64_t g = 0; g < gates; g++)
-            pack_transposed(out + (u * depth * gates + g) * LANES, gates * LANES,
-                            weights + (order[g] * s->hidden + u * LANES) * depth, depth, s->hidden - u * LANES, depth);
 }
 
 static int forward(const Job *job) {
@@ -227,8 +230,6 @@ static int forward(const Job *job) {
     arena = (Arena){(uintptr_t)block.memory, 0};
     forward_memory(&call, &arena);
 
-    pack_forward(call.w_x, job->w_ih, s->cell.x_gate, s, s->inputs);
-    pack_forward(call.w_h, job->w_hh, s->cell.h_gate, s, s->hidden);
     zero(call.bias, s->row);
     for (int64_t g = 0; g < s->cell.gates; g++)
         for (int64_t j = 0; j < s->hidden; j++) {
