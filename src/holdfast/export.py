@@ -233,8 +233,7 @@ state = {state}
 resets = torch.ones(B, dtype=torch.bool)  # True where the observation is the first of an episode
 for _ in range(3):
     obs = {obs}  # from your environment
-    with torch.no_grad():
-        out = policy(**obs, **state, resets=resets{masks})
+    out = policy(**obs, **state, resets=resets{masks})
     state = {{name: out[f"{{name}}_next"] for name in state}}  # never forget this
     print(out["action"], out["value"])
     resets = torch.zeros(B, dtype=torch.bool)  # from your environment: terminated | truncated

@@ -151,7 +151,7 @@ def plain_copy(policy: RecurrentPolicy) -> RecurrentPolicy:
 
 
 def _without_custom_operators(policy: RecurrentPolicy) -> RecurrentPolicy:
-    twin = copy.deepcopy(policy)
+    twin = copy.deepcopy(policy).requires_grad_(False)  # or a state that is carried would carry a graph
     for module in twin.modules():
         if isinstance(module, GatedCore):
             module.kernel = "reference"
