@@ -11,7 +11,7 @@ memory starts fresh. Failures are counted, and reported with the traceback of th
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
+import multiprocessing.connection
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -32,7 +32,7 @@ class EnvFailedError(RuntimeError):
     """Environments failed, and no more often were they to be built anew."""
 
 
-class RebuildingEnv(VectorWrapper[Any, Any, Any, Any, Any]):
+class RebuildingEnv(VectorWrapper):  # generic in newer gymnasium only
     """Builds its environments with `make`, and again after each of up to `limit` failures.
 
     timeout: seconds that a step or reset of an `AsyncVectorEnv` may take; None: any time. report: called with the
@@ -82,7 +82,7 @@ class RebuildingEnv(VectorWrapper[Any, Any, Any, Any, Any]):
             ends = {"final_obs": last, "_final_obs": np.ones(count, bool), "env_failure": True}
             return self._obs, np.zeros(count), np.zeros(count, bool), np.ones(count, bool), {**info, **ends}
         self._obs = obs
-        return (obs, *rest)  # type: ignore[return-value]
+        return (obs, *rest)
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
@@ -122,7 +122,10 @@ class RebuildingEnv(VectorWrapper[Any, Any, Any, Any, Any]):
             return recorder.traceback[-LONGEST_REPORT:]
         if isinstance(error, multiprocessing.TimeoutError):
             return f"an environment did not answer within {self._timeout} seconds"
-        dead = [p for p in getattr(self.env.unwrapped, "processes", ()) if not p.is_alive()]
+        workers = getattr(self.env.unwrapped, "processes", ())
+        if workers:  # one whose pipe has broken may not be quite dead yet
+            multiprocessing.connection.wait([process.sentinel for process in workers], timeout=1.0)
+        dead = [process for process in workers if not process.is_alive()]
         codes = ", ".join(f"{p.name} with exit code {p.exitcode}" for p in dead)
         trace = "".join(traceback.format_exception(error))
         return ((f"processes of environments ended: {codes}\n" if dead else "") + trace)[-LONGEST_REPORT:]

@@ -1,0 +1,65 @@
+"""Environments that fail on purpose: `envs.make("failing_env:Failing-v0", ...)`, in this process or others."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+EPISODE = 6
+
+
+class FailingEnv(gym.Env[Any, Any]):
+    """Episodes of 6 steps, observation [t]. Fails at most `times` times, counted by files in `folder`.
+
+    how: "raise", "hang" or "die", at step `at` of an episode; with `chance` at random instead. "nan obs" and "nan
+    reward" are what they say. Actions: 0 or 1; 1 is rewarded.
+    """
+
+    def __init__(self, folder: str, how: str = "raise", at: int = 3, times: int = 1, chance: float = 0.0) -> None:
+        self.folder, self.how, self.at, self.times, self.chance = Path(folder), how, at, times, chance
+        self.observation_space = spaces.Box(-10, 10, (1,), np.float32)
+        self.action_space = spaces.Discrete(2)
+        self.t = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.t = 0
+        return self._obs(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.t += 1
+        fails = self.np_random.random() < self.chance if self.chance else self.t == self.at
+        obs, reward = self._obs(), float(action)
+        if fails and self._one_more():
+            if self.how == "raise":
+                raise ValueError("the simulator fell over")
+            if self.how == "hang":
+                time.sleep(1000)
+            if self.how == "die":
+                os.kill(os.getpid(), signal.SIGKILL)
+            obs = obs * np.nan if self.how == "nan obs" else obs
+            reward = np.nan if self.how == "nan reward" else reward
+        return obs, reward, self.t == EPISODE, False, {}
+
+    def _obs(self) -> Any:
+        return np.array([self.t], np.float32)
+
+    def _one_more(self) -> bool:
+        """Take one of `times` numbers; the first to create its file has it."""
+        for number in range(self.times):
+            try:
+                (self.folder / f"failure {number}").touch(exist_ok=False)
+                return True
+            except FileExistsError:
+                continue
+        return False
+
+
+gym.register("Failing-v0", entry_point="failing_env:FailingEnv")

@@ -1,0 +1,147 @@
+"""Environments that raise, hang or die: the run goes on, nothing leaks over the failure, somebody is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+import holdfast as hf
+from counting_env import CountingEnv
+from failing_env import EPISODE, FailingEnv
+from holdfast import checkpoint
+from holdfast.env_failures import EnvFailedError, RebuildingEnv
+from holdfast.env_feed import EnvFeed
+from holdfast.run_log import read_progress
+
+SMALL = dict(
+    env="failing_env:Failing-v0", hidden_size=8, num_envs=3, num_steps=8, minibatches=1, epochs=1,
+    total_steps=3 * 8 * 5, checkpoint_every=1, final_eval_episodes=2, tensorboard=False, device="cpu", threads=1,
+    replay_check_every=1,
+)  # fmt: skip
+
+
+def config(folder: Path, how: str, **settings: Any) -> hf.TrainConfig:
+    (folder / "failures").mkdir(exist_ok=True)
+    env_kwargs = {"folder": str(folder / "failures"), "how": how, **settings.pop("env_kwargs", {})}
+    return hf.TrainConfig(**{**SMALL, "run_dir": str(folder / "run"), "env_kwargs": env_kwargs, **settings})
+
+
+class Keep(hf.Callback):
+    """Keeps every segment."""
+
+    def __init__(self) -> None:
+        self.segments: list[hf.Segment] = []
+
+    def on_rollout_end(self, trainer: hf.Trainer, segment: hf.Segment) -> None:
+        self.segments.append(segment)
+
+
+@pytest.mark.parametrize(
+    ("how", "settings", "reason"),
+    [
+        ("raise", {}, "ValueError: the simulator fell over"),
+        ("raise", {"vectorization": "async"}, "ValueError: the simulator fell over"),
+        ("hang", {"vectorization": "async", "env_timeout": 4.0}, "did not answer within 4.0 seconds"),
+        ("die", {"vectorization": "async"}, "exit code -9"),
+    ],
+)
+def test_a_run_outlives_an_environment(tmp_path: Path, capsys: Any, how: str, settings: dict[str, Any], reason: str):
+    keep = Keep()
+    result = hf.Trainer(config(tmp_path, how, **settings), callbacks=[keep]).run()
+    assert (result.stopped_by, result.updates, result.steps) == ("finished", 5, 3 * 8 * 5)
+    assert [float(row["env/failures"]) for row in read_progress(tmp_path / "run")] == [1.0] * 5
+    report = (tmp_path / "run" / "env_failures-rank0.txt").read_text()
+    assert reason in report and ("failing_env.py" in report or how != "raise"), "the environment's own traceback"
+    said = [line for line in capsys.readouterr().out.splitlines() if "an environment failed" in line]
+    assert len(said) == 1 and "failure 1 of at most 10" in said[0]
+
+    first = keep.segments[0]
+    failed = 2  # the third step of the first episode
+    assert first.truncated.nonzero().unique(dim=0).tolist() == [[failed, b] for b in range(3)]
+    assert first.resets[failed + 1].all() and not first.rewards[failed].any()
+    assert (first.obs[failed + 1] == 0).all(), "fresh episodes"
+    assert first.resets.sum() == 3 * 2 and not first.terminated.any()
+    lengths = [n for segment in keep.segments for n in segment.episode_lengths]
+    whole = 3 * ((5 * 8 - failed - 1) // EPISODE)
+    assert set(lengths) == {EPISODE} and len(lengths) == whole, "an episode cut off is in no statistics"
+    gaps = [float(row["memory/replay_gap"]) for row in read_progress(tmp_path / "run")]
+    assert max(gaps) < 1e-5, "memory was fresh where the episodes began anew, in both legs"
+
+
+def test_environments_that_raise_at_random_are_built_anew_each_time(tmp_path: Path):
+    settings = config(tmp_path, "raise", env_kwargs={"chance": 0.05, "times": 3}, vectorization="async", quiet=True)
+    result = hf.Trainer(settings).run()
+    rows = read_progress(tmp_path / "run")
+    assert result.updates == 5 and len(rows) == 5
+    happened = len(list((tmp_path / "failures").iterdir()))
+    assert happened >= 1
+    assert (tmp_path / "run" / "env_failures-rank0.txt").read_text().count("--- failure") == happened
+
+
+def test_stop_means_stop_and_the_run_can_be_resumed(tmp_path: Path):
+    settings = config(tmp_path, "raise", env_failure="stop", env_kwargs={"at": 6}, quiet=True)
+    settings.num_steps = 4  # the first update is over before the sixth step
+    with pytest.raises(EnvFailedError, match=r"(?s)failed \(once, none allowed\).*the simulator fell over"):
+        hf.Trainer(settings).run()
+    assert checkpoint.find(tmp_path / "run").name == "update_00000001.pt"
+    assert hf.Trainer.resume(tmp_path / "run").run().stopped_by == "finished"
+
+
+def test_too_many_failures_stop_the_run(tmp_path: Path):
+    settings = config(tmp_path, "raise", max_env_failures=2, env_kwargs={"times": 99}, quiet=True)
+    with pytest.raises(EnvFailedError, match=r"failed \(3 times, 2 allowed\)"):
+        hf.Trainer(settings).run()
+    assert len(list((tmp_path / "failures").iterdir())) == 3
+
+
+def test_a_rebuild_that_fails_is_tried_again():
+    attempts: list[int] = []
+
+    def make() -> Any:
+        attempts.append(1)
+        if len(attempts) in (2, 3):
+            raise OSError("no simulator answers")
+        return SyncVectorEnv([lambda: FailingEnv("/nowhere", times=0)], autoreset_mode=AutoresetMode.SAME_STEP)
+
+    reports: list[str] = []
+    env = RebuildingEnv(make, limit=5, report=lambda number, text: reports.append(text))
+    env.reset(seed=1)
+    env.env.envs[0].unwrapped.step = lambda action: 1 / 0
+    _, rewards, terminated, truncated, info = env.step(np.array([0]))
+    assert (rewards, terminated, truncated) == (0, False, True) and info["final_obs"] == [[0]]
+    assert env.failures == 3 and len(attempts) == 4
+    assert "ZeroDivisionError" in reports[0] and "no simulator answers" in reports[1]
+    assert env.step(np.array([1]))[1] == 1
+
+
+def test_action_masks_are_those_of_the_environments_built_anew():
+    env = RebuildingEnv(
+        lambda: SyncVectorEnv(
+            [lambda: CountingEnv(masks="method", lengths=(9,))], autoreset_mode=AutoresetMode.SAME_STEP
+        )
+    )
+    feed = EnvFeed(env)
+    feed.start()
+    feed.step(torch.tensor([0]))
+    assert feed.action_mask.tolist() == [[False, True]]
+    env.env.envs[0].step = lambda action: 1 / 0
+    assert feed.step(torch.tensor([1])).failed
+    assert feed.action_mask.tolist() == [[True, False]] and feed.resets.all()
+    assert not feed.step(torch.tensor([0])).failed
+    assert feed.action_mask.tolist() == [[False, True]]
+
+
+def test_an_environment_that_resets_in_the_next_step_is_refused():
+    with pytest.raises(ValueError, match="needs SAME_STEP autoreset, SyncVectorEnv declares NEXT_STEP"):
+        RebuildingEnv(lambda: gym.make_vec("CartPole-v1", 2, vectorization_mode="sync"))
+
+
+def test_a_timeout_needs_processes_of_their_own():
+    with pytest.raises(ValueError, match="env_timeout=5 with vectorization='sync'"):
+        hf.TrainConfig(env_timeout=5)

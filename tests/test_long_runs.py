@@ -1,0 +1,204 @@
+"""What would spoil a long run: numbers that are not finite, a disk that is full, records that grow without end."""
+
+from __future__ import annotations
+
+import math
+import resource
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import holdfast as hf
+from holdfast import checkpoint, run_log
+from holdfast.nonfinite import NonFiniteError, keep_evidence
+from holdfast.run_log import RunLog, read_progress
+
+SMALL = dict(
+    env="failing_env:Failing-v0", hidden_size=8, num_envs=3, num_steps=8, minibatches=2, epochs=2, learning_rate=0.01,
+    total_steps=3 * 8 * 8, checkpoint_every=2, final_eval_episodes=2, tensorboard=False, device="cpu", threads=1,
+    normalize_obs=True, normalize_reward=True,
+)  # fmt: skip
+
+
+def config(folder: Path, how: str = "raise", times: int = 0, at: int = 3, **settings: Any) -> hf.TrainConfig:
+    (folder / "failures").mkdir(exist_ok=True)
+    env_kwargs = {"folder": str(folder / "failures"), "how": how, "times": times, "at": at}
+    return hf.TrainConfig(**{**SMALL, "run_dir": str(folder / "run"), "env_kwargs": env_kwargs, **settings})
+
+
+def column(run: Path, name: str) -> list[float]:
+    return [float(row[name]) for row in read_progress(run)]
+
+
+def all_finite(trainer: hf.Trainer) -> bool:
+    tensors = [t for t in trainer.policy.state_dict().values() if t.is_floating_point()]
+    moments = [t for state in trainer.ppo.optimizer.state.values() for t in state.values()]
+    memory = trainer.collector.memory.state_dict()["leaves"]
+    numbers = torch.tensor([trainer.reward_scale.mean, trainer.reward_scale.var])
+    return all(bool(t.isfinite().all()) for t in (*tensors, *moments, *memory, numbers))
+
+
+# --- not finite ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["nan obs", "nan reward"])
+def test_a_nan_from_the_environment_costs_the_updates_it_spoils_and_nothing_else(tmp_path: Path, capsys: Any, how: str):
+    trainer = hf.Trainer(config(tmp_path, how, times=1))
+    result = trainer.run()
+    skipped = column(tmp_path / "run", "train/skipped_steps")
+    assert result.updates == 8 and skipped == [4.0] + [0.0] * 7, "the update that saw it, and no other"
+    assert all_finite(trainer) and trainer.spoiled.total == 1
+    losses = column(tmp_path / "run", "train/policy_loss")
+    assert math.isnan(losses[0]) and all(map(math.isfinite, losses[1:]))
+    assert all(map(math.isfinite, trainer.recent_returns)) and len(trainer.recent_returns) == 3 * (8 * 8 // 6)
+    said = [line for line in capsys.readouterr().out.splitlines() if "not finite, the update was skipped" in line]
+    assert len(said) == 1
+    (evidence,) = (tmp_path / "run" / "nonfinite").iterdir()
+    kept = checkpoint.load(evidence)
+    spoiled = kept["segment"]["obs" if how == "nan obs" else "rewards"]
+    assert spoiled.isnan().sum() == 1 and str(evidence) in said[0]
+    assert math.isnan(column(tmp_path / "run", "memory/replay_gap")[0]), "there was nothing sound to replay"
+
+
+def test_of_the_evidence_the_first_and_the_latest_are_kept(tmp_path: Path):
+    trainer = hf.Trainer(config(tmp_path))
+    segment, weights = trainer.collector.rollout(), trainer.policy.state_dict()
+    for update in (3, 5, 8):
+        keep_evidence(tmp_path, 1, {"update": update}, segment, weights)
+    names = sorted(path.name for path in (tmp_path / "nonfinite").iterdir())
+    assert names == ["update_00000003-rank1.pt", "update_00000008-rank1.pt"]
+
+
+def test_a_gradient_that_is_not_finite_is_skipped_where_it_happens(tmp_path: Path):
+    trainer = hf.Trainer(config(tmp_path))
+    calls, spoiled_weights = [], []
+
+    def spoil(gradient: torch.Tensor) -> torch.Tensor | None:
+        calls.append(1)
+        if len(calls) == 6:  # the second step of the second update
+            spoiled_weights.append(trainer.policy.actor.weight.detach().clone())
+            return gradient * math.inf
+        if len(calls) == 7:
+            assert torch.equal(trainer.policy.actor.weight, spoiled_weights[0]), "the step was not taken"
+        return None
+
+    trainer.policy.actor.weight.register_hook(spoil)
+    trainer.run()
+    assert column(tmp_path / "run", "train/skipped_steps") == [0, 1, 0, 0, 0, 0, 0, 0]
+    assert all(map(math.isfinite, column(tmp_path / "run", "train/grad_norm"))), "means are over the steps taken"
+    assert all_finite(trainer) and trainer.spoiled.in_a_row == 0
+
+
+def test_a_loss_that_overflows_is_skipped_though_its_gradient_is_finite(tmp_path: Path):
+    trainer = hf.Trainer(config(tmp_path))
+    segment = trainer.collector.rollout()
+    segment.returns = torch.full_like(segment.returns, 1e30)  # its square is beyond float32
+    before = [p.clone() for p in trainer.policy.parameters()]
+    metrics = trainer.ppo.update(segment, 0.0)
+    assert metrics["train/skipped_steps"] == 4
+    assert all(torch.equal(a, b) for a, b in zip(before, trainer.policy.parameters()))
+
+
+def test_a_run_that_learns_nothing_any_more_stops_at_its_last_good_checkpoint(tmp_path: Path):
+    settings = config(tmp_path, "nan reward", times=10**6, at=6, max_bad_updates=2, checkpoint_every=1, quiet=True)
+    settings.num_steps = 4  # the first update ends before the first NaN
+    with pytest.raises(NonFiniteError, match=r"in 2 updates in a row.*last good checkpoint is \S*update_00000001\.pt"):
+        hf.Trainer(settings).run()
+    assert [p.name for p in checkpoint.rolling(tmp_path / "run")] == ["update_00000001.pt"]
+    assert column(tmp_path / "run", "train/skipped_steps") == [0, 4, 4]
+    names = sorted(p.name for p in (tmp_path / "run" / "nonfinite").iterdir())
+    assert names == ["update_00000002-rank0.pt", "update_00000003-rank0.pt"]
+    assert hf.load(tmp_path / "run") is not None
+
+
+# --- a full disk -----------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def files_no_larger_than(size: int) -> Any:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+class FullDisk(hf.Callback):
+    """No file may grow beyond 700 bytes from one update's rollout to another's."""
+
+    def __init__(self, first: int, last: int) -> None:
+        self.first, self.last, self.limit = first, last, files_no_larger_than(700)
+
+    def on_rollout_end(self, trainer: hf.Trainer, segment: hf.Segment) -> None:
+        if trainer.update == self.first:
+            self.limit.__enter__()
+        if trainer.update == self.last:
+            self.limit.__exit__(None, None, None)
+
+
+def test_training_goes_on_while_the_disk_is_full_and_nothing_is_lost(tmp_path: Path, capsys: Any):
+    hf.Trainer(config(tmp_path, run_dir=str(tmp_path / "whole"), quiet=True)).run()
+    result = hf.Trainer(config(tmp_path), callbacks=[FullDisk(first=2, last=6)]).run()
+    assert result.updates == 8
+    for name in ("update", "steps", "train/policy_loss", "rollout/ep_rew_mean"):
+        assert column(tmp_path / "run", name) == column(tmp_path / "whole", name), name
+    said = capsys.readouterr().out
+    assert said.count("cannot save (") == 1 and said.count("what failed before is made good") == 1
+    assert said.count("rows of the log are kept in memory") == 1 and "File too large" in said
+    names = [p.name for p in checkpoint.rolling(tmp_path / "run")]
+    # Update 4's failed, as did the attempts at 5; the next, at 7, came after the disk had room again.
+    assert names[0] == "update_00000002.pt" and names[-1] == "update_00000008.pt"
+    assert not list((tmp_path / "run").rglob("*.tmp")) and not list((tmp_path / "run").glob("*.new"))
+    hf.load(tmp_path / "run")
+
+
+def test_the_last_checkpoint_goes_elsewhere_if_the_run_folder_cannot_take_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+):
+    save = checkpoint.save
+
+    def full(path: Path, payload: dict[str, Any]) -> None:
+        if tmp_path / "run" in Path(path).parents:
+            raise OSError(28, "No space left on device")
+        save(path, payload)
+
+    monkeypatch.setattr(checkpoint, "save", full)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    trainer = hf.Trainer(config(tmp_path))
+    assert trainer.run().stopped_by == "finished"
+    assert "the last checkpoint is" in capsys.readouterr().out
+    (elsewhere,) = tmp_path.glob("holdfast-run-update_*.pt")
+    loaded = hf.load(elsewhere)
+    assert torch.equal(loaded.actor.weight, trainer.policy.actor.weight)
+
+
+# --- records ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_record_of_a_long_run_is_thinned_out_and_stays_so_over_a_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(run_log, "MAX_ROWS", 10)
+
+    def write(folder: Path, cuts: tuple[int, ...]) -> list[int]:
+        log, update = RunLog(folder, tensorboard=False, wandb=False, config={}), 0
+        while update < 48:
+            update += 1
+            log.write({"update": update, "steps": update * 8, "train/loss": 1 / update}, update * 8)
+            assert len(read_progress(folder)) <= 10
+            if update in cuts:
+                log.close()
+                log = RunLog(folder, tensorboard=False, wandb=False, config={})
+                update -= 3
+                log.rewind(update)
+                cuts = tuple(cut for cut in cuts if cut != update + 3)
+        log.close()
+        return [int(row["update"]) for row in read_progress(folder)]
+
+    assert write(tmp_path / "whole", ()) == [8, 16, 24, 32, 40, 48]
+    assert write(tmp_path / "cut", (9, 11, 22, 40)) == [8, 16, 24, 32, 40, 48]
