@@ -74,8 +74,8 @@ def clipped(action: Tensor, space: Any) -> Tensor:
     low, high = getattr(space, "low", None), getattr(space, "high", None)
     if low is None or high is None or not (np.isfinite(low).any() or np.isfinite(high).any()):
         return action
-    low, high = (torch.as_tensor(bound, dtype=action.dtype, device=action.device) for bound in (low, high))
-    return action.clamp(low, high)
+    # In the bounds' own precision: 0.1 in float32 is more than 0.1.
+    return action.clamp(*(torch.as_tensor(bound, device=action.device) for bound in (low, high)))
 
 
 def distribution_parameters(dist: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -158,7 +158,8 @@ class ExportedPolicy:
 def _bounds(action: dict[str, Any]) -> tuple[Array, Array] | None:
     if "low" not in action:
         return None
-    low, high = (np.array(action[name], dtype=np.float32) for name in ("low", "high"))  # None, no bound, becomes NaN
+    dtype = np.dtype(action["dtype"]) if np.dtype(action["dtype"]).kind == "f" else np.float32
+    low, high = (np.array(action[name], dtype=dtype) for name in ("low", "high"))  # None, no bound, becomes NaN
     return np.where(np.isnan(low), -np.inf, low), np.where(np.isnan(high), np.inf, high)
 
 

@@ -168,6 +168,8 @@ class TorchPolicy:
         space = getattr(policy, "observation_space", None) if observation_space is None else observation_space
         self._ports = None if space is None else observation_ports(sample_observations(space, 1))
         self._action_space = getattr(policy, "action_space", None)
+        dtype = getattr(self._action_space, "dtype", None)
+        self._action_dtype = None if dtype is None else getattr(torch, str(dtype))
 
     def __repr__(self) -> str:
         return type(self.policy).__name__
@@ -209,7 +211,8 @@ class TorchPolicy:
             y, state = (policy.core if is_debug() else policy.core._step)(x, state, flags)
             dist, value = policy._decode(y, policy._mask(action_mask))
             raw = dist.mode if deterministic else dist.sample()
-            return clipped(raw, self._action_space), value, raw, state
+            action = clipped(raw, self._action_space)
+            return action if self._action_dtype is None else action.to(self._action_dtype), value, raw, state
 
     def result(self, tensor: Tensor, numpy: bool) -> Any:
         if not numpy:
