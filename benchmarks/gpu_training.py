@@ -3,7 +3,7 @@
     python benchmarks/gpu_training.py                     # comparison, growth; writes benchmarks/results/gpu_training.json
     python benchmarks/gpu_training.py --part compare
 
-PPO, T = 64, 4 epochs x 4 minibatches of whole environments, hidden 128, fp32 (TF32 products allowed on both sides).
+PPO, T = 64, 4 epochs x 4 minibatches of whole environments, hidden 128, fp32 (JAX with its default TF32 products, Holdfast without).
 Holdfast's runs have resets, truncation bootstrap and the replay check; the gap is in the table. "Solved" is from the start
 of the process that trains (imports included for neither) to a mean return of 0.95, compilation and graph capture included.
 """

@@ -118,8 +118,6 @@ class Trainer:
         self.policy = self._make_policy() if policy is None else policy
         self.policy.to(self.device)
         autocast = torch.bfloat16 if config.precision == "bf16" else None
-        if self.device.type == "cuda":
-            torch.set_float32_matmul_precision("high")  # TF32, as the recurrent kernels
         graphed = cuda_graphs.can_graph(self.env, self.device, config.inputs)
         self.collector = (cuda_graphs.GraphCollector if graphed else Collector)(
             self.env,

@@ -25,7 +25,7 @@ class GRU(GatedCore):
     def _step(self, x: Tensor, state: State, resets: Tensor | None) -> tuple[Tensor, State]:
         fused = dispatch.fused_step(self, x)
         dtype = self._compute_dtype(x)
-        if fused is None and dtype in HALF:
+        if fused is None and (dtype in HALF or x.is_cuda):
             return self._step_of_sequence(x, state, resets)
         if fused is None:
             state = self._reset(state, resets)
