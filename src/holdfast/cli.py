@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Literal
 
 from holdfast.cli_flags import Mistake, mistakes, parse
 from holdfast.cli_train import read_checkpoint, train
@@ -138,7 +139,7 @@ def evaluate(argv: list[str]) -> int:
 
 @dataclass
 class PlotFlags:
-    """Draw learning curves: mean and 95% confidence interval over seeds, a panel per environment."""
+    """Draw learning curves: mean and 95% interval over seeds, a panel per environment."""
 
     runs: tuple[Path, ...]
     """Run folders."""
@@ -148,6 +149,8 @@ class PlotFlags:
     """A column of progress.csv."""
     group: str = "auto"
     """Settings that make a group, such as core or core,hidden_size; auto takes those that differ."""
+    aggregate: Literal["mean", "iqm"] = "mean"
+    """Over seeds: the mean with Student's interval, or the interquartile mean with a bootstrap interval."""
 
 
 def plot(argv: list[str]) -> int:
@@ -160,7 +163,7 @@ def plot(argv: list[str]) -> int:
         # A shell's runs/TMaze-v0/* has plots of earlier times in it; a folder of runs stands for its runs.
         folders = [run for run in flags.runs if run.is_dir() or not run.exists()]
         runs = [r for f in folders for r in ([f] if (f / CSV_NAME).exists() else _runs_below(f) or [f])]
-        print(plot_runs(runs, flags.out, metric=flags.metric, group=flags.group))
+        print(plot_runs(runs, flags.out, metric=flags.metric, group=flags.group, aggregate=flags.aggregate))
     return 0
 
 

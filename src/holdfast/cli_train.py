@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from holdfast.cli_flags import Mistake, mistakes, parse, value_of
 from holdfast.config import TrainConfig
@@ -25,7 +24,7 @@ class TrainFlags:
     resume: Path | None = None
     """Go on with a run: its folder, or one of its checkpoints."""
     seeds: tuple[int, ...] = ()
-    """Several runs, one per seed, and one plot of all."""
+    """Several runs, one per seed, side by side on CPUs, and one plot of all."""
     env_args: tuple[str, ...] = ()
     """Arguments for the environment's constructor, as name=value."""
     settings: TrainConfig = field(default_factory=TrainConfig)
@@ -56,10 +55,49 @@ def train(argv: list[str]) -> int:
     if flags.seeds and flags.settings.run_dir:
         raise Mistake("--run-dir is one folder, --seeds are several runs; use --name, or leave it out")
     configs = [dataclasses.replace(flags.settings, seed=seed) for seed in flags.seeds or (flags.settings.seed,)]
-    runs = [_train_one(_with_free_folder(config, flags.seeds)) for config in configs]
-    if len(runs) > 1:
-        out = _draw(runs, runs[0].parent / "seeds.png")
-        print(f"all seeds  {out}" if out else "")
+    configs = [_with_free_folder(config, flags.seeds) for config in configs]
+    if len(configs) > 1:
+        return _train_seeds(configs)
+    _train_one(configs[0])
+    return 0
+
+
+def _train_seeds(configs: list[TrainConfig]) -> int:
+    """Several seeds: side by side on CPUs, one after another on a GPU; then all of them together."""
+    import numpy as np
+
+    from holdfast import distributed, sweep
+    from holdfast.aggregate import bootstrap_interval, interquartile_mean
+    from holdfast.dashboard import number
+    from holdfast.run_log import RESULT_NAME
+
+    if len({config.seed for config in configs}) < len(configs):
+        raise Mistake("--seeds names a seed twice; every run needs its own")
+    if distributed.launched():
+        raise Mistake("--seeds starts processes of its own; leave torchrun out, or train one seed")
+    with mistakes():
+        on_gpu = distributed.pick_device(configs[0].device).type == "cuda"
+    problems = []
+    if on_gpu:
+        for config in configs:
+            _train_one(config)
+    else:
+        if not configs[0].quiet:
+            print(f"{len(configs)} seeds, {min(len(configs), sweep.cores())} at a time, in {configs[0].folder.parent}")
+        for config, said, problem in sweep.train_side_by_side(configs):
+            print(f"seed {config.seed}  {problem or said}", flush=True)
+            problems += [f"seed {config.seed}: {problem}"] if problem else []
+    if problems:
+        raise Mistake("; ".join(problems))
+    runs = [config.folder for config in configs]
+    scores = np.array([json.loads((run / RESULT_NAME).read_text())["mean_return"] for run in runs])
+    low, high = bootstrap_interval([scores])
+    print(
+        f"return {number(float(interquartile_mean(scores)))} [{number(low)}, {number(high)}] over {len(runs)} seeds "
+        "(interquartile mean, 95% bootstrap interval)"
+    )
+    out = _draw(runs, runs[0].parent / "seeds.png", aggregate="iqm")
+    print(f"all seeds  {out}" if out else "")
     return 0
 
 
@@ -125,6 +163,7 @@ def _run(trainer: Any) -> Path:
     from holdfast.env_failures import EnvFailedError
     from holdfast.nonfinite import NonFiniteError
     from holdfast.replay_check import ReplayError
+    from holdfast.run_log import write_result
 
     config = trainer.config
     earlier_steps, earlier_seconds = trainer.steps, trainer.seconds
@@ -135,6 +174,7 @@ def _run(trainer: Any) -> Path:
     run = result.run_dir
     if not trainer.ranks.leads:
         return run
+    write_result(run, {**dataclasses.asdict(result), "run_dir": str(run)})
     seconds = result.seconds - earlier_seconds
     speed = (result.steps - earlier_steps) / seconds if seconds > 0 else 0.0
     plus_minus = f" ± {number(result.std_error)}" if config.final_eval_episodes > 1 else ""
@@ -162,12 +202,12 @@ def _run(trainer: Any) -> Path:
     return run
 
 
-def _draw(runs: list[Path], out: Path) -> Path | None:
+def _draw(runs: list[Path], out: Path, aggregate: Literal["mean", "iqm"] = "mean") -> Path | None:
     """A plot where there is something to plot and something to plot with."""
     from holdfast.plot import plot_runs
 
     try:
-        return plot_runs(runs, out)
+        return plot_runs(runs, out, aggregate=aggregate)
     except ModuleNotFoundError as missing:
         print(missing)
     except ValueError:  # no episode has ended yet
@@ -177,12 +217,13 @@ def _draw(runs: list[Path], out: Path) -> Path | None:
 
 def _with_free_folder(config: TrainConfig, seeds: tuple[int, ...]) -> TrainConfig:
     """With --seeds, a name per seed; without a name or folder, the first that no run is in."""
+    from holdfast import distributed
     from holdfast.checkpoint import rolling
 
     if config.run_dir is None and config.name is not None and seeds:
         return dataclasses.replace(config, name=f"{config.name}-seed{config.seed}")
     # The ranks of a job, and the same job begun again, must all mean the same folder.
-    if config.run_dir is not None or config.name is not None or "WORLD_SIZE" in os.environ:
+    if config.run_dir is not None or config.name is not None or distributed.launched():
         return config
     base, number = config.folder.name, 1
     while rolling(config.folder):

@@ -118,12 +118,11 @@ ALONE = Ranks()
 
 def join(device: str) -> tuple[Ranks, torch.device]:
     """This process's place among those torchrun started, and its device; one rank without torchrun."""
-    launched = all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"))
-    chosen = pick_device(device, int(os.environ.get("LOCAL_RANK", 0)) if launched else None)
+    chosen = pick_device(device, int(os.environ.get("LOCAL_RANK", 0)) if launched() else None)
     if not dist.is_available():
         return ALONE, chosen
     if not dist.is_initialized():
-        if not launched:
+        if not launched():
             return ALONE, chosen
         # Tensors on a GPU go through NCCL, what a checkpoint gathers on the host through gloo.
         dist.init_process_group("cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo")
@@ -134,6 +133,11 @@ def join(device: str) -> tuple[Ranks, torch.device]:
 def _leave() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def launched() -> bool:
+    """Whether torchrun, or something that speaks as it does, started this process."""
+    return all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"))
 
 
 def restarted() -> bool:

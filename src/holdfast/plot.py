@@ -1,4 +1,4 @@
-"""Learning curves of runs to a PNG: mean and 95% confidence interval over seeds, groups side by side.
+"""Learning curves of runs to a PNG: mean, or interquartile mean, with its 95% interval over seeds, groups side by side.
 
     plot_runs(["runs/TMaze-v0/lstm-seed1", "runs/TMaze-v0/lstm-seed2"], Path("curves.png"))
 
@@ -11,10 +11,11 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
+from holdfast.aggregate import bootstrap_interval, interquartile_mean
 from holdfast.dashboard import compact
 from holdfast.run_log import CSV_NAME, read_progress
 
@@ -24,6 +25,8 @@ _T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.2
 _NOT_A_GROUP = {"env", "seed", "name", "run_dir", "quiet", "track", "tensorboard", "threads", "device"}
 _COLOURS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#17becf")
 GRID_POINTS = 200
+
+Aggregate = Literal["mean", "iqm"]
 
 
 @dataclass
@@ -38,10 +41,14 @@ class Run:
 
 @dataclass
 class Curve:
-    """A group's mean over runs on a common grid of n steps, with the mean's 95% interval ([2, n]; None for one run)."""
+    """A group's mean over runs on a common grid of n steps, with the mean's 95% interval ([2, n]; None for one run).
+
+    aggregate: "mean" with Student's interval, or "iqm", the interquartile mean with a bootstrap interval.
+    """
 
     label: str
     runs: list[Run]
+    aggregate: Aggregate = "mean"
     steps: np.ndarray[Any, Any] = field(init=False)
     mean: np.ndarray[Any, Any] = field(init=False)
     interval: np.ndarray[Any, Any] | None = field(init=False)
@@ -51,7 +58,10 @@ class Curve:
         first, last = max(run.steps[0] for run in self.runs), min(run.steps[-1] for run in self.runs)
         self.steps = np.linspace(first, max(first, last), GRID_POINTS)
         table = np.stack([np.interp(self.steps, run.steps, run.values) for run in self.runs])  # [runs, n]
-        self.mean, self.interval = confidence_interval(table)
+        if self.aggregate == "iqm" and len(table) > 1:
+            self.mean, self.interval = interquartile_mean(table), bootstrap_interval([table])
+        else:
+            self.mean, self.interval = confidence_interval(table)
 
 
 def confidence_interval(table: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any] | None]:
@@ -71,11 +81,12 @@ def plot_runs(
     *,
     metric: str = "rollout/ep_rew_mean",
     group: str | Sequence[str] = "auto",
+    aggregate: Aggregate = "mean",
 ) -> Path:
     """Draw `metric` over steps: a panel per environment, a line per group of runs that differ only in their seed.
 
     group: names of settings ("core", or "core,hidden_size") that make a group; "auto" takes those that differ
-    between the runs.
+    between the runs. aggregate: how the runs of a group become one line, "mean" or "iqm".
     """
     try:
         from matplotlib.figure import Figure
@@ -84,7 +95,7 @@ def plot_runs(
     runs = [read_run(folder, metric) for folder in run_dirs]
     if not runs:
         raise ValueError("no runs to plot; pass run folders, such as runs/RepeatPreviousEasy-v0/*")
-    panels = group_runs(runs, group)
+    panels = group_runs(runs, group, aggregate)
     figure = Figure(figsize=(1.5 + 5.5 * len(panels), 4.2), layout="constrained")
     for axes, (env, curves) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items()):
         _draw_panel(axes, env, curves, metric)
@@ -111,7 +122,9 @@ def read_run(folder: str | Path, metric: str) -> Run:
     return Run(folder, config, pairs[:, 0], pairs[:, 1])
 
 
-def group_runs(runs: Sequence[Run], group: str | Sequence[str] = "auto") -> dict[str, list[Curve]]:
+def group_runs(
+    runs: Sequence[Run], group: str | Sequence[str] = "auto", aggregate: Aggregate = "mean"
+) -> dict[str, list[Curve]]:
     """Environment -> its curves. Runs of a group share the environment and the settings named by `group`."""
     settings = list(dict.fromkeys(key for run in runs for key in run.config))
     if group == "auto":
@@ -128,7 +141,7 @@ def group_runs(runs: Sequence[Run], group: str | Sequence[str] = "auto") -> dict
             "core", run.config.get("core", "run")
         )
         members.setdefault(str(run.config.get("env", "")), {}).setdefault(label, []).append(run)
-    return {env: [Curve(label, part) for label, part in groups.items()] for env, groups in members.items()}
+    return {env: [Curve(label, part, aggregate) for label, part in groups.items()] for env, groups in members.items()}
 
 
 def _differs(runs: Sequence[Run], setting: str) -> bool:
@@ -157,7 +170,8 @@ def _draw_panel(axes: Any, env: str, curves: list[Curve], metric: str) -> None:
                 axes.plot(run.steps, run.values, color=colour, linewidth=0.6, alpha=0.35)
         if curve.interval is not None:
             axes.fill_between(curve.steps, *curve.interval, color=colour, alpha=0.18, linewidth=0)
-        seeds = f"{count} seeds" if count > 1 else f"seed {curve.runs[0].config.get('seed', '?')}"
+        how = ", interquartile mean" if curve.aggregate == "iqm" else ""
+        seeds = f"{count} seeds{how}" if count > 1 else f"seed {curve.runs[0].config.get('seed', '?')}"
         axes.plot(curve.steps, curve.mean, color=colour, linewidth=1.8, label=f"{curve.label} ({seeds})")
     _draw_known_returns(axes, env, metric)
     axes.set_title(env.removeprefix("holdfast/"), fontsize=11)

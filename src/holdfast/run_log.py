@@ -23,6 +23,7 @@ from typing import IO, Any
 from holdfast.info import describe_process
 
 CSV_NAME = "progress.csv"
+RESULT_NAME = "result.json"
 MAX_ROWS = 20_000
 """A run of more updates keeps every second row, then every fourth, ..."""
 
@@ -212,6 +213,11 @@ def write_metadata(folder: Path, config: Mapping[str, Any]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     _write_json(folder / "config.json", dict(config))
     _write_json(folder / "meta.json", describe_process())
+
+
+def write_result(folder: Path, result: Mapping[str, Any]) -> None:
+    """`result.json`: what a finished run came to."""
+    _write_json(Path(folder) / RESULT_NAME, dict(result))
 
 
 def _ordered(names: Iterable[str]) -> list[str]:
