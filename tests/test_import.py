@@ -34,7 +34,9 @@ middle = time.process_time()
 import holdfast
 print((time.process_time() - begin) / (middle - begin))
 """
-    ratios = [float(run(program)) for _ in range(3)]
+    ratios: list[float] = []
+    while not ratios or (min(ratios) > 1.3 and len(ratios) < 4):  # a busy machine may disturb one of them
+        ratios.append(float(run(program)))
     assert min(ratios) <= 1.3, ratios
 
 

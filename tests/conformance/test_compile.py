@@ -12,11 +12,8 @@ from conformance.episodes import assert_close, flags
 from conformance.policies import KINDS, actor_critic
 
 # One small case of each leg with the real compiler; the rest with the same graphs run by eager kernels.
-BACKENDS = [
-    *((kind, reset, "aot_eager") for kind in KINDS for reset in ("zero", "learned")),
-    ("lstm", "zero", "inductor"),
-]
-BACKENDS += [("gru", "detach", "aot_eager"), ("lstm", "never", "aot_eager")]
+BACKENDS = [("lstm", "zero", "inductor"), *((kind, "zero", "aot_eager") for kind in KINDS)]
+BACKENDS += [("lstm", "learned", "aot_eager"), ("gru", "detach", "aot_eager"), ("lstm", "never", "aot_eager")]
 ENVS, STEPS = 3, 4
 
 
@@ -60,7 +57,7 @@ def test_act_is_one_graph_with_its_memory_update_and_equals_eager(kind, reset, b
 def test_memories_of_other_sizes_are_served_by_a_few_graphs():
     driver, eager = actor_critic("lstm", "zero"), actor_critic("lstm", "zero")
     act = torch.compile(driver.policy.act, fullgraph=True, backend="aot_eager")
-    for batch in (3, 5, 2, 7, 4, 6):
+    for batch in (3, 5, 2, 7, 4):
         mine, theirs = hf.Memory(driver.policy.core), hf.Memory(eager.policy.core)
         for t in range(3):
             obs = driver.observations(batch, seed=t)
