@@ -77,6 +77,20 @@ def test_a_policy_that_uses_masks_in_one_leg_only_is_found():
     assert [f.cause for f in report.findings if f.severity == "error"] == ["legs-differ"]
 
 
+def test_memory_that_goes_on_in_one_leg_only_is_found():
+    class Half(subjects.Holdfast):
+        def replay(self, segment):
+            self.policy.core.reset = "zero"
+            try:
+                return super().replay(segment)
+            finally:
+                self.policy.core.reset = "never"
+
+    report = doctor.examine(Half(_policy(reset="never")))
+    (found,) = [f for f in report.findings if f.severity == "error"]
+    assert found.cause == "legs-differ" and "training clears it" in found.evidence
+
+
 def test_the_tensordict_form_is_healthy():
     from holdfast.integrations.tensordict import TensorDictPolicy
 

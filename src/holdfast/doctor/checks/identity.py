@@ -18,7 +18,7 @@ def nan(case: Case) -> str:
     exam = case.exam
     if exam.subject.carries_across_episodes:
         raise NotApplicable("by declaration: memory goes on across episodes")
-    step, row = (exam.true_resets[2:] & True).nonzero()[0].tolist()
+    step, row = exam.true_resets[2:].nonzero()[0].tolist()
     step += 2
     try:
         after = _poisoned(exam, step, row)

@@ -32,6 +32,9 @@ def replay(case: Case) -> str:
     if not right and _follows(exam, exam.rollout_resets, exam.true_resets):
         case.report("legs-differ", f"{evidence}: training resets rightly, the rollout does not", because_of="any")
         return ""
+    if exam.subject.carries_across_episodes and _follows(exam, exam.rollout_resets, exam.script.resets):
+        case.report("legs-differ", f"{evidence}: the rollout carries memory on, as declared, and training clears it")
+        return ""
     for causes, story in _explanations(exam):
         for cause in causes:
             same = cause in case.earlier or (cause == "reset-dropped-in-training" and "never-resets" in case.earlier)
