@@ -2,8 +2,10 @@
 
 import json
 import operator
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -140,6 +142,7 @@ def test_an_onnx_file_says_what_it_is(tmp_path):
     assert said["about"]["core"].startswith("GRU(12, 12") and said["about"]["env"] == "Mine-v0"
     assert said["action"]["high"] == [0.5, None] and said["action"]["kind"] == "gaussian"
     assert Signature.from_json(json.dumps(said), "f") == made.signature
+    assert b"holdfast/encoders.py" not in made.path.read_bytes()  # it says nothing of the machine it was made on
 
 
 def runs_without_holdfast(program):
@@ -323,3 +326,15 @@ def test_the_command_says_what_is_wrong_in_one_line(run_dir, tmp_path, capsys):
         assert cli.main(["export", *map(str, argv)]) == 2
         said = capsys.readouterr().err
         assert message in said and len(said.splitlines()) == 1
+
+
+def test_the_deployment_page_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parent.parent / "docs" / "deployment.md").read_text()
+    torch.manual_seed(0)
+    policy = hf.ActorCritic(spaces.Box(-1, 1, (4,)), spaces.Discrete(3), "gru", 8)
+    monkeypatch.setattr(hf, "load", lambda run: policy)
+    names = {}
+    for block in re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL):
+        exec(block.replace('hf.Runner("runs/TMaze-v0/gru-seed1")', 'hf.Runner(hf.load("a run"))'), names)
+    assert Path("policy.onnx").exists() and names["made"].path == Path("own.pt2")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import operator
 import os
 import re
+import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -69,13 +70,11 @@ def export_policy(
     program, signature = trace(policy, examples, masks=masks, action_space=action_space)
     signature = replace(signature, about={**_about(policy), **(about or {})})
     path.parent.mkdir(parents=True, exist_ok=True)
-    unchecked = path.with_name(f".{os.getpid()}.{path.name}")
-    try:
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".exporting") as folder:
+        unchecked = Path(folder) / path.name
         (_write_onnx if format == "onnx" else _write_pt2)(program, signature, unchecked, policy)
         difference = compare(policy, unchecked, examples)
         os.replace(unchecked, path)
-    finally:
-        unchecked.unlink(missing_ok=True)
     usage = path.with_name(f"{path.stem}_{format}_usage.py")
     usage.write_text(usage_program(path.name, format, signature))
     return Exported(path, usage, signature, difference)

@@ -125,6 +125,8 @@ def trace(
         except Exception as error:
             raise ExportError(_cannot_trace(policy, error)) from error
     _refuse_foreign_operators(program, policy)
+    for node in program.graph.nodes:
+        node.meta.pop("stack_trace", None)  # the folders of whoever exports are nobody's affair
     action = {**graph.action, **_bounds(action_space)}
     return program, Signature(signature.observations, signature.states, signature.masks, outputs, action)
 
