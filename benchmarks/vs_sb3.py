@@ -13,6 +13,7 @@ Time to solve: RepeatPreviousEasy, CPU-seconds until the mean return of 100 epis
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
@@ -101,10 +102,8 @@ def sb3_run(make_env: Any, seed: int, until: Any, **options: Any) -> dict[str, A
             raise Stop
 
     model.train = train_and_look
-    try:
+    with contextlib.suppress(Stop):
         model.learn(10**9, callback=watch)
-    except Stop:
-        pass
     return {"steps": model.num_timesteps, "cpu_seconds": time.process_time() - began, "returns": watch.returns}
 
 
@@ -137,8 +136,13 @@ def speed(steps: int, repeats: int) -> list[dict[str, Any]]:
             )  # fmt: skip
             theirs.append(r["steps"] / r["cpu_seconds"])
         a, b = float(np.median(ours)), float(np.median(theirs))
-        rows.append({"hidden": hidden, "holdfast": a, "sb3_contrib": b, "ratio": a / b, "steps": steps, "repeats": repeats})
-        print(f"hidden {hidden:3d}: Holdfast {a:7.0f}, sb3-contrib {b:6.0f} steps per CPU-second: {a / b:.1f}x", flush=True)
+        rows.append(
+            {"hidden": hidden, "holdfast": a, "sb3_contrib": b, "ratio": a / b, "steps": steps, "repeats": repeats}
+        )
+        print(
+            f"hidden {hidden:3d}: Holdfast {a:7.0f}, sb3-contrib {b:6.0f} steps per CPU-second: {a / b:.1f}x",
+            flush=True,
+        )
     return rows
 
 
@@ -183,7 +187,10 @@ def solve(cut: float, seed: int = 1) -> dict[str, Any]:
             batch_size=1024, learning_rate=rate, policy_kwargs=dict(lstm_hidden_size=64),
         )  # fmt: skip
         reached = float(np.mean([x for _, x in r["returns"][-100:]])) >= 0.9
-        print(f"sb3-contrib, learning rate {rate}: {r['cpu_seconds']:.0f} CPU-seconds, {r['steps']} steps, reached: {reached}", flush=True)
+        print(
+            f"sb3-contrib, learning rate {rate}: {r['cpu_seconds']:.0f} CPU-seconds, {r['steps']} steps, reached: {reached}",
+            flush=True,
+        )
         row["sb3_contrib"][str(rate)] = {"steps": r["steps"], "cpu_seconds": r["cpu_seconds"], "reached": reached}
         if reached:
             best = r["cpu_seconds"] if best is None else min(best, r["cpu_seconds"])

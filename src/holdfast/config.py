@@ -217,18 +217,19 @@ PRESETS: dict[str, dict[str, Any]] = {
         _EASY, env="holdfast/RepeatPreviousEasy-v0", total_steps=300_000, gamma=0.6, gae_lambda=0.9
     ),
     "repeat-previous-medium": dict(
-        _EASY, env="holdfast/RepeatPreviousMedium-v0", total_steps=4_000_000, gamma=0.6, gae_lambda=0.9, hidden_size=128,
-        num_steps=104, memory_span=64,
+        _EASY, env="holdfast/RepeatPreviousMedium-v0", total_steps=4_000_000, gamma=0.6, gae_lambda=0.9,
+        hidden_size=128, num_steps=104, memory_span=64,
     ),
     "repeat-first-easy": dict(
         _EASY, env="holdfast/RepeatFirstEasy-v0", total_steps=400_000, gamma=0.9, gae_lambda=0.9, memory_span=64
     ),
     "position-only-cartpole-easy": dict(
-        _EASY, env="holdfast/PositionOnlyCartPoleEasy-v0", total_steps=800_000, learning_rate=2e-3
+        _EASY, env="holdfast/PositionOnlyCartPoleEasy-v0", total_steps=800_000, learning_rate=2e-3, entropy_coef=0.001,
+        target_kl=0.015,
     ),
     "t-maze": dict(
-        _EASY, env="holdfast/TMaze-v0", total_steps=1_500_000, num_steps=128, learning_rate=2e-3, lr_schedule="constant",
-        entropy_coef=0.02, gae_lambda=0.99, memory_span=40, stop_at=0.98,
+        _EASY, env="holdfast/TMaze-v0", total_steps=1_500_000, num_steps=128, learning_rate=2e-3,
+        lr_schedule="constant", entropy_coef=0.02, gae_lambda=0.99, memory_span=40, stop_at=0.98,
     ),
     "higher-lower-easy": dict(
         _EASY, env="popgym:HigherLowerEasy", total_steps=1_000_000, gamma=0.9, gae_lambda=0.9, learning_rate=1e-3,

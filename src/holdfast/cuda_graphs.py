@@ -8,7 +8,7 @@ graph, launched once per rollout. `GraphedMinibatch` is one optimiser step of PP
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -25,7 +25,9 @@ def can_graph(env: Any, device: torch.device, inputs: tuple[str, ...]) -> bool:
     """Whether rollouts in this environment can be one graph: ours, on the same GPU, observations alone."""
     from holdfast.envs.base import TorchVectorEnv
 
-    return device.type == "cuda" and isinstance(env, TorchVectorEnv) and env.device.type == "cuda" and inputs == ("obs",)
+    return (
+        device.type == "cuda" and isinstance(env, TorchVectorEnv) and env.device.type == "cuda" and inputs == ("obs",)
+    )
 
 
 @contextmanager
@@ -107,8 +109,19 @@ class GraphCollector(Collector):
                 dist, value = policy._decode(y, None)
                 action = dist.sample()
                 step = env.transition(env_state, feed.to_env(action), env.draw())
-                for name, part in zip(names, (obs, action, resets, step.rewards, dist.log_prob(action).float(), value.float(),
-                                              step.terminated, step.truncated, torch.ones_like(resets))):  # fmt: skip
+                log_prob, valid = dist.log_prob(action).float(), torch.ones_like(resets)
+                parts = (
+                    obs,
+                    action,
+                    resets,
+                    step.rewards,
+                    log_prob,
+                    value.float(),
+                    step.terminated,
+                    step.truncated,
+                    valid,
+                )
+                for name, part in zip(names, parts):
                     rows[name].append(part)
                 if env.can_truncate:  # V(final observation) from the state before the reset; used where truncated
                     y, _ = policy.core(policy._encode(step.final_obs), state, None)
@@ -117,7 +130,9 @@ class GraphCollector(Collector):
             y, _ = policy.core(policy._encode(obs), state, resets)
             last = policy._decode(y, None)[1].float()
         stacked = {name: tree_map(lambda *x: torch.stack(x), *parts) for name, parts in rows.items()}
-        stacked["advantage"], stacked["returns"] = self._advantages(stacked, last, torch.stack(finals) if finals else None)
+        stacked["advantage"], stacked["returns"] = self._advantages(
+            stacked, last, torch.stack(finals) if finals else None
+        )
         return stacked, (obs, resets, env_state), state
 
 
@@ -127,7 +142,7 @@ class GraphedMinibatch:
     _USED = ("obs", "actions", "resets", "log_prob", "value", "advantage", "returns", "valid", "start_state")
 
     def __init__(
-        self, batch: Segment, size: int, step: Callable[[Segment], Tensor], parameters: list[Tensor], optimizer: Any
+        self, batch: Segment, size: int, step: Callable[[Segment], Tensor], parameters: Sequence[Tensor], optimizer: Any
     ) -> None:
         self.size = size
         used = {name: tree_map(torch.clone, getattr(batch, name)) for name in self._USED}
@@ -141,7 +156,9 @@ class GraphedMinibatch:
 
         with torch.no_grad():  # warming up takes real optimiser steps: they are undone
             weights = [p.clone() for p in parameters]
-            moments = {p: {k: v.clone() for k, v in optimizer.state[p].items()} for p in parameters if p in optimizer.state}
+            moments = {
+                p: {k: v.clone() for k, v in optimizer.state[p].items()} for p in parameters if p in optimizer.state
+            }
         with _side_stream():
             for _ in range(2):
                 run()

@@ -46,8 +46,9 @@ def ppo_terms(
 
     stored = (segment.log_prob, segment.value, segment.advantage, segment.returns, None if all_valid else segment.valid)
     return PPOTerms(
-        *ClippedObjective.apply(
-            new.log_prob.float(), new.entropy.float(), new.value.float(), *stored, clip_range, clip_value, entropy_coef, value_coef
+        *ClippedObjective.apply(  # type: ignore[no-untyped-call]
+            new.log_prob.float(), new.entropy.float(), new.value.float(), *stored,
+            clip_range, clip_value, entropy_coef, value_coef,
         )
     )  # fmt: skip
 
