@@ -151,7 +151,19 @@ def make_train(env: str, cell: str, n: int, T: int, hidden: int, lr: float, gamm
         done = terminated | truncated
         boot = apply(cell, p, memory, final[None], jnp.zeros_like(done)[None])[2][0] if truncates else jnp.zeros(n)
         ret = ret + reward
-        row = (obs, action, resets, reward, log_prob, value, terminated, truncated, boot, jnp.where(done, ret, 0.0), done)
+        row = (
+            obs,
+            action,
+            resets,
+            reward,
+            log_prob,
+            value,
+            terminated,
+            truncated,
+            boot,
+            jnp.where(done, ret, 0.0),
+            done,
+        )
         return (env_state, next_obs, done, memory, key, jnp.where(done, 0.0, ret)), row
 
     def loss(p: Any, batch: Any, memory: Any) -> Any:
@@ -178,7 +190,10 @@ def make_train(env: str, cell: str, n: int, T: int, hidden: int, lr: float, gamm
     def update(s: Any) -> Any:
         start = s["carry"]
         (env_state, obs, resets, memory, key, ret), rows = lax.scan(
-            partial(rollout_step, s["params"]), (s["env"], s["obs"], s["resets"], s["carry"], s["key"], s["ret"]), None, T
+            partial(rollout_step, s["params"]),
+            (s["env"], s["obs"], s["resets"], s["carry"], s["key"], s["ret"]),
+            None,
+            T,
         )
         o, a, r, reward, old, value, terminated, truncated, boot, ended, done = rows
         last = apply(cell, s["params"], memory, obs[None], resets[None])[2][0]
@@ -233,4 +248,9 @@ def run(env: str, cell: str, n: int, T: int = 64, hidden: int = 128, lr: float =
             solved = time.perf_counter() - began
     jax.block_until_ready(s)
     rate = updates * n * T / (time.perf_counter() - timed)
-    return {"steps_per_second": rate, "compile_seconds": compiled, "solved_after_seconds": solved, "last_return": float(mean)}
+    return {
+        "steps_per_second": rate,
+        "compile_seconds": compiled,
+        "solved_after_seconds": solved,
+        "last_return": float(mean),
+    }

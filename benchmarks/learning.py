@@ -96,7 +96,9 @@ def table(cells: list[dict[str, Any]]) -> str:
             if reached and len(reached) < len(rows):
                 steps += f" ({len(reached)} of {len(rows)} seeds)"
             mean = np.mean([r["mean_return"] for r in rows])
-            lines.append(f"| {task} (threshold {threshold}) | {core} | {mean:.3f} ({each}) | {steps} | {cpu} | {rows[0]['steps']:,} |")
+            lines.append(
+                f"| {task} (threshold {threshold}) | {core} | {mean:.3f} ({each}) | {steps} | {cpu} | {rows[0]['steps']:,} |"
+            )
     return "\n".join(lines)
 
 
@@ -146,7 +148,10 @@ def main() -> None:
                 if not path.exists() and wanted:
                     cell = run_cell(task, core, seed)
                     path.write_text(json.dumps(cell) + "\n")
-                    print(f"{task}, {core}, seed {seed}: {cell['mean_return']:.3f} in {cell['cpu_seconds']:.0f} CPU-s", flush=True)
+                    print(
+                        f"{task}, {core}, seed {seed}: {cell['mean_return']:.3f} in {cell['cpu_seconds']:.0f} CPU-s",
+                        flush=True,
+                    )
                 if path.exists():
                     cells.append(json.loads(path.read_text()))
     text = table(cells)

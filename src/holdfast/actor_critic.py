@@ -45,8 +45,8 @@ def make_core(core: str | Core | None, input_size: int, hidden_size: int, num_la
 def remember_long(core: Core, span: int) -> None:
     """Bias the gates of LSTMs and GRUs inside `core` so that they remember for up to about `span` steps from the start.
 
-    Chrono initialisation (Tallec and Ollivier, 2018): forget biases log(u), u uniform in [1, span - 1]; input biases the
-    negative of them. For a GRU the update gate plays both parts.
+    Chrono initialisation (Tallec and Ollivier, 2018): forget biases log(u), u uniform in [1, span - 1]; input biases
+    the negative of them. For a GRU the update gate plays both parts.
     """
     for cell in core.modules():
         if not isinstance(cell, GatedCore) or not cell.bias:
@@ -69,8 +69,8 @@ class ActorCritic(RecurrentPolicy):
     second core for the critic), "none" (the critic sees the encoded observation only). encoder_sizes: layers before the
     core, (hidden_size,) by default. head_sizes: layers between core and output, in actor and critic each. mask_parents:
     {j: i} when the mask of action head j depends on head i's choice. normalize_obs: running normalisation of float
-    observations; statistics move only in `update_normalizer`. memory_span: start with gates that remember for up to about
-    so many steps.
+    observations; statistics move only in `update_normalizer`. memory_span: start with gates that remember for up to
+    about so many steps.
     """
 
     def __init__(

@@ -255,7 +255,7 @@ class Collector:
         # A reward that is not finite would stay in these sums for ever; the update it spoils is counted and reported.
         total = torch.where(rewards.isfinite(), rewards, 0.0).double().cumsum(0) + self._open_return
         length = valid.long().cumsum(0) + self._open_length
-        # The step at which the episode before ended, -1 where there was none: [T + 1, B], the last row for what is open.
+        # The step at which the episode before ended, -1 where there was none: [T + 1, B], the last row for open ones.
         ends = torch.where(dones, torch.arange(T, device=device).unsqueeze(1), -1).cummax(0).values
         before = torch.cat([torch.full_like(ends[:1], -1), ends])
         counted_return = torch.where(before >= 0, total.gather(0, before.clamp(min=0)), 0.0)

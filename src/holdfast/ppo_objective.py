@@ -13,8 +13,8 @@ from torch import Tensor
 
 
 class ClippedObjective(torch.autograd.Function):
-    """(log_prob, entropy, value) [T, B] against what the rollout stored -> loss, policy loss, value loss, entropy, KL, and the
-    fraction clipped, all scalars; only the loss can be differentiated. `valid` None: every step counts."""
+    """(log_prob, entropy, value) [T, B] against what the rollout stored -> loss, policy loss, value loss, entropy, KL,
+    and the fraction clipped, all scalars; only the loss can be differentiated. `valid` None: every step counts."""
 
     @staticmethod
     def forward(

@@ -10,7 +10,7 @@ import torch
 
 
 def capture(device: torch.device) -> dict[str, Any]:
-    """torch's (and that of `device`, if it is a GPU), numpy's and Python's: tensors, numbers, strings, lists and dicts."""
+    """torch's (and that of `device`, if a GPU), numpy's and Python's: tensors, numbers, strings, lists and dicts."""
     return {
         "torch": torch.get_rng_state(),
         "cuda": [torch.cuda.get_rng_state(device)] if device.type == "cuda" else [],

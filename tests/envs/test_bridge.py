@@ -17,9 +17,7 @@ from holdfast.envs import UnknownEnvError, make
 
 def popgym_names():
     popgym_envs = pytest.importorskip("popgym.envs")
-    return [
-        entry["id"].removeprefix("popgym-").removesuffix("-v0") for entry in popgym_envs.ALL_EASY.values()
-    ]
+    return [entry["id"].removeprefix("popgym-").removesuffix("-v0") for entry in popgym_envs.ALL_EASY.values()]
 
 
 def play(env, steps):

@@ -121,9 +121,7 @@ def test_repeat_previous_asks_for_the_card_k_minus_1_steps_back():
     assert torch.allclose(total, torch.ones(8))
 
 
-@pytest.mark.parametrize(
-    "make_env", [lambda: RepeatPrevious(64, num_decks=2), lambda: RepeatFirst(64, num_decks=2)]
-)
+@pytest.mark.parametrize("make_env", [lambda: RepeatPrevious(64, num_decks=2), lambda: RepeatFirst(64, num_decks=2)])
 def test_an_episode_deals_every_card_of_the_pack_once(make_env):
     env = make_env()
     seen = [env.reset(seed=5)[0]]
@@ -145,9 +143,7 @@ def test_cards_come_as_from_a_shuffled_pack():
     expected = torch.full((4, 4), other).fill_diagonal_(same).flatten()
     four_sigma = 4 * (expected * (1 - expected) / 40_000).sqrt()
     assert ((pair - expected).abs() < four_sigma).all()
-    later = (
-        torch.bincount(first * 4 + tenth, minlength=16) / 40_000
-    )  # exchangeable: any later card is like the second
+    later = torch.bincount(first * 4 + tenth, minlength=16) / 40_000  # exchangeable: any later card is like the second
     assert ((later - expected).abs() < four_sigma).all()
 
 
@@ -179,8 +175,7 @@ def test_cartpole_gives_popgyms_observations_rewards_and_ends(level, monkeypatch
         # Environment 0 balances to the time limit, the others act more or less at random and fall.
         chance = rng.random(NUM_ENVS)
         actions = [
-            balancing_action(env) if chance[i] >= 0.4 * i else int(rng.integers(2))
-            for i, env in enumerate(theirs)
+            balancing_action(env) if chance[i] >= 0.4 * i else int(rng.integers(2)) for i, env in enumerate(theirs)
         ]
         # A balanced pole doubles rounding errors every nine steps, so each step starts from POPGym's numbers.
         ours.state = {**ours.state, "motion": popgym_motion(theirs)}

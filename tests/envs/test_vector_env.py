@@ -24,9 +24,7 @@ ONE_OF_EACH = [
 
 def make(env_id, num_envs=6, **kwargs):
     if env_id == "holdfast/TMaze-v0":
-        kwargs.setdefault(
-            "env_kwargs", {"length": 3}
-        )  # short, so that random actions reach ends of both kinds
+        kwargs.setdefault("env_kwargs", {"length": 3})  # short, so that random actions reach ends of both kinds
     return holdfast.envs.make(env_id, num_envs, **kwargs)
 
 
@@ -174,9 +172,7 @@ def test_a_state_of_another_environment_is_refused_with_the_difference():
         env.load_state_dict({k: v for k, v in env.state_dict().items() if k not in ("generator", "state")})
     damaged = env.state_dict()
     damaged["state"]["deck"] = damaged["state"]["deck"][:3]
-    with pytest.raises(
-        ValueError, match=r"saved 'deck' is torch.int64 \(3, 4\), expected torch.int64 \(6, 4\)"
-    ):
+    with pytest.raises(ValueError, match=r"saved 'deck' is torch.int64 \(3, 4\), expected torch.int64 \(6, 4\)"):
         env.load_state_dict(damaged)
 
 

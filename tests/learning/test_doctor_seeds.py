@@ -1,4 +1,4 @@
-"""The doctor over 20 seeds of script and weights: no false alarm in any healthy twin, the right cause in every patient."""
+"""The doctor over 20 seeds of script and weights: no false alarm in a healthy twin, the right cause in every patient."""
 
 import sys
 from pathlib import Path

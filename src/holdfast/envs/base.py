@@ -98,26 +98,18 @@ class TorchVectorEnv(VectorEnv[Tensor, Tensor, Tensor]):
 
     # --- the gymnasium interface ----------------------------------------------------------------------------
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Tensor, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Tensor, dict[str, Any]]:
         """Start new episodes everywhere. `seed` seeds the one generator that all environments draw from."""
         if options:
-            raise ValueError(
-                f"{type(self).__name__} has no reset options, got {sorted(options)}; leave options out"
-            )
+            raise ValueError(f"{type(self).__name__} has no reset options, got {sorted(options)}; leave options out")
         if seed is not None:
             if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):
-                raise TypeError(
-                    f"seed is {seed!r}; expected one integer: all {self.num_envs} environments share it"
-                )
+                raise TypeError(f"seed is {seed!r}; expected one integer: all {self.num_envs} environments share it")
             self.generator.manual_seed(int(seed))
         self.state, obs = self.begin(self.draw())
         return obs, {}
 
-    def step(
-        self, actions: Tensor | np.ndarray[Any, Any]
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, dict[str, Any]]:
+    def step(self, actions: Tensor | np.ndarray[Any, Any]) -> tuple[Tensor, Tensor, Tensor, Tensor, dict[str, Any]]:
         """One step in every environment; actions [B], integers."""
         if self.state is None:
             raise ResetNeeded(f"{type(self).__name__}: call reset() before step()")
@@ -131,19 +123,13 @@ class TorchVectorEnv(VectorEnv[Tensor, Tensor, Tensor]):
             actions = self._as_int64(actions)
         if actions.device != self.device:
             actions = actions.to(self.device)
-        state, obs, rewards, terminated, truncated, done, final_obs = self.transition(
-            self.state, actions, self.draw()
-        )
+        state, obs, rewards, terminated, truncated, done, final_obs = self.transition(self.state, actions, self.draw())
         self.state = state
         return obs, rewards, terminated, truncated, {"final_obs": final_obs, "_final_obs": done}
 
     def _from_numpy(self, actions: Any) -> Tensor:
         array = np.asarray(actions)
-        if (
-            array.size
-            and array.dtype.kind in "iu"
-            and not (array.min() >= 0 and array.max() < self._num_actions)
-        ):
+        if array.size and array.dtype.kind in "iu" and not (array.min() >= 0 and array.max() < self._num_actions):
             raise ValueError(
                 f"actions range from {array.min()} to {array.max()}, expected 0 to {self._num_actions - 1}"
             )
@@ -151,9 +137,7 @@ class TorchVectorEnv(VectorEnv[Tensor, Tensor, Tensor]):
 
     def _as_int64(self, actions: Tensor) -> Tensor:
         if actions.dtype not in (torch.int8, torch.uint8, torch.int16, torch.int32):
-            raise TypeError(
-                f"actions are {actions.dtype}, expected integers from 0 to {self._num_actions - 1}"
-            )
+            raise TypeError(f"actions are {actions.dtype}, expected integers from 0 to {self._num_actions - 1}")
         return actions.to(torch.int64)
 
     # --- saving and restoring -------------------------------------------------------------------------------

@@ -31,9 +31,7 @@ class PositionOnlyCartPole(TorchVectorEnv):
     The state is float64, as in gymnasium (float32 on devices that have no float64).
     """
 
-    def __init__(
-        self, num_envs: int, max_episode_length: int = 200, device: torch.device | str = "cpu"
-    ) -> None:
+    def __init__(self, num_envs: int, max_episode_length: int = 200, device: torch.device | str = "cpu") -> None:
         if max_episode_length < 1:
             raise ValueError(f"max_episode_length is {max_episode_length}; expected at least 1")
         high = np.array([2 * TRACK_LIMIT, 2 * ANGLE_LIMIT], dtype=np.float32)

@@ -24,9 +24,7 @@ class RepeatPrevious(TorchVectorEnv):
 
     can_truncate = False
 
-    def __init__(
-        self, num_envs: int, num_decks: int = 1, k: int = 4, device: torch.device | str = "cpu"
-    ) -> None:
+    def __init__(self, num_envs: int, num_decks: int = 1, k: int = 4, device: torch.device | str = "cpu") -> None:
         num_cards = num_decks * CARDS_PER_DECK
         if num_decks < 1 or not 1 <= k < num_cards:
             raise ValueError(

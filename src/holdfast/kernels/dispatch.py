@@ -36,9 +36,9 @@ def choose(recurrence: str, core: GatedCore, x: Tensor) -> ModuleType:
 def fused_step(core: GatedCore, x: Tensor) -> ModuleType | None:
     """The module whose `lstm_step` or `gru_step` runs this step without gradients, or None.
 
-    None on a GPU: there a step is a sequence of length 1, bit for bit what training computes. The fused step of `gpu.py`
-    takes half the time alone, but adds in another order; half-precision roundings then fall differently here and there, and
-    over a rollout log-probabilities drift by some 1e-3.
+    None on a GPU: there a step is a sequence of length 1, bit for bit what training computes. The fused step of
+    `gpu.py` takes half the time alone, but adds in another order; half-precision roundings then fall differently here
+    and there, and over a rollout log-probabilities drift by some 1e-3.
     """
     if torch.is_grad_enabled() or core.kernel == "reference":
         return None
