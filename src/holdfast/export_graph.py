@@ -198,7 +198,7 @@ def _bounds(space: Any) -> dict[str, Any]:
     for name in ("low", "high"):
         if hasattr(space, name):
             bound = np.asarray(getattr(space, name), dtype=np.float64)
-            out[name] = np.where(np.isfinite(bound), bound, None).tolist()  # type: ignore[call-overload]  # type: ignore[call-overload]
+            out[name] = np.where(np.isfinite(bound), bound, None).tolist()  # type: ignore[call-overload]
     return out
 
 

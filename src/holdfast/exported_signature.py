@@ -171,7 +171,7 @@ def sample_observations(space: Any, count: int, seed: int = 0) -> Any:
         return {key: sample_observations(part, count, seed + i) for i, (key, part) in enumerate(space.items())}
     if isinstance(space, spaces.Tuple):
         return tuple(sample_observations(part, count, seed + 100 * i) for i, part in enumerate(space))
-    own: Any = object.__new__(type(space))  # type: ignore[call-overload]
+    own: Any = object.__new__(type(space))
     own.__dict__.update(space.__dict__)  # its random numbers are the owner's; take none of them
     own._np_random = None
     own.seed(seed)
