@@ -93,7 +93,8 @@ def test_statistics_of_observations_and_rewards_are_those_of_all_ranks():
 def test_the_learning_curve_with_ranks_is_that_of_one_process(tmp_path: Path):
     config = hf.TrainConfig(
         **{**SMALL, "env_kwargs": {"k": 1}, "gamma": 0.5, "num_envs": 16, "num_steps": 16,
-           "learning_rate": 0.02, "epochs": 4, "total_steps": 16 * 16 * 30, "run_dir": str(tmp_path), "checkpoint_every": 0},
+           "learning_rate": 0.02, "epochs": 4, "total_steps": 16 * 16 * 30, "run_dir": str(tmp_path),
+           "checkpoint_every": 0},
     )  # fmt: skip
     seeds = range(1, 6)
     alone = np.array(rank_jobs.curve(config, seeds))
@@ -102,6 +103,17 @@ def test_the_learning_curve_with_ranks_is_that_of_one_process(tmp_path: Path):
     # Welch's t; with equal means |t| > 4 comes once in several hundred sweeps.
     error = np.sqrt((alone.var(ddof=1) + together.var(ddof=1)) / len(alone))
     assert abs(alone.mean() - together.mean()) / error < 4
+
+
+def test_a_nan_on_one_rank_is_skipped_on_all(tmp_path: Path):
+    env_kwargs = {"folder": str(tmp_path), "how": "nan obs", "times": 1}
+    settings = {**SMALL, "env": "failing_env:Failing-v0", "env_kwargs": env_kwargs, "normalize_reward": False}
+    config = hf.TrainConfig(**{**settings, "normalize_obs": True, "run_dir": str(tmp_path / "run")})
+    results = run_ranks(2, rank_jobs.train, config)
+    assert torch.equal(results[0]["weights"], results[1]["weights"]) and results[0]["weights"].isfinite().all()
+    assert [float(row["train/skipped_steps"]) for row in read_progress(tmp_path / "run")] == [4.0] + [0.0] * 5
+    kept = sorted(path.name for path in (tmp_path / "run" / "nonfinite").iterdir())
+    assert kept == ["update_00000001-rank0.pt", "update_00000001-rank1.pt"]
 
 
 # --- checkpoints -----------------------------------------------------------------------------------------------------

@@ -123,9 +123,10 @@ class RebuildingEnv(VectorWrapper):  # generic in newer gymnasium only
         if isinstance(error, multiprocessing.TimeoutError):
             return f"an environment did not answer within {self._timeout} seconds"
         workers = getattr(self.env.unwrapped, "processes", ())
-        if workers:  # one whose pipe has broken may not be quite dead yet
-            multiprocessing.connection.wait([process.sentinel for process in workers], timeout=1.0)
-        dead = [process for process in workers if not process.is_alive()]
+        ending = multiprocessing.connection.wait([process.sentinel for process in workers], timeout=1.0)
+        dead = [process for process in workers if process.sentinel in ending]
+        for process in dead:  # its files are closed, but it may not be quite gone, and have no exit code, yet
+            process.join(timeout=1.0)
         codes = ", ".join(f"{p.name} with exit code {p.exitcode}" for p in dead)
         trace = "".join(traceback.format_exception(error))
         return ((f"processes of environments ended: {codes}\n" if dead else "") + trace)[-LONGEST_REPORT:]
