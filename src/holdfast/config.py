@@ -173,6 +173,17 @@ class TrainConfig:
         self.head_sizes = tuple(self.head_sizes)
         self.encoder_sizes = None if self.encoder_sizes is None else tuple(self.encoder_sizes)
 
+    def require_envs_for(self, ranks: int) -> None:
+        """An error unless every one of so many processes gets environments enough for its part of each minibatch."""
+        smallest = self.num_envs // ranks
+        sequences = smallest * (self.num_steps // (self.bptt or self.num_steps))
+        if smallest == 0 or sequences < self.minibatches:
+            raise ValueError(
+                f"num_envs={self.num_envs} over {ranks} ranks leaves {smallest} environments ({sequences} sequences) "
+                f"on some, too few for minibatches={self.minibatches}; use more environments, fewer ranks or fewer "
+                "minibatches"
+            )
+
     @property
     def num_updates(self) -> int:
         return max(1, -(-self.total_steps // (self.num_envs * self.num_steps)))

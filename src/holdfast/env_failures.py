@@ -123,7 +123,8 @@ class RebuildingEnv(VectorWrapper):  # generic in newer gymnasium only
         if isinstance(error, multiprocessing.TimeoutError):
             return f"an environment did not answer within {self._timeout} seconds"
         workers = getattr(self.env.unwrapped, "processes", ())
-        ending = multiprocessing.connection.wait([process.sentinel for process in workers], timeout=1.0)
+        sentinels = [process.sentinel for process in workers]
+        ending = multiprocessing.connection.wait(sentinels, timeout=1.0) if workers else []
         dead = [process for process in workers if process.sentinel in ending]
         for process in dead:  # its files are closed, but it may not be quite gone, and have no exit code, yet
             process.join(timeout=1.0)

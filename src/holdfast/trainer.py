@@ -7,13 +7,10 @@ PPO itself is in `ppo.py`, segments come from `collect.py`; this file decides wh
 
 from __future__ import annotations
 
-import signal
 import tempfile
-import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -45,6 +42,7 @@ from holdfast.ppo import PPO
 from holdfast.reward_scale import RewardScale
 from holdfast.run_log import RunLog, write_metadata
 from holdfast.state import tree_map
+from holdfast.stopping import Stopping
 
 RECENT_EPISODES = 100  # rollout/ep_rew_mean is over these
 NAN = float("nan")
@@ -102,7 +100,7 @@ class Trainer:
         self.update = 0  # finished updates
         self.ranks, self.device = distributed.join(config.device)
         self.env_share = self.ranks.share(config.num_envs)  # which of all environments are in this process
-        self._check_shares()
+        config.require_envs_for(self.ranks.size)
         self.env_failures = FailureLog(config, self.ranks.rank, self._tell)
         if self.device.type == "cpu":
             torch.set_num_threads(config.threads or _threads_for(config, len(self.env_share)))
@@ -147,7 +145,7 @@ class Trainer:
         self.recent_lengths: deque[int] = deque(maxlen=RECENT_EPISODES)
         self.resumed_from: Path | None = None
         self._unchecked = True  # no rollout of this process has been replayed yet
-        self._stop: str | None = None
+        self.stopping = Stopping()
 
     @property
     def seconds(self) -> float:
@@ -177,8 +175,8 @@ class Trainer:
         warnings = telemetry.Warnings(config, getattr(self.env, "single_action_space", None))
         self._began = time.perf_counter()
         try:
-            with self._interruptible(display):
-                while self.update < config.num_updates and not self._all_stop():
+            with self.stopping.on_ctrl_c(display.note):
+                while self.update < config.num_updates and not self.stopping.agree(self.ranks, self.device):
                     before, steps_before = time.perf_counter(), self.steps
                     row, segment = self._one_update()
                     row["time/fps"] = (self.steps - steps_before) / (time.perf_counter() - before)
@@ -198,7 +196,13 @@ class Trainer:
             self.eval_env = self.env  # training is over, and saved: it may be used up
         final = self.evaluate(config.final_eval_episodes)
         return TrainResult(
-            final.mean_return, final.std_error, self.steps, self.update, self.seconds, folder, self._stop or "finished"
+            final.mean_return,
+            final.std_error,
+            self.steps,
+            self.update,
+            self.seconds,
+            folder,
+            self.stopping.reason or "finished",
         )
 
     def _one_update(self) -> tuple[dict[str, float], Segment]:
@@ -262,7 +266,7 @@ class Trainer:
         self._ask("on_update_end", row)
         enough = config.stop_at is not None and row["rollout/ep_rew_mean"] >= config.stop_at
         if enough and len(self.recent_returns) == RECENT_EPISODES:
-            self._stop = self._stop or "target"
+            self.stopping.reason = self.stopping.reason or "target"
         return row, segment
 
     def _after_update(self, row: dict[str, float], folder: Path) -> None:
@@ -375,26 +379,6 @@ class Trainer:
         """A line for whoever watches; of any rank, while there is no display yet."""
         self._say(f"update {self.update}: {text}")
 
-    def _check_shares(self) -> None:
-        """Every rank needs environments enough for its part of each minibatch."""
-        config, size = self.config, self.ranks.size
-        smallest = len(self.ranks.share(config.num_envs, size - 1))
-        sequences = smallest * (config.num_steps // (config.bptt or config.num_steps))
-        if smallest == 0 or sequences < config.minibatches:
-            raise ValueError(
-                f"num_envs={config.num_envs} over {size} ranks leaves {smallest} environments ({sequences} sequences) "
-                f"on some, too few for minibatches={config.minibatches}; use more environments, fewer ranks or fewer "
-                "minibatches"
-            )
-
-    def _all_stop(self) -> bool:
-        """Whether any rank has a reason to stop; then all have it."""
-        reasons = ("callback", "target", "interrupt")
-        mine = 0 if self._stop is None else 1 + reasons.index(self._stop)
-        found = int(max(number for (number,) in self.ranks.everybody([float(mine)], self.device)))
-        self._stop = reasons[found - 1] if found else None
-        return self._stop is not None
-
     def _make_policy(self) -> ActorCritic:
         from holdfast.env_feed import input_space
 
@@ -418,27 +402,7 @@ class Trainer:
         for callback in self.callbacks:
             method = getattr(callback, hook, None)
             if method is not None and method(self, argument) is False:
-                self._stop = "callback"
-
-    @contextmanager
-    def _interruptible(self, display: Display) -> Iterator[None]:
-        """Ctrl-C finishes the present update, then stops; a second one stops at once."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def stop(*_: Any) -> None:
-            if self._stop == "interrupt":
-                raise KeyboardInterrupt
-            self._stop = "interrupt"
-            with suppress(RuntimeError):  # the signal may come in the middle of a print
-                display.note("stopping after this update; Ctrl-C again to stop at once")
-
-        previous = signal.signal(signal.SIGINT, stop)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, previous)
+                self.stopping.reason = "callback"
 
 
 def _threads_for(config: TrainConfig, num_envs: int) -> int:
