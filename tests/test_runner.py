@@ -122,10 +122,14 @@ def test_fewer_environments_than_known_are_refused_and_forgotten_ones_are_gone(s
     first = runner.act(obs).value
     with pytest.raises(ValueError, match=r"2 rows came, but this memory knows 4 environments.*env_ids="):
         runner.act(obs[:2])
-    with pytest.raises(ValueError, match=r"one observation came, but this runner knows 4 environments.*env_ids=ID"):
+    with pytest.raises(ValueError, match=r"one observation came.* knows other .*\(4 in all\): pass env_ids=ID"):
         runner.act(obs[0])
     runner.forget()
     np.testing.assert_allclose(runner.act(obs[:2]).value, first[:2], atol=1e-6)
+    alone = hf.Runner(source)
+    alone.act(obs[0], env_ids=1)
+    with pytest.raises(ValueError, match=r"one observation came.* knows other .*\(1 in all\)"):
+        alone.act(obs[0])
 
 
 def test_an_error_leaves_memory_as_it_was(source):

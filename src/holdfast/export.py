@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from holdfast.export_graph import ExportError, plain_copy, quietly, trace
-from holdfast.exported_signature import KEY, Port, Signature, sample_observations
+from holdfast.export_usage import usage_program
+from holdfast.exported_signature import KEY, Signature, sample_observations
 from holdfast.policy import RecurrentPolicy
 from holdfast.runner import Runner
 from holdfast.state import leaves, tree_map
@@ -198,64 +199,6 @@ def _write_pt2(
 ) -> None:
     with quietly("torch.export"):
         torch.export.save(program, path, extra_files={f"{KEY}.json": signature.to_json()})
-
-
-# --- the program beside the file ------------------------------------------------------------------------------------
-
-_ONNX_PROGRAM = '''\
-"""How to run {file}: numpy and onnxruntime, nothing else. Written by `holdfast export`."""
-from pathlib import Path
-import numpy as np
-import onnxruntime
-
-B = 1  # environments; any number
-session = onnxruntime.InferenceSession(Path(__file__).with_name("{file}"))
-names = [output.name for output in session.get_outputs()]  # {outputs}
-state = {state}
-resets = np.ones(B, bool)  # True where the observation is the first of an episode
-for _ in range(3):
-    obs = {obs}  # from your environment
-    out = dict(zip(names, session.run(names, {{**obs, **state, "resets": resets{masks}}})))
-    state = {{name: out[f"{{name}}_next"] for name in state}}  # never forget this
-    print(out["action"], out["value"])
-    resets = np.zeros(B, bool)  # from your environment: terminated | truncated
-'''
-
-_PT2_PROGRAM = '''\
-"""How to run {file}: torch, nothing else. Written by `holdfast export`."""
-from pathlib import Path
-import torch
-
-B = 1  # environments; any number
-policy = torch.export.load(Path(__file__).with_name("{file}")).module()  # gives {outputs}
-state = {state}
-resets = torch.ones(B, dtype=torch.bool)  # True where the observation is the first of an episode
-for _ in range(3):
-    obs = {obs}  # from your environment
-    out = policy(**obs, **state, resets=resets{masks})
-    state = {{name: out[f"{{name}}_next"] for name in state}}  # never forget this
-    print(out["action"], out["value"])
-    resets = torch.zeros(B, dtype=torch.bool)  # from your environment: terminated | truncated
-'''
-
-
-def usage_program(file: str, format: str, signature: Signature) -> str:
-    """A short program that runs the file for three steps."""
-
-    library = "np" if format == "onnx" else "torch"
-
-    def tensors(ports: list[Port], value: float = 0) -> str:
-        parts = []
-        for port in ports:
-            fill = port.example if isinstance(port.example, int) else value
-            shape = f"({', '.join(map(str, ('B', *port.shape)))},)"
-            parts.append(f'"{port.name}": {library}.full({shape}, {fill}, dtype={library}.{port.dtype})')
-        return "{" + ", ".join(parts) + "}"
-
-    masks = f", **{tensors(signature.masks, True)}" if signature.masks else ""
-    obs, state = tensors(signature.observations), tensors(signature.states)
-    template = _ONNX_PROGRAM if format == "onnx" else _PT2_PROGRAM
-    return template.format(file=file, outputs=", ".join(signature.outputs), state=state, obs=obs, masks=masks)
 
 
 # --- the command ----------------------------------------------------------------------------------------------------

@@ -121,9 +121,9 @@ class Runner:
     def _state_alone(self, env_id: Any) -> tuple[int, Any]:
         """The id of the environment that acts alone, and its state; memory has it when another one acts."""
         if env_id is None:
-            if self.memory.num_rows > 1:
+            if self.memory.num_rows > 1 or self._alone not in (None, 0):
                 raise ValueError(
-                    f"one observation came, but this runner knows {self.memory.num_rows} environments: "
+                    f"one observation came, but this runner knows other environments than 0 ({self.num_envs} in all): "
                     "pass env_ids=ID, or forget() the others"
                 )
             env_id = 0
