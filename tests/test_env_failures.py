@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +137,33 @@ def test_action_masks_are_those_of_the_environments_built_anew():
     assert feed.action_mask.tolist() == [[True, False]] and feed.resets.all()
     assert not feed.step(torch.tensor([0])).failed
     assert feed.action_mask.tolist() == [[False, True]]
+
+
+INTERRUPTED = """
+import os, signal, sys, time
+import torch
+torch.set_num_threads(1)
+import holdfast as hf
+settings = dict(env="CartPole-v1", vectorization="async", num_envs=2, num_steps=8, minibatches=1, total_steps=10**9,
+                hidden_size=8, final_eval_episodes=2, tensorboard=False, quiet=True, device="cpu", run_dir=sys.argv[1])
+trainer = hf.Trainer(hf.TrainConfig(**settings))
+step = trainer.env.step
+def interrupted(actions):
+    if trainer.update == 2 and trainer.stopping.reason is None:
+        os.killpg(0, signal.SIGINT)  # as a terminal does: to this process and its environments' alike
+        time.sleep(0.5)
+    return step(actions)
+trainer.env.step = interrupted
+result = trainer.run()
+assert (result.updates, result.stopped_by, trainer.env_failures.count) == (3, "interrupt", 0), result
+"""
+
+
+def test_ctrl_c_stops_a_run_whose_environments_are_processes_as_it_stops_any(tmp_path: Path):
+    command = [sys.executable, "-c", INTERRUPTED, str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, start_new_session=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert checkpoint.find(tmp_path / "run").name == "update_00000003.pt"
 
 
 def test_an_environment_that_resets_in_the_next_step_is_refused():

@@ -6,7 +6,9 @@ Holdfast's environments live on `device` and speak torch. All others are gymnasi
 
 from __future__ import annotations
 
+import multiprocessing
 import re
+import signal
 from difflib import SequenceMatcher
 from typing import Any, Literal
 
@@ -59,6 +61,7 @@ def make(
         if spec.id.startswith("popgym-"):
             kwargs.setdefault("disable_env_checker", True)  # it warns of info dicts that some of them share
         wrappers: list[Any] = [VelocityMask, _as_one_array] if mask_velocity else [_as_one_array]
+        wrappers.append(_deaf_to_ctrl_c)
         env = gym.make_vec(
             spec,
             num_envs,
@@ -132,6 +135,13 @@ def _nearest(wanted: str, known: list[str]) -> str:
 
 def _bare(env_id: str) -> str:
     return re.sub(r"^.*[/:]|-v\d+$", "", env_id).lower()
+
+
+def _deaf_to_ctrl_c(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
+    """In a process of its own an environment leaves Ctrl-C, which reaches all processes, to the one that trains."""
+    if multiprocessing.current_process().name.startswith("Worker<"):  # as gymnasium's AsyncVectorEnv calls them
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return env
 
 
 class TupleAsMultiDiscrete(gym.ObservationWrapper[Any, Any, Any]):
