@@ -9,11 +9,16 @@ from torch._dynamo.utils import counters
 import holdfast as hf
 from conformance.driver import either
 from conformance.episodes import assert_close, flags
-from conformance.policies import KINDS, actor_critic
+from conformance.policies import DRIVERS, KINDS, actor_critic
 
 # One small case of each leg with the real compiler; the rest with the same graphs run by eager kernels.
 BACKENDS = [("lstm", "zero", "inductor"), *((kind, "zero", "aot_eager") for kind in KINDS)]
-BACKENDS += [("lstm", "learned", "aot_eager"), ("gru", "detach", "aot_eager"), ("lstm", "never", "aot_eager")]
+BACKENDS += [
+    ("conv-gru", "zero", "aot_eager"),
+    ("lstm", "learned", "aot_eager"),
+    ("gru", "detach", "aot_eager"),
+    ("lstm", "never", "aot_eager"),
+]
 ENVS, STEPS = 3, 4
 
 
@@ -37,7 +42,7 @@ def step_flags(t):
 @pytest.mark.parametrize(("kind", "reset", "backend"), BACKENDS)
 @pytest.mark.parametrize("ids", ["all", "chosen"])
 def test_act_is_one_graph_with_its_memory_update_and_equals_eager(kind, reset, backend, ids):
-    driver, eager = actor_critic(kind, reset), actor_critic(kind, reset)
+    driver, eager = DRIVERS[f"{kind}-{reset}"](), DRIVERS[f"{kind}-{reset}"]()
     if ids == "chosen":
         for each in (driver, eager):
             each.memory.reserve(ENVS + 2)
@@ -82,7 +87,7 @@ def test_compiled_and_eager_steps_share_one_memory():
 
 @pytest.mark.parametrize(("kind", "reset", "backend"), BACKENDS)
 def test_evaluate_with_backward_is_one_graph_and_equals_eager(kind, reset, backend):
-    driver, eager = actor_critic(kind, reset), actor_critic(kind, reset)
+    driver, eager = DRIVERS[f"{kind}-{reset}"](), DRIVERS[f"{kind}-{reset}"]()
     evaluate = torch.compile(driver.policy, fullgraph=True, backend=backend)  # forward is evaluate
     patterns = [(None, flags(STEPS, ENVS, (0, 1), (2, 0))), (flags(STEPS, ENVS), flags(STEPS, ENVS))]
     patterns += [(torch.ones(STEPS, ENVS, dtype=torch.bool), None)]
