@@ -105,6 +105,23 @@ def test_the_learning_curve_with_ranks_is_that_of_one_process(tmp_path: Path):
     assert abs(alone.mean() - together.mean()) / error < 4
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        dict(reset="learned", core="gru", minibatches=1, num_steps=4),  # in most minibatches no episode begins
+        dict(critic_core="separate", bptt=4, refresh_states=True, target_kl=0.01, eval_every=2, eval_episodes=3),
+        dict(core="none", normalize_obs=True, env="holdfast/PositionOnlyCartPoleEasy-v0", stop_at=-1.0),
+        dict(env="CartPole-v1", mask_velocity=True, normalize_reward=False, inputs=("obs", "prev_action")),
+    ],
+)
+def test_ranks_stay_together_under_all_kinds_of_settings(tmp_path: Path, settings: dict[str, Any]):
+    config = hf.TrainConfig(**{**SMALL, **settings, "run_dir": str(tmp_path)})
+    results = run_ranks(2, rank_jobs.train, config)
+    assert torch.equal(results[0]["weights"], results[1]["weights"]) and results[0]["weights"].isfinite().all()
+    assert results[0]["mean_return"] == results[1]["mean_return"]
+    assert results[0]["steps"] == results[1]["steps"] == int(read_progress(tmp_path)[-1]["steps"])
+
+
 def test_a_nan_on_one_rank_is_skipped_on_all(tmp_path: Path):
     env_kwargs = {"folder": str(tmp_path), "how": "nan obs", "times": 1}
     settings = {**SMALL, "env": "failing_env:Failing-v0", "env_kwargs": env_kwargs, "normalize_reward": False}
