@@ -173,7 +173,7 @@ def test_episodes_side_by_side_give_the_gradient_of_episodes_in_a_row(monkeypatc
     ratio_gap(m)
 
     def gradient():
-        (sample,) = m.rollout_buffer.get(48)
+        (sample,) = m.rollout_buffer.get(None)
         valid = sample.mask > 0
         values, log_prob, entropy = m.policy.evaluate_actions(
             sample.observations, sample.actions.long().flatten(), sample.lstm_states, sample.episode_starts
@@ -191,10 +191,22 @@ def test_episodes_side_by_side_give_the_gradient_of_episodes_in_a_row(monkeypatc
         torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
 
 
+def test_every_pass_is_cut_anew_and_heads_go_with_tails_of_the_length_of_a_chunk():
+    m = model(batch_size=16)
+    ratio_gap(m)
+    longest = set()
+    for _ in range(30):
+        batches = list(m.rollout_buffer._shuffled_chunks())
+        lengths = [sum(piece.length for piece in chunk) for chunk in batches]
+        assert sum(lengths) == 48 and set(lengths) in ({16}, {4, 12}, {8})
+        longest.add(max(lengths))
+    assert longest == {8, 12, 16}
+
+
 def test_pieces_are_laid_out_as_in_the_picture():
     starts = np.zeros((11, 1), dtype=bool)
     starts[[6, 9]] = True
-    (chunk,) = sequences.cut(starts, 11, at_episodes=True)
+    (chunk,) = sequences.cut(starts, [0, 11], 11, at_episodes=True)
     assert chunk == [(0, 6, 0), (6, 3, None), (9, 2, None)]
     layout = sequences.lay_out([chunk])
     assert layout.step[0].tolist() == [0, 1, 2, 3, 4, 5]

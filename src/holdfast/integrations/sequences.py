@@ -1,7 +1,7 @@
 """How a minibatch of rollout chunks is laid out as rows of a sequence batch.
 
     rollout [n_steps, n_envs], flat and environment-major: row = env * n_steps + t
-    chunk    up to `chunk` consecutive steps of one environment, with the state it started from
+    chunk    consecutive steps of one environment, with the state it started from
     piece    a chunk cut at its episode starts; only the first piece of a chunk needs that state
 
 A piece that begins an episode does not care what lies before it, so pieces are laid one after another into rows as long
@@ -27,32 +27,36 @@ ENOUGH_ROWS = 32
 class Piece(NamedTuple):
     start: int  # flat row of its first step
     length: int
-    chunk: int | None  # the chunk whose start state it needs; None when it begins with a reset
+    state: int | None  # which stored state it starts from; None when it begins with a reset
 
 
 class Layout(NamedTuple):
-    """step [rows, T]: the flat row of each; valid [rows, T]; chunk [rows]: whose start state (any, if reset)."""
+    """step [rows, T]: the flat row of each; valid [rows, T]; state [rows]: which stored state (any, if reset)."""
 
     step: np.ndarray
     valid: np.ndarray
-    chunk: np.ndarray
+    state: np.ndarray
 
 
-def cut(episode_starts: np.ndarray, chunk: int, at_episodes: bool) -> list[list[Piece]]:
-    """The pieces of every chunk of a rollout, environment by environment; episode_starts [n_steps, n_envs] bool."""
+def cut(episode_starts: np.ndarray, bounds: list[int], grid: int, at_episodes: bool) -> list[list[Piece]]:
+    """The pieces of every chunk, environment by environment; episode_starts [n_steps, n_envs] bool.
+
+    bounds: where chunks begin, and n_steps; all but the last are multiples of `grid`. A state is stored for every `grid`
+    steps of each environment, environment by environment.
+    """
     n_steps, n_envs = episode_starts.shape
+    states_per_env = -(-n_steps // grid)
     chunks: list[list[Piece]] = []
     for env in range(n_envs):
         starts = np.flatnonzero(episode_starts[:, env]) if at_episodes else np.empty(0, dtype=np.int64)
-        for begin in range(0, n_steps, chunk):
-            end = min(begin + chunk, n_steps)
+        for begin, end in pairwise(bounds):
             inside = starts[(starts > begin) & (starts < end)].tolist()
-            bounds = [begin, *inside, end]
-            needs_state = not (at_episodes and bool(episode_starts[begin, env]))
+            fresh = at_episodes and bool(episode_starts[begin, env])
+            state = None if fresh else env * states_per_env + begin // grid
             chunks.append(
                 [
-                    Piece(env * n_steps + a, b - a, len(chunks) if i == 0 and needs_state else None)
-                    for i, (a, b) in enumerate(pairwise(bounds))
+                    Piece(env * n_steps + a, b - a, state if a == begin else None)
+                    for a, b in pairwise([begin, *inside, end])
                 ]
             )
     return chunks
@@ -72,7 +76,7 @@ def lay_out(chunks: list[list[Piece]]) -> Layout:
             step[r, at : at + piece.length] = np.arange(piece.start, piece.start + piece.length)
             at += piece.length
         valid[r, :at] = True
-    return Layout(step, valid, np.array([row[0].chunk or 0 for row in rows]))
+    return Layout(step, valid, np.array([row[0].state or 0 for row in rows]))
 
 
 def _first_fit(pieces: list[Piece]) -> list[list[Piece]]:
@@ -80,8 +84,8 @@ def _first_fit(pieces: list[Piece]) -> list[list[Piece]]:
     length = max(piece.length for piece in pieces)
     rows: list[list[Piece]] = []
     room: list[int] = []
-    for piece in sorted(pieces, key=lambda p: (p.chunk is None, -p.length)):
-        fits = (r for r, left in enumerate(room) if left >= piece.length) if piece.chunk is None else iter(())
+    for piece in sorted(pieces, key=lambda p: (p.state is None, -p.length)):
+        fits = (r for r, left in enumerate(room) if left >= piece.length) if piece.state is None else iter(())
         row = next(fits, None)
         if row is None:
             rows.append([piece])

@@ -83,7 +83,7 @@ def _run_pieces(core: Core, x: Tensor, stored: State, middle: Tensor, resets: Te
     index = torch.as_tensor(layout.step, device=x.device)  # [rows, longest], environment-major
     valid = torch.as_tensor(layout.valid, device=x.device)
     t, env = index % steps, index // steps
-    head_t, head_env = torch.tensor([heads[piece] for piece in layout.chunk], device=x.device).unbind(1)
+    head_t, head_env = torch.tensor([heads[piece] for piece in layout.state], device=x.device).unbind(1)
     start = state_ops.tree_map(lambda leaf: leaf[head_t, head_env], stored)
     y, _, states = core.trace(x[t, env].transpose(0, 1), start, resets[t, env].t())  # [longest, rows, ...]
 

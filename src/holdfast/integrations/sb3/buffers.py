@@ -1,7 +1,10 @@
 """Rollout buffers that hand out whole sequences with the state each started from.
 
-One start state is stored per chunk of `chunk` steps, none per step; a minibatch is a few whole chunks in random order,
-laid out by `sequences.py`. Episodes end anywhere inside: the core resets there.
+    env 0  |-- head --|------- tail -------|      where chunks begin is drawn anew for every pass over the data; a head
+    env 1  |-- head --|------- tail -------|      goes with the tail of another environment, chosen by lot
+
+A chunk is at most `chunk` steps long. It can begin at every `grid`-th step, and states are stored for those alone. How a
+minibatch of chunks is laid out is in `sequences.py`. Episodes end anywhere inside: the core resets there.
 """
 
 from __future__ import annotations
@@ -22,6 +25,9 @@ from torch import Tensor
 from holdfast.integrations import sequences
 from holdfast.integrations.sb3.masks import MaskedStates, MaskSource, mask_size
 
+# Of a chunk's steps, at how many a chunk can begin.
+_STARTS = 4
+
 
 class _Chunks:
     """What both buffers share. Mixed in before sb3-contrib's classes, whose storage of states it replaces.
@@ -34,6 +40,7 @@ class _Chunks:
 
     def __init__(self, buffer_size: int, *args: Any, chunk: int, isolated: bool, **kwargs: Any) -> None:
         self.chunk, self.isolated = min(chunk, buffer_size), isolated
+        self.grid = self.chunk // _STARTS if self.chunk % _STARTS == 0 else self.chunk
         super().__init__(buffer_size, *args, **kwargs)  # type: ignore[call-arg]
 
     def _plain(self) -> Any:
@@ -47,7 +54,7 @@ class _Chunks:
         self.action_masks: np.ndarray | None = None
 
     def add(self, *args: Any, lstm_states: RNNStates, **kwargs: Any) -> None:
-        if self.pos % self.chunk == 0:  # type: ignore[attr-defined]
+        if self.pos % self.grid == 0:  # type: ignore[attr-defined]
             self._starts.append((*lstm_states.pi, *lstm_states.vf))
         if self.mask_source is not None:
             self._add_masks(self.mask_source.last)
@@ -65,27 +72,42 @@ class _Chunks:
             raise ValueError("the rollout buffer is not full yet")
         if not self._ready:
             self._ready = self._prepare()
-        chunks: list[list[sequences.Piece]] = self._ready["chunks"]
-        lengths = [sum(piece.length for piece in chunk) for chunk in chunks]
-        limit = sum(lengths) if batch_size is None else batch_size
-        picked: list[int] = []
+        limit = self.buffer_size * self.n_envs if batch_size is None else batch_size  # type: ignore[attr-defined]
+        picked: list[list[sequences.Piece]] = []
         steps = 0
-        for chunk in np.random.permutation(len(chunks)).tolist():
-            if picked and steps + lengths[chunk] > limit:
-                yield self._minibatch([chunks[c] for c in picked])
+        for chunk in self._shuffled_chunks(shift=batch_size is not None):
+            length = sum(piece.length for piece in chunk)
+            if picked and steps + length > limit:
+                yield self._minibatch(picked)
                 picked, steps = [], 0
             picked.append(chunk)
-            steps += lengths[chunk]
-        yield self._minibatch([chunks[c] for c in picked])
+            steps += length
+        yield self._minibatch(picked)
+
+    def _shuffled_chunks(self, shift: bool = True) -> list[list[sequences.Piece]]:
+        """Chunks of a new cut in random order, heads and tails in pairs that together have the length of a chunk."""
+        n_steps, n_envs = self.buffer_size, self.n_envs  # type: ignore[attr-defined]
+        head = self.grid * np.random.randint(self.chunk // self.grid) if shift else 0
+        bounds = [0, *range(head or self.chunk, n_steps, self.chunk), n_steps]
+        flags = self.episode_starts != 0  # type: ignore[attr-defined]
+        chunks = sequences.cut(flags, bounds, self.grid, self.isolated)
+        per_env = len(bounds) - 1
+        groups: list[list[int]] = []
+        for k in range(per_env):
+            mine = (np.random.permutation(n_envs) * per_env + k).tolist()
+            if head and k and k == per_env - 1:
+                groups[:n_envs] = [[a, b] for (a,), b in zip(groups[:n_envs], mine)]
+            else:
+                groups += [[chunk] for chunk in mine]
+        return [chunks[c] for g in np.random.permutation(len(groups)) for c in groups[g]]
 
     def _flat(self, array: np.ndarray) -> Tensor:
         """[n_steps, n_envs, ...] -> [n_envs * n_steps, ...] on the device."""
         return torch.as_tensor(array).transpose(0, 1).flatten(0, 1).to(self.device)  # type: ignore[attr-defined]
 
     def _prepare(self) -> dict[str, Any]:
-        obs, flags = self.observations, self.episode_starts  # type: ignore[attr-defined]
+        obs = self.observations  # type: ignore[attr-defined]
         ready: dict[str, Any] = {
-            "chunks": sequences.cut(flags != 0, self.chunk, self.isolated),
             "observations": {k: self._flat(v) for k, v in obs.items()} if isinstance(obs, dict) else self._flat(obs),
             "actions": self._flat(self.actions.astype(np.float32, copy=False)),  # type: ignore[attr-defined]
             "masks": None if self.action_masks is None else self._flat(self.action_masks),
@@ -93,16 +115,16 @@ class _Chunks:
         # One gather brings all numbers of a step.
         numbers = ("values", "log_probs", "advantages", "returns", "episode_starts")
         ready["numbers"] = torch.stack([self._flat(getattr(self, name)) for name in numbers])
-        # [chunks per env, layers, n_envs, size] -> [chunks, layers, size]
+        # [states per env, layers, n_envs, size] -> [states, layers, size], environment by environment
         ready["starts"] = [torch.stack(part).movedim(2, 0).flatten(0, 1) for part in zip(*self._starts)]
         return ready
 
     def _minibatch(self, chunks: list[list[sequences.Piece]]) -> Any:
         ready, layout = self._ready, sequences.lay_out(chunks)
         device = self.device  # type: ignore[attr-defined]
-        rows, chunk = (torch.as_tensor(a, device=device) for a in (layout.step.reshape(-1), layout.chunk))
+        rows, states = (torch.as_tensor(a, device=device) for a in (layout.step.reshape(-1), layout.state))
         obs = ready["observations"]
-        starts = [part.index_select(0, chunk).transpose(0, 1) for part in ready["starts"]]  # [layers, rows, size]
+        starts = [part.index_select(0, states).transpose(0, 1) for part in ready["starts"]]  # [layers, rows, size]
         pi, vf = (starts[0], starts[1]), (starts[2], starts[3])
         masks = ready["masks"]
         values, log_probs, advantages, returns, flags = ready["numbers"].index_select(1, rows)

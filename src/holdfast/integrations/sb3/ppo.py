@@ -36,8 +36,8 @@ _ROLLOUTS_WITHOUT_END = 100
 class RecurrentPPO(ContribRecurrentPPO):
     """Drop-in for `sb3_contrib.RecurrentPPO`: constructor, callbacks, `learn`, `predict`, `save`, `load` are its own.
 
-    Training sequences are whole: chunks of min(batch_size, n_steps) steps of one environment, with the state the
-    rollout had there, and a minibatch is as many of them as fit into batch_size.
+    Training sequences are whole: chunks of at most min(batch_size, n_steps) steps of one environment, with the state
+    the rollout had there, and a minibatch is as many of them as fit into batch_size.
     """
 
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
