@@ -93,14 +93,14 @@ def test_statistics_of_observations_and_rewards_are_those_of_all_ranks():
 def test_the_learning_curve_with_ranks_is_that_of_one_process(tmp_path: Path):
     config = hf.TrainConfig(
         **{**SMALL, "env_kwargs": {"k": 1}, "gamma": 0.5, "num_envs": 16, "num_steps": 16,
-           "learning_rate": 0.02, "epochs": 4, "total_steps": 16 * 16 * 30, "run_dir": str(tmp_path),
+           "learning_rate": 0.03, "epochs": 4, "total_steps": 16 * 16 * 24, "run_dir": str(tmp_path),
            "checkpoint_every": 0},
     )  # fmt: skip
-    seeds = range(1, 6)
+    seeds = range(1, 5)
     alone = np.array(rank_jobs.curve(config, seeds))
     together = np.array(run_ranks(2, rank_jobs.curve, config, seeds)[0])
     assert alone.mean() > 0 and together.mean() > 0, "it learns at all; chance gives -0.5"
-    # Welch's t; with equal means |t| > 4 comes once in several hundred sweeps.
+    # Welch's t; with equal means and 4 seeds each |t| > 4 comes in less than 1% of sweeps, and seeds are fixed.
     error = np.sqrt((alone.var(ddof=1) + together.var(ddof=1)) / len(alone))
     assert abs(alone.mean() - together.mean()) / error < 4
 
