@@ -244,13 +244,14 @@ EXAMPLES = np.random.default_rng(0).normal(size=(8, 3))
 
 
 def test_a_policy_of_your_own_is_exported_with_example_observations(tmp_path):
+    checks = torch.distributions.Distribution._validate_args
     with pytest.raises(ExportError, match="OwnPolicy has no observation_space; pass example_obs="):
         hf.export_policy(OwnPolicy(), tmp_path / "policy.pt2")
     box = spaces.Box(-0.1, 0.1, (2,))
     made = hf.export_policy(OwnPolicy(), tmp_path / "policy.pt2", example_obs=EXAMPLES, action_space=box)
     step = hf.Runner(made.path).act(EXAMPLES.astype(np.float32) * 20)
     assert np.abs(step.action).max() <= 0.1 < np.abs(step.raw_action).max()
-    assert torch.distributions.Distribution._validate_args  # checks of torch's distributions are on again
+    assert torch.distributions.Distribution._validate_args is checks  # of torch's distributions: as they were
 
 
 @pytest.mark.parametrize(
