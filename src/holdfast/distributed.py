@@ -12,6 +12,7 @@ import atexit
 import inspect
 import os
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -125,7 +126,8 @@ def join(device: str) -> tuple[Ranks, torch.device]:
         if not launched():
             return ALONE, chosen
         # Tensors on a GPU go through NCCL, what a checkpoint gathers on the host through gloo.
-        dist.init_process_group("cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo")
+        patience = timedelta(seconds=float(os.environ.get("HOLDFAST_RANK_TIMEOUT", 1800)))
+        dist.init_process_group("cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo", timeout=patience)
         atexit.register(_leave)
     return Ranks(dist.get_rank(), dist.get_world_size(), True), chosen
 
