@@ -37,7 +37,7 @@ TASKS: dict[str, tuple[str, dict[str, Any], tuple[str, ...], tuple[int, ...], fl
     "RepeatPreviousEasy, POPGym's own": (
         "repeat-previous-easy", {"env": "popgym:RepeatPreviousEasy"}, ("lstm",), (1,), 0.95),
     "HigherLowerEasy, POPGym's own": ("higher-lower-easy", {}, ("gru",), (1,), 0.50),
-    "RepeatPreviousMedium": ("repeat-previous-medium", {}, ("lstm", "gru"), (1,), 0.95),
+    "RepeatPreviousMedium": ("repeat-previous-medium", {}, ("lstm",), (1,), 0.95),
 }  # fmt: skip
 
 
