@@ -159,7 +159,7 @@ def main() -> None:
     plot(cells, DOCS / "learning.png")
     (DOCS / "learning.md").write_text(
         "# What it learns\n\nMade by `python benchmarks/learning.py`, one thread of a CPU per run. 1.0 is a perfect return on "
-        "every task here but HigherLower; the control has the same network without memory.\n\n"
+        "every task here but HigherLower; the control has the same network without memory. The curves are training returns.\n\n"
         f"{text}\n\n![learning curves](learning.png)\n"
     )
 
