@@ -99,18 +99,45 @@ def test_an_sb3_contrib_checkpoint_loads_and_predicts_the_same(options, layers, 
     ours.learn(48)  # its optimiser state fits too
 
 
-def test_the_same_seed_starts_from_the_same_weights_and_first_rollout():
-    models = []
+SAME = {
+    "as it is": {},
+    "batch that does not divide": {"batch_size": 10},
+    "batch of several environments": {"batch_size": 40},
+    "no batch size": {"batch_size": None},
+    "two layers": {"policy_kwargs": {"n_lstm_layers": 2}},
+    "shared": {"policy_kwargs": {"shared_lstm": True, "enable_critic_lstm": False}},
+    "memoryless critic": {"policy_kwargs": {"enable_critic_lstm": False}},
+    "entropy, value clipping, schedule": {
+        "ent_coef": 0.01,
+        "clip_range_vf": 0.2,
+        "learning_rate": lambda left: 1e-3 * left,
+    },
+    "dict": {"policy": "MultiInputLstmPolicy", "env": "dict"},
+    "Box actions": {"env": "Pendulum-v1"},
+}
+
+
+@pytest.mark.parametrize("case", SAME)
+def test_from_the_same_seed_training_is_sb3_contribs(case):
+    """Weights at the start, actions of every rollout, and weights after four updates."""
+    runs = []
     for algorithm in (sb3_contrib.RecurrentPPO, RecurrentPPO):
-        m = model(algorithm=algorithm)  # seeds torch
-        weights = {name: w.clone() for name, w in m.policy.state_dict().items()}
-        _, callback = m._setup_learn(48)
-        m.collect_rollouts(m.env, callback, m.rollout_buffer, m.n_steps)
-        models.append((weights, m.rollout_buffer))
-    (theirs, their_buffer), (ours, our_buffer) = models
-    assert list(theirs) == list(ours) and all(torch.equal(theirs[k], ours[k]) for k in ours)
-    assert (their_buffer.actions == our_buffer.actions).all()
-    np.testing.assert_allclose(their_buffer.advantages, our_buffer.advantages, atol=1e-5)
+        arguments = dict(SAME[case])
+        kind = arguments.pop("env", "vector")
+        env = VecMonitor(DummyVecEnv([lambda kind=kind: gym.make(kind)] * 3)) if "-v" in kind else vec(kind=kind)
+        m = model(env=env, algorithm=algorithm, **arguments)
+        history = [{name: w.clone() for name, w in m.policy.state_dict().items()}]
+        for update in range(4):
+            m.learn(48, reset_num_timesteps=update == 0)
+            buffer = m.rollout_buffer
+            taken = buffer.actions.reshape(-1) if buffer.generator_ready else buffer.swap_and_flatten(buffer.actions)
+            history.append({"actions": torch.as_tensor(taken).flatten(), **m.policy.state_dict()})
+            history[-1] = {name: w.clone() for name, w in history[-1].items()}
+        runs.append(history)
+    for theirs, ours in zip(*runs):
+        assert list(theirs) == list(ours)
+        for name, weight in theirs.items():
+            torch.testing.assert_close(ours[name], weight, atol=2e-6, rtol=0)
 
 
 def ratio_gap(m):
@@ -173,6 +200,7 @@ def test_episodes_side_by_side_give_the_gradient_of_episodes_in_a_row(monkeypatc
     ratio_gap(m)
 
     def gradient():
+        np.random.seed(0)
         (sample,) = m.rollout_buffer.get(None)
         valid = sample.mask > 0
         values, log_prob, entropy = m.policy.evaluate_actions(
@@ -191,26 +219,41 @@ def test_episodes_side_by_side_give_the_gradient_of_episodes_in_a_row(monkeypatc
         torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
 
 
-def test_every_pass_is_cut_anew_and_heads_go_with_tails_of_the_length_of_a_chunk():
-    m = model(batch_size=16)
-    ratio_gap(m)
-    longest = set()
-    for _ in range(30):
-        batches = list(m.rollout_buffer._shuffled_chunks())
-        lengths = [sum(piece.length for piece in chunk) for chunk in batches]
-        assert sum(lengths) == 48 and set(lengths) in ({16}, {4, 12}, {8})
-        longest.add(max(lengths))
-    assert longest == {8, 12, 16}
+def test_minibatches_are_cut_where_sb3_contrib_cuts_them():
+    drawn = []
+    for algorithm in (sb3_contrib.RecurrentPPO, RecurrentPPO):
+        m = model(algorithm=algorithm, batch_size=20)
+        ratio_gap(m)
+        np.random.seed(3)
+        # Which steps a minibatch holds: every step has a return of its own.
+        drawn.append([sorted(s.returns[s.mask > 0].tolist()) for _ in range(5) for s in m.rollout_buffer.get(20)])
+    assert len({tuple(batch) for batch in drawn[0]}) == len(drawn[0]) == 15
+    for a, b in zip(*drawn):
+        np.testing.assert_allclose(a, b, atol=1e-5)
 
 
 def test_pieces_are_laid_out_as_in_the_picture():
-    starts = np.zeros((11, 1), dtype=bool)
+    starts = np.zeros(11, dtype=bool)
     starts[[6, 9]] = True
-    (chunk,) = sequences.cut(starts, [0, 11], 11, at_episodes=True)
-    assert chunk == [(0, 6, 0), (6, 3, None), (9, 2, None)]
-    layout = sequences.lay_out([chunk])
+    chunks = sequences.cut(np.arange(11), 11, starts, at_episodes=True)
+    assert chunks == [[(0, 6, 0), (6, 3, None), (9, 2, None)]]
+    layout = sequences.lay_out(chunks)
     assert layout.step[0].tolist() == [0, 1, 2, 3, 4, 5]
     assert layout.step[1, :5].tolist() == [6, 7, 8, 9, 10] and layout.valid.sum() == 11
+
+
+def test_a_chunk_begins_where_the_minibatch_and_where_an_environment_begins():
+    rows = np.array(
+        [9, 10, 11, 0, 1, 2, 3, 4]
+    )  # 3 environments of 4 steps: the last three steps, then from the first on
+    starts = np.zeros(12, dtype=bool)
+    starts[[2, 4]] = True
+    assert sequences.cut(rows, 4, starts, at_episodes=True) == [
+        [(9, 3, 9)],
+        [(0, 2, 0), (2, 2, None)],
+        [(4, 1, None)],
+    ]
+    assert sequences.cut(rows, 4, starts, at_episodes=False) == [[(9, 3, 9)], [(0, 4, 0)], [(4, 1, 4)]]
 
 
 # --- masks --------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""How a minibatch of rollout chunks is laid out as rows of a sequence batch.
+"""How a minibatch of rollout steps is laid out as rows of a sequence batch.
 
     rollout [n_steps, n_envs], flat and environment-major: row = env * n_steps + t
     chunk    consecutive steps of one environment, with the state it started from
@@ -7,7 +7,7 @@
 A piece that begins an episode does not care what lies before it, so pieces are laid one after another into rows as long
 as the longest of them:
 
-    chunk 0:  aaaaaa|bbb|cc      ->   aaaaaa        3 rows of 6 steps instead of 1 row of 11:
+    chunk 0:  aaaaaa|bbb|cc      ->   aaaaaa        2 rows of 6 steps instead of 1 row of 11:
     (| is an episode start)           bbbcc.        the recurrence takes 6 steps in sequence, not 11,
                                                     and the core resets where b becomes c
 The result is the same: resets let neither values nor gradients through.
@@ -15,7 +15,6 @@ The result is the same: resets let neither values nor gradients through.
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -38,27 +37,24 @@ class Layout(NamedTuple):
     state: np.ndarray
 
 
-def cut(episode_starts: np.ndarray, bounds: list[int], grid: int, at_episodes: bool) -> list[list[Piece]]:
-    """The pieces of every chunk, environment by environment; episode_starts [n_steps, n_envs] bool.
+def cut(rows: np.ndarray, n_steps: int, episode_starts: np.ndarray, at_episodes: bool) -> list[list[Piece]]:
+    """The chunks of a minibatch: `rows` are flat rows in time order, where environments follow each other.
 
-    bounds: where chunks begin, and n_steps; all but the last are multiples of `grid`. A state is stored for every `grid`
-    steps of each environment, environment by environment.
+    episode_starts [n_envs * n_steps] bool. The state of a piece is the row of its first step.
     """
-    n_steps, n_envs = episode_starts.shape
-    states_per_env = -(-n_steps // grid)
+    resets = episode_starts[rows]
+    begins = rows % n_steps == 0  # another environment
+    begins[0] = True
+    heads = np.flatnonzero(begins | resets if at_episodes else begins)
+    lengths = np.diff(heads, append=len(rows))
     chunks: list[list[Piece]] = []
-    for env in range(n_envs):
-        starts = np.flatnonzero(episode_starts[:, env]) if at_episodes else np.empty(0, dtype=np.int64)
-        for begin, end in pairwise(bounds):
-            inside = starts[(starts > begin) & (starts < end)].tolist()
-            fresh = at_episodes and bool(episode_starts[begin, env])
-            state = None if fresh else env * states_per_env + begin // grid
-            chunks.append(
-                [
-                    Piece(env * n_steps + a, b - a, state if a == begin else None)
-                    for a, b in pairwise([begin, *inside, end])
-                ]
-            )
+    for at, length in zip(heads.tolist(), lengths.tolist()):
+        first = int(rows[at])
+        piece = Piece(first, length, None if at_episodes and resets[at] else first)
+        if begins[at]:
+            chunks.append([piece])
+        else:
+            chunks[-1].append(piece)
     return chunks
 
 

@@ -1,10 +1,12 @@
-"""Rollout buffers that hand out whole sequences with the state each started from.
+"""Rollout buffers that hand out sb3-contrib's minibatches in a layout that one call of a core can take.
 
-    env 0  |-- head --|------- tail -------|      where chunks begin is drawn anew for every pass over the data; a head
-    env 1  |-- head --|------- tail -------|      goes with the tail of another environment, chosen by lot
+    env 0 |--------------|  env 1 |--------------|  env 2 ...     one environment after another, split at a step drawn
+                   ^ split        ^ + batch_size                  anew for every pass: minibatches are `batch_size`
+                                                                  steps from there on, and round to it again
 
-A chunk is at most `chunk` steps long. It can begin at every `grid`-th step, and states are stored for those alone. How a
-minibatch of chunks is laid out is in `sequences.py`. Episodes end anywhere inside: the core resets there.
+Steps, order and draw are sb3-contrib's: from the same seed the same minibatches come. How one is laid out as sequences
+is in `sequences.py`. A sequence starts from the state that the rollout had there; episodes end anywhere inside, and the
+core resets there.
 """
 
 from __future__ import annotations
@@ -25,11 +27,8 @@ from torch import Tensor
 from holdfast.integrations import sequences
 from holdfast.integrations.sb3.masks import MaskedStates, MaskSource, mask_size
 
-# Of a chunk's steps, at how many a chunk can begin.
-_STARTS = 4
 
-
-class _Chunks:
+class _Sequences:
     """What both buffers share. Mixed in before sb3-contrib's classes, whose storage of states it replaces.
 
     isolated: a reset lets nothing through (reset modes "zero" and "learned"), so episodes can be laid out side by side.
@@ -38,10 +37,9 @@ class _Chunks:
     samples: Callable[..., Any]
     mask_source: MaskSource | None = None
 
-    def __init__(self, buffer_size: int, *args: Any, chunk: int, isolated: bool, **kwargs: Any) -> None:
-        self.chunk, self.isolated = min(chunk, buffer_size), isolated
-        self.grid = self.chunk // _STARTS if self.chunk % _STARTS == 0 else self.chunk
-        super().__init__(buffer_size, *args, **kwargs)  # type: ignore[call-arg]
+    def __init__(self, *args: Any, isolated: bool, **kwargs: Any) -> None:
+        self.isolated = isolated
+        super().__init__(*args, **kwargs)
 
     def _plain(self) -> Any:
         """The methods of Stable-Baselines3's buffer, without the per-step states of sb3-contrib's."""
@@ -49,13 +47,12 @@ class _Chunks:
 
     def reset(self) -> None:
         self._plain().reset()
-        self._starts: list[tuple[Tensor, ...]] = []
+        self._states: list[tuple[Tensor, ...]] = []  # before each step; only references, no copies
         self._ready: dict[str, Any] = {}
         self.action_masks: np.ndarray | None = None
 
     def add(self, *args: Any, lstm_states: RNNStates, **kwargs: Any) -> None:
-        if self.pos % self.grid == 0:  # type: ignore[attr-defined]
-            self._starts.append((*lstm_states.pi, *lstm_states.vf))
+        self._states.append((*lstm_states.pi, *lstm_states.vf))
         if self.mask_source is not None:
             self._add_masks(self.mask_source.last)
         self._plain().add(*args, **kwargs)
@@ -67,39 +64,16 @@ class _Chunks:
         self.action_masks[self.pos] = masks  # type: ignore[attr-defined]
 
     def get(self, batch_size: int | None = None) -> Iterator[Any]:
-        """Minibatches of whole chunks, at most `batch_size` steps each (one chunk at least)."""
+        """Minibatches of `batch_size` steps; the last of a pass has what is left."""
         if not self.full:  # type: ignore[attr-defined]
             raise ValueError("the rollout buffer is not full yet")
         if not self._ready:
             self._ready = self._prepare()
-        limit = self.buffer_size * self.n_envs if batch_size is None else batch_size  # type: ignore[attr-defined]
-        picked: list[list[sequences.Piece]] = []
-        steps = 0
-        for chunk in self._shuffled_chunks(shift=batch_size is not None):
-            length = sum(piece.length for piece in chunk)
-            if picked and steps + length > limit:
-                yield self._minibatch(picked)
-                picked, steps = [], 0
-            picked.append(chunk)
-            steps += length
-        yield self._minibatch(picked)
-
-    def _shuffled_chunks(self, shift: bool = True) -> list[list[sequences.Piece]]:
-        """Chunks of a new cut in random order, heads and tails in pairs that together have the length of a chunk."""
-        n_steps, n_envs = self.buffer_size, self.n_envs  # type: ignore[attr-defined]
-        head = self.grid * np.random.randint(self.chunk // self.grid) if shift else 0
-        bounds = [0, *range(head or self.chunk, n_steps, self.chunk), n_steps]
-        flags = self.episode_starts != 0  # type: ignore[attr-defined]
-        chunks = sequences.cut(flags, bounds, self.grid, self.isolated)
-        per_env = len(bounds) - 1
-        groups: list[list[int]] = []
-        for k in range(per_env):
-            mine = (np.random.permutation(n_envs) * per_env + k).tolist()
-            if head and k and k == per_env - 1:
-                groups[:n_envs] = [[a, b] for (a,), b in zip(groups[:n_envs], mine)]
-            else:
-                groups += [[chunk] for chunk in mine]
-        return [chunks[c] for g in np.random.permutation(len(groups)) for c in groups[g]]
+        total = self.buffer_size * self.n_envs  # type: ignore[attr-defined]
+        split = np.random.randint(total)  # sb3-contrib's draw
+        rows = np.roll(np.arange(total), -split)
+        for first in range(0, total, batch_size or total):
+            yield self._minibatch(rows[first : first + (batch_size or total)])
 
     def _flat(self, array: np.ndarray) -> Tensor:
         """[n_steps, n_envs, ...] -> [n_envs * n_steps, ...] on the device."""
@@ -111,20 +85,22 @@ class _Chunks:
             "observations": {k: self._flat(v) for k, v in obs.items()} if isinstance(obs, dict) else self._flat(obs),
             "actions": self._flat(self.actions.astype(np.float32, copy=False)),  # type: ignore[attr-defined]
             "masks": None if self.action_masks is None else self._flat(self.action_masks),
+            "resets": self.episode_starts.T.reshape(-1) != 0,  # type: ignore[attr-defined]
         }
         # One gather brings all numbers of a step.
         numbers = ("values", "log_probs", "advantages", "returns", "episode_starts")
         ready["numbers"] = torch.stack([self._flat(getattr(self, name)) for name in numbers])
-        # [states per env, layers, n_envs, size] -> [states, layers, size], environment by environment
-        ready["starts"] = [torch.stack(part).movedim(2, 0).flatten(0, 1) for part in zip(*self._starts)]
+        # n_steps of [layers, n_envs, size] -> [n_envs * n_steps, layers, size]
+        ready["states"] = [torch.stack(part, 2).movedim(0, 2).flatten(0, 1) for part in zip(*self._states)]
         return ready
 
-    def _minibatch(self, chunks: list[list[sequences.Piece]]) -> Any:
-        ready, layout = self._ready, sequences.lay_out(chunks)
-        device = self.device  # type: ignore[attr-defined]
+    def _minibatch(self, steps: np.ndarray) -> Any:
+        ready = self._ready
+        n_steps, device = self.buffer_size, self.device  # type: ignore[attr-defined]
+        layout = sequences.lay_out(sequences.cut(steps, n_steps, ready["resets"], self.isolated))
         rows, states = (torch.as_tensor(a, device=device) for a in (layout.step.reshape(-1), layout.state))
         obs = ready["observations"]
-        starts = [part.index_select(0, states).transpose(0, 1) for part in ready["starts"]]  # [layers, rows, size]
+        starts = [part.index_select(0, states).transpose(0, 1) for part in ready["states"]]  # [layers, rows, size]
         pi, vf = (starts[0], starts[1]), (starts[2], starts[3])
         masks = ready["masks"]
         values, log_probs, advantages, returns, flags = ready["numbers"].index_select(1, rows)
@@ -141,7 +117,7 @@ class _Chunks:
         )
 
 
-class ChunkRolloutBuffer(_Chunks, RecurrentRolloutBuffer):  # type: ignore[misc]
+class SequenceRolloutBuffer(_Sequences, RecurrentRolloutBuffer):  # type: ignore[misc]
     """For array observations."""
 
     samples = RecurrentRolloutBufferSamples
@@ -150,7 +126,7 @@ class ChunkRolloutBuffer(_Chunks, RecurrentRolloutBuffer):  # type: ignore[misc]
         return super(RecurrentRolloutBuffer, self)
 
 
-class DictChunkRolloutBuffer(_Chunks, RecurrentDictRolloutBuffer):  # type: ignore[misc]
+class DictSequenceRolloutBuffer(_Sequences, RecurrentDictRolloutBuffer):  # type: ignore[misc]
     """For Dict observations."""
 
     samples = RecurrentDictRolloutBufferSamples

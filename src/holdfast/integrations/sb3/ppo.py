@@ -19,7 +19,7 @@ from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.vec_env import VecEnv
 
 from holdfast.integrations.sb3 import state_pairs
-from holdfast.integrations.sb3.buffers import ChunkRolloutBuffer, DictChunkRolloutBuffer
+from holdfast.integrations.sb3.buffers import DictSequenceRolloutBuffer, SequenceRolloutBuffer
 from holdfast.integrations.sb3.masks import MaskSource, mask_size
 from holdfast.integrations.sb3.policies import (
     CnnLstmPolicy,
@@ -36,8 +36,7 @@ _ROLLOUTS_WITHOUT_END = 100
 class RecurrentPPO(ContribRecurrentPPO):
     """Drop-in for `sb3_contrib.RecurrentPPO`: constructor, callbacks, `learn`, `predict`, `save`, `load` are its own.
 
-    Training sequences are whole: chunks of at most min(batch_size, n_steps) steps of one environment, with the state
-    the rollout had there, and a minibatch is as many of them as fit into batch_size.
+    From the same seed it trains on the same minibatches and makes the same updates, up to rounding.
     """
 
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
@@ -57,17 +56,18 @@ class RecurrentPPO(ContribRecurrentPPO):
             state_pairs.initial(actor if critic is None else critic, self.n_envs),
         )
         self._take_over(from_checkpoint)
-        buffer_class = DictChunkRolloutBuffer if isinstance(self.observation_space, spaces.Dict) else ChunkRolloutBuffer
+        buffer_class = (
+            DictSequenceRolloutBuffer if isinstance(self.observation_space, spaces.Dict) else SequenceRolloutBuffer
+        )
         self.rollout_buffer = buffer_class(
             self.n_steps,
             self.observation_space,
             self.action_space,
-            (0, 0, 0, 0),  # sb3-contrib's store of a state per step is not used
+            (0, 0, 0, 0),  # sb3-contrib's arrays of states are not used
             device=self.device,
             gamma=self.gamma,
             gae_lambda=self.gae_lambda,
             n_envs=self.n_envs,
-            chunk=self.n_steps if self.batch_size is None else min(self.batch_size, self.n_steps),
             isolated=self.policy.resets_isolate(),
         )
         self._rollouts_without_end = 0
