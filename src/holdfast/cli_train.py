@@ -150,7 +150,9 @@ def _train_one(config: TrainConfig) -> Path:
     from holdfast.trainer import Trainer
 
     with mistakes():
-        if distributed.restarted() and checkpoint.rolling(config.folder):  # torchrun began this job again
+        ranks, device = distributed.join(config.device)
+        # torchrun may have begun this job again; all ranks must then go on, or none.
+        if distributed.begun_again(ranks, device) and ranks.from_leader(bool(checkpoint.rolling(config.folder))):
             trainer = Trainer.resume(config.folder)
         else:
             trainer = Trainer(config)

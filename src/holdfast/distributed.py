@@ -20,6 +20,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from holdfast.rank_meeting import fresh_store
+
 
 @dataclass(frozen=True)
 class Ranks:
@@ -127,7 +129,14 @@ def join(device: str) -> tuple[Ranks, torch.device]:
             return ALONE, chosen
         # Tensors on a GPU go through NCCL, what a checkpoint gathers on the host through gloo.
         patience = timedelta(seconds=float(os.environ.get("HOLDFAST_RANK_TIMEOUT", 1800)))
-        dist.init_process_group("cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo", timeout=patience)
+        store, rank, size = next(dist.rendezvous("env://", timeout=patience))
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo",
+            store=fresh_store(store, rank, size, patience),
+            rank=rank,
+            world_size=size,
+            timeout=patience,
+        )
         atexit.register(_leave)
     return Ranks(dist.get_rank(), dist.get_world_size(), True), chosen
 
@@ -143,8 +152,13 @@ def launched() -> bool:
 
 
 def restarted() -> bool:
-    """Whether torchrun (`--max-restarts`) has started this job again after one of its processes died."""
+    """Whether torchrun (`--max-restarts`) has started this machine's processes again after one of the job died."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
+
+
+def begun_again(ranks: Ranks, device: torch.device) -> bool:
+    """Whether any machine's processes were started again: one that has joined since then does not know."""
+    return any(flag for (flag,) in ranks.everybody([float(restarted())], device))
 
 
 def pick_device(name: str, local_rank: int | None = None) -> torch.device:

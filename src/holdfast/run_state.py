@@ -66,6 +66,12 @@ def _part(trainer: Trainer) -> dict[str, Any]:
 def restore(trainer: Trainer, saved: dict[str, Any]) -> bool:
     """Put a trainer where the checkpoint's was; False if its environments had to begin new episodes."""
     ranks, config = trainer.ranks, trainer.config
+    updates = [int(update) for (update,) in ranks.everybody([float(saved["update"])], trainer.device)]
+    if len(set(updates)) > 1:
+        raise ValueError(
+            f"the ranks found checkpoints of different updates, {updates}; with several machines the run's folder must "
+            "be on a disk they share"
+        )
     trainer.policy.load_state_dict(saved["policy"])
     trainer.ppo.load_state_dict(saved["ppo"])
     first = {
