@@ -127,9 +127,11 @@ def join(device: str) -> tuple[Ranks, torch.device]:
     if not dist.is_initialized():
         if not launched():
             return ALONE, chosen
+        from torch.distributed.rendezvous import rendezvous
+
         # Tensors on a GPU go through NCCL, what a checkpoint gathers on the host through gloo.
         patience = timedelta(seconds=float(os.environ.get("HOLDFAST_RANK_TIMEOUT", 1800)))
-        store, rank, size = next(dist.rendezvous("env://", timeout=patience))
+        store, rank, size = next(rendezvous("env://", timeout=patience))
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo",
             store=fresh_store(store, rank, size, patience),

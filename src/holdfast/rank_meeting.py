@@ -11,8 +11,10 @@ from __future__ import annotations
 import time
 import uuid
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
-from torch.distributed import PrefixStore, Store
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
 
 POLL_SECONDS = 0.01
 
@@ -24,6 +26,8 @@ def fresh_store(store: Store, rank: int, size: int, patience: timedelta) -> Stor
     prefix that it is there; when all are, rank 0 says so. An answer from a rank 0 that is about to die is superseded:
     the next rank 0 answers the same id again.
     """
+    from torch.distributed.distributed_c10d import PrefixStore  # some builds of torch have no torch.distributed
+
     meeting = PrefixStore("holdfast", store)
     gives_up = time.monotonic() + patience.total_seconds()
     prefix = _lead(meeting, size, gives_up) if rank == 0 else _follow(meeting, rank, gives_up)
