@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from holdfast.evaluation import evaluate
     from holdfast.export import export_policy
     from holdfast.ppo import ppo_loss
+    from holdfast.profile import Profile
     from holdfast.runner import Runner
     from holdfast.saved_policy import load
     from holdfast.trainer import Callback, Trainer
@@ -31,6 +32,7 @@ __version__ = "0.1.0"
 _LAZY = {
     "ActorCritic": "holdfast.actor_critic",
     "Callback": "holdfast.trainer",
+    "Profile": "holdfast.profile",
     "Runner": "holdfast.runner",
     "TrainConfig": "holdfast.config",
     "Trainer": "holdfast.trainer",
@@ -52,6 +54,7 @@ __all__ = [
     "Memory",
     "Memoryless",
     "Parallel",
+    "Profile",
     "RecurrentPolicy",
     "Runner",
     "Segment",

@@ -27,6 +27,8 @@ class TrainFlags:
     """Several runs, one per seed, side by side on CPUs, and one plot of all."""
     env_args: tuple[str, ...] = ()
     """Arguments for the environment's constructor, as name=value."""
+    profile: bool = False
+    """Say where the time of some updates after warm-up goes, and write a trace of a few; then train on."""
     settings: TrainConfig = field(default_factory=TrainConfig)
 
 
@@ -57,8 +59,10 @@ def train(argv: list[str]) -> int:
     configs = [dataclasses.replace(flags.settings, seed=seed) for seed in flags.seeds or (flags.settings.seed,)]
     configs = [_with_free_folder(config, flags.seeds) for config in configs]
     if len(configs) > 1:
+        if flags.profile:
+            raise Mistake("--profile looks at one run; leave out --seeds, or name one seed")
         return _train_seeds(configs)
-    _train_one(configs[0])
+    _train_one(configs[0], flags.profile)
     return 0
 
 
@@ -140,12 +144,20 @@ def _train_on(argv: list[str], run: Path) -> int:
     if fixed:
         raise Mistake(f"--{fixed[0].replace('_', '-')} cannot change when a run is resumed; start a new run with it")
     with mistakes():
-        trainer = Trainer.resume(file, **{**changed, "run_dir": after["run_dir"]})
+        trainer = Trainer.resume(file, callbacks=_watching(flags.profile), **{**changed, "run_dir": after["run_dir"]})
     _run(trainer)
     return 0
 
 
-def _train_one(config: TrainConfig) -> Path:
+def _watching(profile: bool) -> list[Any]:
+    if not profile:
+        return []
+    from holdfast.profile import Profile
+
+    return [Profile()]
+
+
+def _train_one(config: TrainConfig, profile: bool = False) -> Path:
     from holdfast import checkpoint, distributed
     from holdfast.trainer import Trainer
 
@@ -153,9 +165,9 @@ def _train_one(config: TrainConfig) -> Path:
         ranks, device = distributed.join(config.device)
         # torchrun may have begun this job again; all ranks must then go on, or none.
         if distributed.begun_again(ranks, device) and ranks.from_leader(bool(checkpoint.rolling(config.folder))):
-            trainer = Trainer.resume(config.folder)
+            trainer = Trainer.resume(config.folder, callbacks=_watching(profile))
         else:
-            trainer = Trainer(config)
+            trainer = Trainer(config, callbacks=_watching(profile))
     return _run(trainer)
 
 
@@ -189,6 +201,7 @@ def _run(trainer: Any) -> Path:
     more = f"holdfast train --resume {run}"
     curve = _draw([run], run / "curve.png")
     lines = [("run", str(run)), *([("curve", str(curve))] if curve else [])]
+    lines += [("profile", str(watch.table)) for watch in trainer.callbacks if getattr(watch, "table", None)]
     if result.updates < config.num_updates:
         why = {
             "interrupt": "stopped by Ctrl-C",

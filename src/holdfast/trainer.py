@@ -54,11 +54,16 @@ class Callback:
     In a distributed run every rank calls them, with the rollout of its own environments; one that stops, stops all.
     """
 
+    def on_run_start(self, trainer: Trainer) -> None: ...
+
     def on_rollout_end(self, trainer: Trainer, segment: Segment) -> bool | None: ...
 
     def on_update_end(self, trainer: Trainer, row: dict[str, float]) -> bool | None: ...
 
     def on_eval(self, trainer: Trainer, result: EvalResult) -> bool | None: ...
+
+    def on_run_end(self, trainer: Trainer) -> None:
+        """However the training loop ended, by an error too."""
 
 
 @dataclass
@@ -97,6 +102,8 @@ class Trainer:
         self.eval_env = eval_env
         self.callbacks = list(callbacks)
         self._say: Any = print
+        self.log: RunLog | None = None
+        self.display: Display | None = None
         self.update = 0  # finished updates
         self.ranks, self.device = distributed.join(config.device)
         self.env_share = self.ranks.share(config.num_envs)  # which of all environments are in this process
@@ -160,10 +167,11 @@ class Trainer:
         log = None
         if self.ranks.leads:
             self._prepare_folder(folder)
-            log = RunLog(folder, tensorboard=config.tensorboard, wandb=config.track, config=config.to_dict())
+            log = self.log = RunLog(folder, tensorboard=config.tensorboard, wandb=config.track, config=config.to_dict())
             if self.resumed_from is not None:
                 log.rewind(self.update)
-        display = Display(config if self.ranks.leads else replace(config, quiet=True), config.num_updates)
+        shown = config if self.ranks.leads else replace(config, quiet=True)
+        display = self.display = Display(shown, config.num_updates)
         if self.ranks.leads:
             self._say = display.note
         elif not config.quiet:
@@ -176,6 +184,7 @@ class Trainer:
         self._began = time.perf_counter()
         try:
             with self.stopping.on_ctrl_c(display.note):
+                self._ask("on_run_start")
                 while self.update < config.num_updates and not self.stopping.agree(self.ranks, self.device):
                     before, steps_before = time.perf_counter(), self.steps
                     row, segment = self._one_update()
@@ -187,6 +196,7 @@ class Trainer:
                     self.spoiled.look(row, segment, self.policy, self.collector.memory)
                     self._after_update(row, folder)
         finally:
+            self._ask("on_run_end")
             if log is not None:
                 log.close()
             display.close()
@@ -398,10 +408,10 @@ class Trainer:
             checkpoint.drop_after(folder, self.update)  # they belong to the part that is done anew
         write_metadata(folder, self.config.to_dict())
 
-    def _ask(self, hook: str, argument: Any) -> None:
+    def _ask(self, hook: str, *arguments: Any) -> None:
         for callback in self.callbacks:
             method = getattr(callback, hook, None)
-            if method is not None and method(self, argument) is False:
+            if method is not None and method(self, *arguments) is False:
                 self.stopping.reason = "callback"
 
 
