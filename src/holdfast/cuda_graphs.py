@@ -48,6 +48,18 @@ class GraphCollector(Collector):
     """As `Collector`. The tensors of a segment are reused by the next rollout: train on it first."""
 
     _graph: torch.cuda.CUDAGraph | None = None
+    _scale: Tensor | None = None
+
+    @property
+    def reward_scale(self) -> Any:
+        """A tensor, so that a captured rollout reads its present value."""
+        return self._scale
+
+    @reward_scale.setter
+    def reward_scale(self, value: float) -> None:
+        if self._scale is None:
+            self._scale = torch.ones((), device=self.feed.device)
+        self._scale.fill_(value)
 
     @torch.no_grad()
     def rollout(self) -> Segment:

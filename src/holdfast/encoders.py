@@ -81,14 +81,17 @@ class Vector(nn.Module):
 
     @torch.no_grad()
     def merge(self, mean: Tensor, var: Tensor, n: Tensor) -> None:
-        """Take in the statistics of `n` observations (parallel variance formula, out of place); none if not finite."""
+        """Take in the statistics of `n` observations (parallel variance formula); none if not finite."""
         n = torch.where((mean.isfinite() & var.isfinite()).all(), n, 0.0)
         mean, var = (torch.nan_to_num(part, 0.0, 0.0, 0.0) for part in (mean, var))
         total = self.count + n
         delta = mean - self.mean.double()
         new_mean = self.mean.double() + delta * (n / total)
         m2 = self.var.double() * self.count + var * n + delta**2 * (self.count * n / total)
-        self.mean, self.var, self.count = new_mean.to(self.mean.dtype), (m2 / total).to(self.var.dtype), total
+        # In place: a captured CUDA graph reads them where they were.
+        self.mean.copy_(new_mean)
+        self.var.copy_(m2 / total)
+        self.count.copy_(total)
 
 
 class OneHot(nn.Module):
