@@ -1,16 +1,20 @@
 """Whole training on one GPU: Holdfast against a whole-loop JAX program (jax_ppo.py), in one run on one machine.
 
-    python benchmarks/gpu_training.py                     # comparison, growth; writes benchmarks/results/gpu_training.json
-    python benchmarks/gpu_training.py --part compare
+    python benchmarks/gpu_training.py                     # comparison and growth; benchmarks/results/gpu_training.json
+    python benchmarks/gpu_training.py --part compare --seconds 3
+    python benchmarks/gpu_training.py --part growth       # steps per second and memory against environments and hidden size
+    python benchmarks/gpu_training_report.py              # tables (results/gpu_training.md) and plot (docs/growth.png) of them
 
 PPO, T = 64, 4 epochs x 4 minibatches of whole environments, hidden 128, fp32 (JAX with its default TF32 products, Holdfast without).
 Holdfast's runs have resets, truncation bootstrap and the replay check; the gap is in the table. "Solved" is from the start
 of the process that trains (imports included for neither) to a mean return of 0.95, compilation and graph capture included.
+GPU load is what nvidia-smi says during the measured seconds, for both programs (gpu_load.py).
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import subprocess
 import sys
@@ -19,38 +23,49 @@ import time
 from pathlib import Path
 from typing import Any
 
+from gpu_load import GpuLoad
+
 RESULTS = Path(__file__).parent / "results" / "gpu_training.json"
 SETTINGS = dict(
     num_steps=64, epochs=4, minibatches=4, learning_rate=3e-3, gamma=0.6, gae_lambda=0.9, lr_schedule="constant"
 )
 CARTPOLE = dict(gamma=0.99, gae_lambda=0.95, learning_rate=1e-3)
+WARM_UP = 5  # updates: kernels are chosen, graphs captured
+GROWTH = [(2**k, 128) for k in range(8, 17)] + [(8192, hidden) for hidden in (64, 256, 512)]
 
 
 def holdfast_run(env: str, cell: str, n: int, hidden: int, seconds: float, threshold: float = 0.95) -> dict[str, Any]:
+    """Train for `seconds` after warm-up."""
     import torch
 
     import holdfast as hf
 
     began = time.perf_counter()
+    torch.cuda.reset_peak_memory_stats()
     settings = {**SETTINGS, **(CARTPOLE if "CartPole" in env else {})}
     solved: list[float] = []
-    clock: dict[str, float] = {}
+    clock: dict[str, float] = {"rollout": 0.0, "update": 0.0, "gap": 0.0}
 
     class Watch(hf.Callback):
         def on_update_end(self, trainer: Any, row: dict[str, float]) -> bool | None:
-            if trainer.update == 5:
-                torch.cuda.synchronize()
-                clock.update(t=time.perf_counter(), steps=trainer.steps)
             if not solved and row["rollout/ep_rew_mean"] >= threshold and row["rollout/episodes"] > 0:
                 solved.append(time.perf_counter() - began)
-            for part in ("env", "policy", "update"):
-                clock[part] = clock.get(part, 0.0) + row[f"time/{part}"] * (trainer.update > 5)
-            clock["gap"] = max(
-                clock.get("gap", 0.0),
-                row["memory/replay_gap"] if row["memory/replay_gap"] == row["memory/replay_gap"] else 0.0,
-            )
+            gap = row["memory/replay_gap"]
+            clock["gap"] = max(clock["gap"], gap) if gap == gap else clock["gap"]
             clock["last"] = row["rollout/ep_rew_mean"]
-            return False if trainer.update > 5 and time.perf_counter() - clock["t"] > seconds else None
+            if trainer.update > WARM_UP:
+                clock["rollout"] += row["time/env"] + row["time/policy"]
+                clock["update"] += row["time/update"]
+                if time.perf_counter() - clock["t"] > seconds:
+                    return False
+            if trainer.update == WARM_UP:
+                torch.cuda.synchronize()
+                clock.update(t=time.perf_counter(), wall=time.time(), steps=trainer.steps)
+            return None
+
+        def on_run_end(self, trainer: Any) -> None:
+            torch.cuda.synchronize()
+            clock.update(elapsed=time.perf_counter() - clock["t"], wall_end=time.time())
 
     with tempfile.TemporaryDirectory() as folder:
         config = hf.TrainConfig(
@@ -59,14 +74,15 @@ def holdfast_run(env: str, cell: str, n: int, hidden: int, seconds: float, thres
         )  # fmt: skip
         trainer = hf.Trainer(config, callbacks=[Watch()])
         trainer.run()
-        torch.cuda.synchronize()
-        elapsed = time.perf_counter() - clock["t"]
-    total = clock["env"] + clock["policy"] + clock["update"]
+    elapsed = clock["elapsed"]
     return {
         "steps_per_second": (trainer.steps - clock["steps"]) / elapsed,
+        "updates": trainer.update - WARM_UP, "ms_per_update": 1e3 * elapsed / (trainer.update - WARM_UP),
         "solved_after_seconds": solved[0] if solved else None, "last_return": clock["last"], "replay_gap": clock["gap"],
-        "rollout_share": (clock["env"] + clock["policy"]) / total, "update_share": clock["update"] / total,
+        "rollout_share": clock["rollout"] / elapsed, "update_share": clock["update"] / elapsed,
         "peak_memory_gib": torch.cuda.max_memory_allocated() / 2**30,
+        "peak_reserved_gib": torch.cuda.max_memory_reserved() / 2**30,
+        "window": [clock["wall"], clock["wall_end"]],
     }  # fmt: skip
 
 
@@ -74,12 +90,13 @@ def in_process(kind: str, *args: Any) -> dict[str, Any]:
     """Each run in a process of its own: memory and compilation start from nothing."""
     began = time.perf_counter()
     command = [sys.executable, __file__, "--one", json.dumps([kind, *args])]
-    done = subprocess.run(command, capture_output=True, text=True)
+    with GpuLoad() as load:
+        done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         return {"error": done.stderr.strip().splitlines()[-1] if done.stderr.strip() else "failed"}
     result = json.loads(done.stdout.strip().splitlines()[-1])
     result["process_seconds"] = time.perf_counter() - began
-    return result
+    return {**result, **load.between(*result.pop("window"))}
 
 
 def one(kind: str, env: str, cell: str, n: int, hidden: int, seconds: float) -> dict[str, Any]:
@@ -107,19 +124,32 @@ def compare(seconds: float) -> list[dict[str, Any]]:
         print(
             f"{env} {cell} {n}: {a / 1e6:.2f}M/s, JAX {b / 1e6:.2f}M/s ({a / b:.2f}x); solved after {ours['solved_after_seconds']} s, "
             f"JAX {jax_row['solved_after_seconds']} s (compile {jax_row['compile_seconds']:.1f}); gap {ours['replay_gap']:.1e}; "
-            f"rollout {ours['rollout_share']:.0%}, update {ours['update_share']:.0%}", flush=True,
+            f"rollout {ours['rollout_share']:.0%}, update {ours['update_share']:.0%}; busy {ours['gpu_busy']}, JAX {jax_row['gpu_busy']}; "
+            f"watts {ours['watts']}, JAX {jax_row['watts']}", flush=True,
         )  # fmt: skip
     return rows
 
 
-def growth(seconds: float) -> list[dict[str, Any]]:
-    cases = [(2**k, 128) for k in range(8, 17)] + [(8192, h) for h in (64, 256, 512)]
+def growth(cells: list[str], seconds: float) -> list[dict[str, Any]]:
+    """All sizes one after another in this process: what one of them took is given back before the next."""
+    import torch
+
     rows = []
-    for n, hidden in cases:
-        row = in_process("holdfast", "RepeatPreviousEasy", "lstm", n, hidden, seconds)
-        rows.append({"num_envs": n, "hidden": hidden, **row})
-        shown = row.get("error") or f"{row['steps_per_second'] / 1e6:.2f}M/s, {row['peak_memory_gib']:.1f} GiB"
-        print(f"{n} envs, hidden {hidden}: {shown}", flush=True)
+    with GpuLoad() as load:
+        for cell in cells:
+            for n, hidden in GROWTH:
+                gc.collect()
+                torch.cuda.empty_cache()
+                held = torch.cuda.memory_reserved() / 2**30
+                row: dict[str, Any] = {"cell": cell, "num_envs": n, "hidden": hidden, "held_before_gib": held}
+                try:
+                    row |= holdfast_run("RepeatPreviousEasy", cell, n, hidden, seconds)
+                    row |= load.between(*row.pop("window"))
+                    shown = f"{row['steps_per_second'] / 1e6:.2f}M/s, {row['peak_reserved_gib']:.2f} GiB, busy {row['gpu_busy']}"
+                except RuntimeError as error:
+                    row["error"] = shown = str(error).splitlines()[0]
+                rows.append(row)
+                print(f"{cell}, {n} envs, hidden {hidden}: {shown}", flush=True)
     return rows
 
 
@@ -127,6 +157,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", choices=["all", "compare", "growth"], default="all")
     parser.add_argument("--seconds", type=float, default=8.0)
+    parser.add_argument("--cells", nargs="+", default=["lstm", "gru"], help="of the growth")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--one", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -136,10 +167,19 @@ def main() -> None:
     results = json.loads(args.out.read_text()) if args.out.exists() else {}
     if args.part in ("all", "compare"):
         results["compare"] = compare(args.seconds)
+        _write(args.out, results)
     if args.part in ("all", "growth"):
-        results["growth"] = growth(min(3.0, args.seconds))
-    args.out.parent.mkdir(exist_ok=True, parents=True)
-    args.out.write_text(json.dumps(results, indent=1) + "\n")
+        results["growth"] = growth(args.cells, min(1.5, args.seconds))
+        _write(args.out, results)
+
+
+def _write(path: Path, results: dict[str, Any]) -> None:
+    import torch
+
+    machine = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
+    results = {**machine, **{name: rows for name, rows in results.items() if name not in machine}}
+    path.parent.mkdir(exist_ok=True, parents=True)
+    path.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

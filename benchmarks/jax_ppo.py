@@ -239,7 +239,7 @@ def run(env: str, cell: str, n: int, T: int = 64, hidden: int = 128, lr: float =
     s, mean, _ = update(s)
     jax.block_until_ready(s)
     compiled = time.perf_counter() - began
-    solved, updates, timed = None, 0, time.perf_counter()
+    solved, updates, timed, wall = None, 0, time.perf_counter(), time.time()
     while time.perf_counter() - timed < seconds:
         for _ in range(5):
             s, mean, ended = update(s)
@@ -253,4 +253,5 @@ def run(env: str, cell: str, n: int, T: int = 64, hidden: int = 128, lr: float =
         "compile_seconds": compiled,
         "solved_after_seconds": solved,
         "last_return": float(mean),
+        "window": [wall, time.time()],
     }
