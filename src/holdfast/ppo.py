@@ -16,6 +16,7 @@ from holdfast.collect import Segment
 from holdfast.config import TrainConfig
 from holdfast.distributed import ALONE, Ranks
 from holdfast.policy import RecurrentPolicy
+from holdfast.ppo_by_hand import ByHand
 from holdfast.ppo_objective import ClippedObjective
 from holdfast.state import State, tree_map
 
@@ -111,7 +112,7 @@ class PPO:
         if config.normalize_advantage:
             segment = normalize_advantage(segment, self.ranks)
         batch = segment.columns(config.bptt)
-        graphed = self._graphed(batch, all_valid)
+        graphed, by_hand = self._graphed(batch, all_valid), self._by_hand()
         sums, count = torch.zeros(7, device=device), 0
         for epoch in range(config.epochs):
             if config.refresh_states and epoch > 0 and batch is not segment:
@@ -124,7 +125,8 @@ class PPO:
                 if graphed is not None and columns is not None:
                     sums += graphed(columns)
                 else:
-                    sums += self._step(batch if columns is None else batch.select(columns), all_valid, share)
+                    part = batch if columns is None else batch.select(columns)
+                    sums += self._step(part, all_valid, share, by_hand)
                 count += 1
             if config.target_kl is not None:
                 kl, skipped = self.ranks.sum(sums - before)[[4, 6]].tolist()
@@ -140,6 +142,11 @@ class PPO:
         metrics["train/learning_rate"] = rate
         metrics["train/epochs"] = float(epoch + 1)
         return metrics
+
+    def _by_hand(self) -> ByHand | None:
+        """The gradient without autograd; None where that cannot be."""
+        alone = self.training_leg is self.policy and not self.ranks.joined and self.autocast is None
+        return ByHand.of(self.policy, self.config) if alone else None
 
     def _graphed(self, batch: Segment, all_valid: bool) -> Any:
         """The minibatch as a CUDA graph, loaded with this rollout; None where that cannot be."""
@@ -164,8 +171,22 @@ class PPO:
         mine = torch.stack([(valid if c is None else valid.index_select(1, c)).sum() for c in minibatches]).double()
         return list((self.ranks.size * mine / self.ranks.sum(mine).clamp(min=1)).float())
 
-    def _step(self, batch: Segment, all_valid: bool, share: Any = 1.0) -> Tensor:
+    def _step(self, batch: Segment, all_valid: bool, share: Any = 1.0, by_hand: ByHand | None = None) -> Tensor:
         """One optimiser step. Its terms, and whether it was skipped; those of all ranks add up to the minibatch's."""
+        if by_hand is None:
+            terms = self._gradients(batch, all_valid, share)
+        else:
+            terms = PPOTerms(*by_hand(batch, all_valid))
+        norm = self._scale_gradients(self.config.max_grad_norm)
+        self.optimizer.step()
+        with torch.no_grad():
+            part, whole = share / self.ranks.size, norm / self.ranks.size
+            numbers = [terms.policy_loss, terms.value_loss, terms.entropy, whole, terms.approx_kl, terms.clip_fraction]
+            numbers = [n if n is whole or not self.ranks.joined else n * part for n in numbers]
+            skipped = ~norm.isfinite()
+            return torch.cat([torch.where(skipped, 0.0, torch.stack(numbers)), skipped.float().view(1)])
+
+    def _gradients(self, batch: Segment, all_valid: bool, share: Any) -> PPOTerms:
         config = self.config
         with self._precision(batch.resets.device):
             terms = ppo_terms(
@@ -180,14 +201,7 @@ class PPO:
         self.optimizer.zero_grad(set_to_none=True)
         # 1 + 0 * loss: a loss that is not finite makes its gradients so, on every rank, and the step is skipped.
         (terms.loss * (share * (1 + 0 * terms.loss.detach()))).backward()
-        norm = self._scale_gradients(config.max_grad_norm)
-        self.optimizer.step()
-        with torch.no_grad():
-            part, whole = share / self.ranks.size, norm / self.ranks.size
-            numbers = [terms.policy_loss, terms.value_loss, terms.entropy, whole, terms.approx_kl, terms.clip_fraction]
-            numbers = [n if n is whole or not self.ranks.joined else n * part for n in numbers]
-            skipped = ~norm.isfinite()
-            return torch.cat([torch.where(skipped, 0.0, torch.stack(numbers)), skipped.float().view(1)])
+        return terms
 
     @torch.no_grad()
     def _scale_gradients(self, max_norm: float) -> Tensor:

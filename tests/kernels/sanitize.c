@@ -10,6 +10,8 @@
 const char *holdfast_choose(const char *name);
 int64_t holdfast_lanes(void);
 int holdfast_forward(const Job *job), holdfast_backward(const Job *job), holdfast_step(const Job *job);
+int holdfast_perceptron_forward(const Perceptron *job), holdfast_perceptron_backward(const Perceptron *job);
+int holdfast_objective(const Objective *job);
 
 static float *numbers(int64_t count) {
     float *p = malloc((size_t)count * sizeof(float) + (count == 0));
@@ -88,11 +90,61 @@ static void run(int64_t T, int64_t B, int64_t I, int64_t H, int lstm, int cut, i
     free(resets);
 }
 
+static void run_perceptron(int64_t rows, int64_t layers, const int64_t *sizes, int activation, int dx, int threads) {
+    float *owned[64];
+    int count = 0;
+    Perceptron job = {.rows = rows, .layers = layers, .threads = threads};
+    job.sizes[0] = sizes[0];
+    job.x = NEW(rows * sizes[0]);
+    for (int64_t l = 0; l < layers; l++) {
+        job.sizes[l + 1] = sizes[l + 1];
+        job.activation[l] = l + 1 < layers ? activation : IDENTITY;
+        job.w[l] = NEW(sizes[l] * sizes[l + 1]);
+        job.b[l] = NEW(sizes[l + 1]);
+        job.out[l] = NEW(rows * sizes[l + 1]);
+        job.dw[l] = NEW(sizes[l] * sizes[l + 1]);
+        job.db[l] = NEW(sizes[l + 1]);
+    }
+    job.d_out = NEW(rows * sizes[layers]);
+    job.dx = dx ? NEW(rows * sizes[0]) : NULL;
+    succeed(holdfast_perceptron_forward(&job));
+    succeed(holdfast_perceptron_backward(&job));
+    for (int64_t l = 0; l < layers; l++) {
+        all_finite("out", job.out[l], rows * sizes[l + 1]);
+        all_finite("dw", job.dw[l], sizes[l] * sizes[l + 1]);
+        all_finite("db", job.db[l], sizes[l + 1]);
+    }
+    if (dx) all_finite("dx", job.dx, rows * sizes[0]);
+    while (count) free(owned[--count]);
+}
+
+static void run_objective(int64_t rows, int64_t actions, int some_valid, double clip_value) {
+    float *owned[64];
+    int count = 0;
+    int64_t *chosen = malloc((size_t)(rows + 1) * sizeof(int64_t));
+    uint8_t *valid = malloc((size_t)rows + 1);
+    for (int64_t n = 0; n < rows; n++) chosen[n] = rand() % actions, valid[n] = (uint8_t)(rand() % 2);
+    Objective job = {.rows = rows, .actions = actions, .chosen = chosen, .valid = some_valid ? valid : NULL};
+    job.clip_range = 0.2, job.clip_value = clip_value, job.entropy_coef = 0.01, job.value_coef = 0.5;
+    job.logits = NEW(rows * actions);
+    job.value = NEW(rows), job.old_log_prob = NEW(rows), job.old_value = NEW(rows);
+    job.advantage = NEW(rows), job.returns = NEW(rows);
+    job.d_logits = NEW(rows * actions), job.d_value = NEW(rows), job.terms = NEW(6);
+    succeed(holdfast_objective(&job));
+    all_finite("d_logits", job.d_logits, rows * actions);
+    all_finite("d_value", job.d_value, rows);
+    all_finite("terms", job.terms, 6);
+    while (count) free(owned[--count]);
+    free(chosen);
+    free(valid);
+}
+
 int main(void) {
     const char *isas[] = {"plain", "avx2", "avx512"};
     const int64_t shapes[][4] = {{1, 1, 1, 1},    {3, 2, 5, 7},   {7, 3, 16, 16}, {5, 65, 3, 33}, {130, 1, 9, 20},
                                  {20, 13, 70, 8}, {1, 5, 17, 31}, {1, 30, 4, 6},  {0, 3, 2, 4},   {4, 0, 2, 4},
                                  {2, 200, 1, 3},  {3, 9, 65, 100}};
+    const int64_t widths[][5] = {{1, 1, 1, 1, 1}, {5, 33, 7, 2, 1}, {64, 64, 64, 4, 3}, {16, 200, 17, 65, 100}};
     int sets = 0;
     for (int i = 0; i < 3; i++) {
         if (!holdfast_choose(isas[i])) continue;
@@ -104,6 +156,12 @@ int main(void) {
                     const double p = mode == 0 ? -1.0 : mode == 1 ? 0.3 : mode == 2 ? 1.1 : 0.3;
                     run(s[0], s[1], s[2], s[3], lstm, mode == 3, mode == 1, mode != 2, p, mode % 2 ? 3 : 1);
                 }
+        for (size_t n = 0; n < sizeof widths / sizeof *widths; n++)
+            for (int64_t rows = 0; rows < 260; rows = 3 * rows + 1)
+                for (int64_t layers = 1; layers <= 4; layers++)
+                    run_perceptron(rows, layers, widths[n], layers % 2 ? TANH : RELU, layers % 2, rows > 100 ? 3 : 1);
+        for (int64_t actions = 1; actions < 40; actions = 2 * actions + 1)
+            for (int64_t rows = 0; rows < 20; rows += 7) run_objective(rows, actions, rows % 2, rows - 8.0);
     }
     printf("clean: %d instruction sets\n", sets);
     return 0;

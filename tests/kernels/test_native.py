@@ -14,33 +14,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import holdfast as hf
-from holdfast.kernels import native, native_build, native_library, reference
+from holdfast.kernels import native, native_library, reference
 
 pytestmark = pytest.mark.skipif(
     native_library.load().handle is None, reason=f"no native kernel: {native_library.load().reason}"
 )
 
 RESET_MODES = ("none", "random", "all", "learned", "cut")
-
-
-@pytest.fixture(params=native_build.isas())
-def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Runs the test once per instruction set, chosen as a user would: by the variable."""
-    monkeypatch.setenv("HOLDFAST_CPU_ISA", request.param)
-    native_library.load.cache_clear()
-    if native_library.load().handle is None:
-        reason = native_library.load().reason
-        restore(monkeypatch)
-        pytest.skip(str(reason))
-    assert native_library.load().isa == request.param
-    yield request.param
-    restore(monkeypatch)
-
-
-def restore(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("HOLDFAST_CPU_ISA")
-    native_library.load.cache_clear()
-    native_library.load()
 
 
 @pytest.fixture(autouse=True)

@@ -36,6 +36,9 @@ class Stack(Core):
         self.input_size: int = self.cores[0].input_size  # type: ignore[assignment]
         self.output_size: int = self.cores[-1].output_size  # type: ignore[assignment]
 
+    def _dtype_and_device(self) -> tuple[torch.dtype, torch.device]:
+        return self.cores[0]._dtype_and_device()  # type: ignore[operator]
+
     def row_shapes(self) -> State:
         return tuple(core.row_shapes() for core in self.cores)  # type: ignore[operator]
 
@@ -85,6 +88,9 @@ class Parallel(Core):
             self.slices[name] = slice(end, end + core.output_size)
             end += core.output_size
         self.output_size = end
+
+    def _dtype_and_device(self) -> tuple[torch.dtype, torch.device]:
+        return next(iter(self.cores.values()))._dtype_and_device()  # type: ignore[operator]
 
     def row_shapes(self) -> State:
         return {name: core.row_shapes() for name, core in self.cores.items()}  # type: ignore[operator]

@@ -74,7 +74,7 @@ def compile_library(target: Path, compiler: list[str]) -> None:
     with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as folder:
         objects = compile_objects(Path(folder), [*compiler, *flags])
         library = str(Path(folder) / "library.so")
-        _run_all([[*compiler, *flags, "-shared", *objects, "-o", library, "-lpthread"]])
+        _run_all([[*compiler, *flags, "-shared", *objects, "-o", library, "-lpthread", "-lm"]])
         os.replace(library, target)
 
 

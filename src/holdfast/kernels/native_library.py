@@ -100,9 +100,7 @@ def run(call: str, cut: bool, tensors: dict[str, Tensor]) -> None:
     *time, B, inputs = tensors["x"].shape
     T = time[0] if time else 1
     H = tensors["w_hh"].shape[1]
-    work = T * B * (inputs + H) * H * 4
-    threads = max(1, min(torch.get_num_threads(), B, work // _PAYS))
-    job = _Job(T, B, inputs, H, "c0" in tensors, cut, threads)
+    job = _Job(T, B, inputs, H, "c0" in tensors, cut, threads_for(B, T * B * (inputs + H) * H * 4))
     sizes = _sizes(T, B, inputs, H, 4 if "c0" in tensors else 3)
     for name, tensor in tensors.items():
         # C trusts its pointers, so nothing with another size or dtype gets there.
@@ -115,6 +113,11 @@ def run(call: str, cut: bool, tensors: dict[str, Tensor]) -> None:
         setattr(job, name, tensor.data_ptr())
     if getattr(library.handle, f"holdfast_{call}")(ctypes.byref(job)):
         raise MemoryError(f"the native kernel found no memory for T={T}, B={B}, I={inputs}, H={H}")
+
+
+def threads_for(rows: int, products: int) -> int:
+    """How many threads share `rows` of a call with so many multiplications."""
+    return max(1, min(torch.get_num_threads(), rows, products // _PAYS))
 
 
 def _sizes(T: int, B: int, inputs: int, H: int, gates: int) -> dict[str, int]:

@@ -88,40 +88,6 @@ INLINE void gru_gate_gradients(const float *gate, int64_t stride, vec h_before, 
     db[0] += d_n, db[1] += d_r, db[2] += d_z, db[3] += d_hn;
 }
 
-/* out[r] (+)= dg[r] W for rows given by address; columns beyond `columns` are not touched. */
-INLINE void product_rows(BackwardScratch *f, const float *const *dg_rows, int64_t depth, const float *weights, int64_t columns,
-                         int64_t padded, float *const *out, float *out_first, int64_t out_stride, int64_t rows,
-                         const int add) {
-    for (int64_t column = 0; column < padded; column += PANEL) {
-        const int64_t width = panel_vectors(padded, column);
-        const float *panel = weights + column * depth;
-        for (int64_t i = 0; i < block_count(rows); i++) {
-            int64_t first = block_start(rows, i), count = block_start(rows, i + 1) - first;
-            tiles[width - 1][count - 1](depth, dg_rows + first, panel, f->result);
-            for (int64_t r = 0; r < count; r++)
-                for (int64_t v = 0; v < width; v++) {
-                    int64_t at = column + v * LANES;
-                    float *to = (out ? out[first + r] : out_first + (first + r) * out_stride) + at;
-                    vec sum = load(f->result + (r * width + v) * LANES);
-                    store_first(to, add ? load(to) + sum : sum, columns - at);
-                }
-        }
-    }
-}
-
-/* dw [depth_rows][padded] += sum over the chunk's rows of dg^T right. */
-static void add_outer_products(BackwardScratch *f, const float *dg, int64_t stride, int64_t gate_columns, int64_t rows,
-                               const float *const *right, int64_t columns, int64_t padded, float *dw) {
-    for (int64_t column = 0; column < padded; column += PANEL)
-        pack_panel(f->panels + column * rows, right, rows, column, columns, panel_vectors(padded, column));
-    /* a cache line of gates' gradients meets every panel before the next line is fetched */
-    for (int64_t line = 0; line < gate_columns; line += LANES)
-        for (int64_t column = 0; column < padded; column += PANEL)
-            for (int64_t g = line; g < line + LANES; g += OUTER_ROWS)
-                outers[panel_vectors(padded, column) - 1](rows, dg + g, stride, f->panels + column * rows,
-                                                          dw + g * padded + column, padded);
-}
-
 /* What the `step`th step from the end of each of a group's first `active` spans does to their dh and dc. */
 INLINE void backward_step(const Backward *call, BackwardScratch *f, Sums *sums, const Span *spans, int64_t active, int64_t step,
                           int64_t chunk_row, const int lstm) {
@@ -162,7 +128,7 @@ INLINE void backward_step(const Backward *call, BackwardScratch *f, Sums *sums, 
 
     const int64_t h_slot = lstm ? 0 : padded;
     for (int64_t b = 0; b < active; b++) f->dg_rows[b] = dg + b * call->stride + h_slot;
-    product_rows(f, f->dg_rows, s->cell.gates * padded, f->w_h, padded, padded, NULL, f->dh, padded, active, !lstm);
+    product_rows(f->result, f->dg_rows, s->cell.gates * padded, f->w_h, padded, padded, NULL, f->dh, padded, active, !lstm);
 }
 
 /* A group of spans side by side, aligned at their ends. */
@@ -199,15 +165,15 @@ INLINE void backward_group(const Backward *call, BackwardScratch *f, Sums *sums,
                 f->dg_rows[n] = f->dg + n * call->stride;
                 f->x_rows[n] = job->dx + f->at[n] * s->inputs;
             }
-            product_rows(f, f->dg_rows, gate_columns, f->w_x, s->inputs, s->padded_inputs, (float *const *)f->x_rows, NULL, 0,
+            product_rows(f->result, f->dg_rows, gate_columns, f->w_x, s->inputs, s->padded_inputs, (float *const *)f->x_rows, NULL, 0,
                          rows, 0);
         }
         if (job->dw_ih) {
             for (int64_t n = 0; n < rows; n++) f->x_rows[n] = job->x + f->at[n] * s->inputs;
-            add_outer_products(f, f->dg, call->stride, gate_columns, rows, f->x_rows, s->inputs, s->padded_inputs, sums->dw_x);
+            add_outer_products(f->panels, f->dg, call->stride, gate_columns, rows, f->x_rows, s->inputs, s->padded_inputs, sums->dw_x);
         }
         if (job->dw_hh)
-            add_outer_products(f, f->dg + s->cell.h_slot * padded, call->stride, gate_columns, rows, f->h_before, hidden, padded,
+            add_outer_products(f->panels, f->dg + s->cell.h_slot * padded, call->stride, gate_columns, rows, f->h_before, hidden, padded,
                                sums->dw_h);
     }
 

@@ -2,7 +2,9 @@
  * HOLDFAST_TABLE, the name under which holdfast.c finds it. */
 #include "backward.h"
 #include "forward.h"
+#include "objective.h"
+#include "perceptron.h"
 #include "step.h"
 
 extern const Isa HOLDFAST_TABLE;
-const Isa HOLDFAST_TABLE = {ISA_NAME, LANES, forward, backward, step};
+const Isa HOLDFAST_TABLE = {ISA_NAME, LANES, forward, backward, step, perceptron_forward, perceptron_backward, objective};

@@ -1,4 +1,4 @@
-/* One call of a recurrence: sizes and pointers, nothing else. Mirrored field by field in native.py.
+/* What a call is given: sizes and pointers, nothing else. Mirrored field by field in native_library.py.
  *
  * All arrays are float32, contiguous, in torch's layout unless a comment says otherwise. `padded` is `hidden` rounded
  * up to whole vectors of the chosen instruction set. A NULL input means "none", a NULL output "not wanted". */
@@ -8,6 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* One call of a recurrence. */
 typedef struct {
     int64_t steps, batch, inputs, hidden;
     int64_t is_lstm; /* otherwise GRU */
@@ -29,6 +30,37 @@ typedef struct {
     float *dx, *dh0, *dc0, *dfill_h, *dfill_c, *dw_ih, *dw_hh, *db_ih, *db_hh;
 } Job;
 
+/* Linear layers one after another, each with an activation: out[l] = act(in W[l]^T + b[l]). */
+#define MAX_LAYERS 8
+typedef enum { IDENTITY, TANH, RELU } Activation;
+typedef struct {
+    int64_t rows, layers, threads;
+    int64_t sizes[MAX_LAYERS + 1]; /* of the input, and of each layer's output */
+    int64_t activation[MAX_LAYERS];
+
+    const float *x;                          /* [rows, sizes[0]] */
+    const float *w[MAX_LAYERS], *b[MAX_LAYERS]; /* [sizes[l + 1], sizes[l]], [sizes[l + 1]] */
+    float *out[MAX_LAYERS];                  /* [rows, sizes[l + 1]]; the backward reads all of them */
+
+    const float *d_out; /* of the last layer */
+    float *dx;
+    float *dw[MAX_LAYERS], *db[MAX_LAYERS];
+} Perceptron;
+
+/* PPO's clipped objective of one choice among `actions` (see ppo_objective.py), and its gradient. */
+typedef struct {
+    int64_t rows, actions;
+    const float *logits;   /* [rows, actions] */
+    const int64_t *chosen; /* [rows], from 0 */
+    const float *value, *old_log_prob, *old_value, *advantage, *returns; /* [rows] */
+    const uint8_t *valid;  /* [rows]; NULL means all */
+    double clip_range, clip_value; /* clip_value < 0: values are not clipped */
+    double entropy_coef, value_coef;
+
+    float *d_logits, *d_value; /* of the loss; NaN where the loss is not finite */
+    float *terms;              /* loss, policy loss, value loss, entropy, KL, fraction clipped */
+} Objective;
+
 /* What one instruction set offers. The functions return 0, or 1 when memory ran out. */
 typedef struct {
     const char *name;
@@ -36,6 +68,9 @@ typedef struct {
     int (*forward)(const Job *);
     int (*backward)(const Job *);
     int (*step)(const Job *); /* forward for steps = 1, where h_n is y and nothing is kept */
+    int (*perceptron_forward)(const Perceptron *);
+    int (*perceptron_backward)(const Perceptron *);
+    int (*objective)(const Objective *); /* 2: an action that is none */
 } Isa;
 
 /* Scratch memory, aligned to a cache line; memory is NULL when there is none. Each thread keeps a block per purpose for its

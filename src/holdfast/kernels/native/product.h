@@ -131,4 +131,39 @@ INLINE void pack_transposed(float *out, int64_t out_stride, const float *rows, i
             out[k * out_stride + lane] = lane < count ? rows[lane * row_stride + k] : 0.0f;
 }
 
+/* out[r] (+)= left[r] W for rows given by address; columns beyond `columns` are not touched. `weights` are panels of
+ * columns, each [depth][vectors][LANES]; `out` NULL: rows of `out_stride` from `out_first` on. */
+INLINE void product_rows(float *result, const float *const *left, int64_t depth, const float *weights, int64_t columns,
+                         int64_t padded, float *const *out, float *out_first, int64_t out_stride, int64_t rows,
+                         const int add) {
+    for (int64_t column = 0; column < padded; column += PANEL) {
+        const int64_t width = panel_vectors(padded, column);
+        const float *panel = weights + column * depth;
+        for (int64_t i = 0; i < block_count(rows); i++) {
+            int64_t first = block_start(rows, i), count = block_start(rows, i + 1) - first;
+            tiles[width - 1][count - 1](depth, left + first, panel, result);
+            for (int64_t r = 0; r < count; r++)
+                for (int64_t v = 0; v < width; v++) {
+                    int64_t at = column + v * LANES;
+                    float *to = (out ? out[first + r] : out_first + (first + r) * out_stride) + at;
+                    vec sum = load(result + (r * width + v) * LANES);
+                    store_first(to, add ? load(to) + sum : sum, columns - at);
+                }
+        }
+    }
+}
+
+/* dw [left_columns][padded] += sum over rows of left^T right. `panels` is scratch of rows * padded. */
+static void add_outer_products(float *panels, const float *left, int64_t stride, int64_t left_columns, int64_t rows,
+                               const float *const *right, int64_t columns, int64_t padded, float *dw) {
+    for (int64_t column = 0; column < padded; column += PANEL)
+        pack_panel(panels + column * rows, right, rows, column, columns, panel_vectors(padded, column));
+    /* a cache line of the left side meets every panel before the next line is fetched */
+    for (int64_t line = 0; line < left_columns; line += LANES)
+        for (int64_t column = 0; column < padded; column += PANEL)
+            for (int64_t g = line; g < line + LANES; g += OUTER_ROWS)
+                outers[panel_vectors(padded, column) - 1](rows, left + g, stride, panels + column * rows,
+                                                          dw + g * padded + column, padded);
+}
+
 #endif
