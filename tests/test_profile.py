@@ -13,6 +13,7 @@ import torch
 import holdfast as hf
 from holdfast import profile, telemetry
 from holdfast.cli import main
+from holdfast.kernels import native
 from holdfast.profile_clock import PartClock, Spent, wrapped
 from holdfast.profile_report import Timed, costs_table, parts_table
 from holdfast.profile_trace import Cost, Trace
@@ -31,7 +32,7 @@ def config(folder: Path, **settings: Any) -> hf.TrainConfig:
 def milliseconds(report: str) -> dict[str, float]:
     """Of each line of the table of parts, by its name with the indentation."""
     lines = report.split("\n\n")[1].splitlines()[1:]
-    return {line[2:50].rstrip(): float(line[50:70].replace(",", "")) for line in lines}
+    return {line[2:60].rstrip(): float(line[60:76].replace(",", "")) for line in lines}
 
 
 # --- the run -------------------------------------------------------------------------------------------------------
@@ -42,17 +43,28 @@ def test_the_table_has_every_part_of_an_update_and_the_parts_add_up(tmp_path: Pa
     hf.Trainer(config(tmp_path / "run"), callbacks=[watch]).run()
     found = milliseconds(watch.report)
     for name in (
-        "rollout", "  policy", "  environment", "  advantages (GAE)", "update", "  minibatch", "    forward",
-        "    optimiser step", "    loss and backward", "telemetry of memory", "reward statistics", "log", "display",
-        "checkpoint", "evaluation", "  values for bootstrapping", "    gradient norm",
+        "rollout", "  policy", "  environment", "  values for bootstrapping", "  advantages (GAE)", "update",
+        "  minibatch", "    gradient norm", "    optimiser step", "telemetry of memory", "reward statistics", "log",
+        "display", "checkpoint", "evaluation",
     ):  # fmt: skip
         assert name in found, name
     each = float(watch.report.split(" ms each")[0].split()[-1])
     top = sum(value for name, value in found.items() if not name.startswith(" "))
     assert top == pytest.approx(each, rel=0.05)
-    inside = sum(value for name, value in found.items() if name.startswith("    "))
+    inside = sum(value for name, value in found.items() if len(name) - len(name.lstrip()) == 4)
     assert inside == pytest.approx(found["  minibatch"], rel=0.05)
     assert watch.table is not None and watch.table.read_text() == watch.report + "\n"
+
+
+def test_forward_and_backward_are_told_apart_where_autograd_runs_them(tmp_path: Path):
+    by_hand, by_autograd = hf.Profile(), hf.Profile()
+    hf.Trainer(config(tmp_path / "by_hand"), callbacks=[by_hand]).run()
+    hf.Trainer(config(tmp_path / "by_autograd", precision="bf16"), callbacks=[by_autograd]).run()
+    whole = "    forward and backward"
+    if native.status()["kernel"] == "native":
+        assert f"{whole} (without autograd)" in milliseconds(by_hand.report)
+    found = milliseconds(by_autograd.report)
+    assert found["      forward"] + found["      loss and backward"] == pytest.approx(found[whole], rel=0.05)
 
 
 def test_a_profiled_run_writes_the_numbers_of_one_that_is_not(tmp_path: Path):
@@ -172,7 +184,7 @@ def test_shares_and_rests_of_the_table_by_hand():
     parts = {("rollout",): Spent(2.0, 4), ("rollout", "policy"): Spent(1.5, 256), ("update",): Spent(6.0, 4)}
     lines = parts_table(Timed(first=11, updates=4, steps=40_000, seconds=10.0, parts=parts), unwatched=5000.0)
     assert lines[0] == "where the time goes: updates 11 to 14, 2,500.0 ms each, 4,000 steps/s"
-    cells = {line[:50].strip(): line[50:].split() for line in lines[3:8]}
+    cells = {line[:60].strip(): line[60:].split() for line in lines[3:8]}
     assert cells["rollout"] == ["500.00", "20.0%", "1"]
     assert cells["policy"] == ["375.00", "15.0%", "64"]
     assert cells["keeping the steps"] == ["125.00", "5.0%"]

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from holdfast import profile_report, rank_metrics, replay_check, telemetry
+from holdfast.ppo_by_hand import ByHand
 from holdfast.profile_clock import PartClock, Place, named, wrapped
 from holdfast.profile_report import Timed
 from holdfast.profile_trace import Trace
@@ -200,7 +201,7 @@ class _Recording:
         activity = torch.profiler.ProfilerActivity
         self._activities = [activity.CPU, *([activity.CUDA] if device.type == "cuda" else [])]
         self._gpu = device.type == "cuda"
-        self.profiler = torch.profiler.profile(activities=self._activities)
+        self.profiler = torch.profiler.profile(activities=self._activities, acc_events=True)  # else it warns
         self._on = False
         self._seconds = self._since = self._part_began = 0.0
 
@@ -264,7 +265,9 @@ def _places(trainer: Trainer) -> list[Place]:
         (minibatch_graph, "load", "copying the rollout into the graph", minibatch_graph is not None),
         (in_graph, "replay", "forward, backward, optimiser (one CUDA graph)", in_graph is not None),
         (ppo, "_step", "minibatch", True),
-        (ppo.training_leg, "forward", "forward", True),
+        (ByHand, "__call__", "forward and backward (without autograd)", True),
+        (ppo, "_gradients", "forward and backward", True),
+        (ppo.training_leg, "forward", "forward", ppo._by_hand() is None),  # a policy with other methods is not its kind
         (ppo, "_scale_gradients", "gradient norm", True),
         (ppo.optimizer, "step", "optimiser step", True),
         (trainer, "_staleness", "staleness of states", True),

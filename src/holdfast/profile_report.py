@@ -10,7 +10,7 @@ from holdfast.profile_trace import Cost, Trace, readable
 
 ROWS = 12
 """Operations or kernels listed."""
-WIDTH = 54
+WIDTH = 60
 SMALL = 0.005
 """A rest below this share of the time gets no line."""
 
@@ -19,7 +19,7 @@ REST = {
     (): "everything else",
     ("rollout",): "keeping the steps",
     ("update",): "cutting minibatches, metrics",
-    ("update", "minibatch"): "loss and backward",
+    ("update", "minibatch", "forward and backward"): "loss and backward",
 }
 
 
