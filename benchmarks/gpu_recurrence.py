@@ -55,7 +55,7 @@ def time_shape(kind: str, shape: tuple[int, int, int], rounds: int) -> dict[str,
         row[mode] = median_times({n: getattr(c, mode) for n, c in contenders.items()}, rounds, 10)
         row[mode]["floor"] = floor_ms(kind, shape, mode == "both")
     graphs = {n: captured(contenders[n].both)[0] for n in ("cudnn", "ours_0", "ours_10")}
-    row["graph"] = median_times({n: g.replay for n, g in graphs.items()}, rounds, 10)
+    row["graph"] = median_times({n: g.replay for n, g in graphs.items()}, 3 * rounds, 4)
     row["peak_bytes"] = {n: peak_bytes(contenders[n].both) for n in ("cudnn", "ours_1")}
     return row
 
@@ -110,30 +110,39 @@ def check_captures() -> dict[str, Any]:
 
 
 _FIRST_CALL = """
-import sys, time, torch
-from holdfast.kernels import gpu
-kind, B, T, H = sys.argv[1], *map(int, sys.argv[2:5])
-module = (torch.nn.LSTM if kind == "lstm" else torch.nn.GRU)(H, H).cuda()
-x = torch.randn(T, B, H, device="cuda", requires_grad=True)
-h, resets = torch.zeros(B, H, device="cuda"), torch.rand(T, B, device="cuda") < 0.01
-torch.mm(h, h.t()).sum().item()
-w = [module.weight_ih_l0, module.weight_hh_l0, module.bias_ih_l0, module.bias_hh_l0]
+import sys, time
 start = time.perf_counter()
-y = gpu.lstm(x, h, h, resets, None, None, *w)[0] if kind == "lstm" else gpu.gru(x, h, resets, None, *w)[0]
-y.sum().backward(); torch.cuda.synchronize()
-print(time.perf_counter() - start)
+import torch
+import holdfast as hf
+imported = time.perf_counter()
+kind, B, T, H = sys.argv[1], *map(int, sys.argv[2:5])
+core = (hf.LSTM if kind == "lstm" else hf.GRU)(H, H).cuda()
+x = torch.randn(T, B, H, device="cuda", requires_grad=True)
+state, resets = core.initial_state(B), torch.rand(T, B, device="cuda") < 0.01
+torch.mm(x[0], x[0].t()).sum().item()
+ready = time.perf_counter()
+y, _ = core(x, state, resets)
+y.sum().backward()
+torch.cuda.synchronize()
+print(imported - start, ready - imported, time.perf_counter() - ready)
 """
 
 
 def first_call(kind: str, shape: tuple[int, int, int]) -> dict[str, Any]:
-    """Seconds of the first forward + backward of a process: nothing compiled before, and kernels in the cache."""
+    """Seconds of the first forward + backward of a process: nothing compiled before, and kernels in the cache.
+
+    Importing torch and Holdfast, and starting CUDA and cuBLAS, come before and are given apart.
+    """
     with tempfile.TemporaryDirectory() as cache:
         environment = os.environ | {"HOLDFAST_CACHE": cache}
         command = [sys.executable, "-c", _FIRST_CALL, kind, *map(str, shape)]
         runs = [subprocess.run(command, env=environment, capture_output=True, text=True) for _ in range(2)]
     if any(r.returncode for r in runs):
         raise RuntimeError(runs[0].stderr + runs[1].stderr)
-    return {"kind": kind, "shape": shape, "cold_s": float(runs[0].stdout), "warm_s": float(runs[1].stdout)}
+    cold, warm = ([float(v) for v in r.stdout.split()] for r in runs)
+    return {
+        "kind": kind, "shape": shape, "cold_s": cold[2], "warm_s": warm[2], "imports_s": warm[0], "cuda_start_s": warm[1],
+    }  # fmt: skip
 
 
 def main() -> None:
@@ -173,6 +182,7 @@ def main() -> None:
     if "first" in parts:
         for kind, shape in (("lstm", SHAPES[0]), ("gru", SHAPES[4]), ("lstm", SHAPES[7])):
             results["first_calls"].append(first_call(kind, shape))
+            print("first call", results["first_calls"][-1], flush=True)
     save()
     print(table(results))
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from gpu_recurrence import SHAPES
 
-from holdfast.kernels import cuda_recurrence, cuda_tiles
+from holdfast.kernels import cuda_kernels, cuda_plans, cuda_recurrence, cuda_tiles
 from holdfast.kernels.cuda_tiles import Tile
 
 ROWS = ((1, 1, 1), (1, 1, 2), (2, 1, 1), (2, 1, 2), (2, 1, 4), (2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 2))
@@ -25,7 +25,7 @@ PIPELINES = ((64, 3), (64, 4), (128, 2), (256, 2))
 
 def candidates(gates: int, hidden: int, backward: bool) -> Iterator[Tile]:
     """Tiles worth trying that fit: weights of one block, rows of one team, teams, pipeline."""
-    _, shared, _ = cuda_recurrence.limits(0)
+    _, shared, _ = cuda_kernels.limits(0)
     alone = hidden <= 128
     for units in (-(-hidden // 32) * 32,) if alone else (16, 32, 64):
         for warp_units in (8, 16, 32):
@@ -48,16 +48,20 @@ class KernelTimes:
 
     def __init__(self) -> None:
         self.events: list[list[torch.cuda.Event]] = []
-        launch = cuda_recurrence._Launch.__call__
+        self._recurrence = cuda_plans.recurrence.__wrapped__
+        cuda_plans.recurrence = self._timed  # type: ignore[assignment]
 
-        def timed(self_: Any, arguments: bytes, stream: int) -> None:
+    def _timed(self, *arguments: Any) -> cuda_plans.Recurrence:
+        found = self._recurrence(*arguments)
+
+        def launch(*values: int) -> None:
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             start.record()
-            launch(self_, arguments, stream)
+            found.launch(*values)
             end.record()
             self.events.append([start, end])
 
-        cuda_recurrence._Launch.__call__ = timed  # type: ignore[method-assign]
+        return found._replace(launch=launch)
 
     def median(self, function: Callable[[], Any], repeats: int = 6) -> float:
         """Median ms of the recurrence that `function` runs."""
@@ -67,6 +71,11 @@ class KernelTimes:
             function()
         torch.cuda.synchronize()
         return statistics.median(start.elapsed_time(end) for start, end in self.events)
+
+
+def forget_plans() -> None:
+    cuda_plans.forward_plan.cache_clear()
+    cuda_plans.backward_plan.cache_clear()
 
 
 def sweep(kind: str, shape: tuple[int, int, int], times: KernelTimes) -> None:
@@ -80,21 +89,22 @@ def sweep(kind: str, shape: tuple[int, int, int], times: KernelTimes) -> None:
     def forward() -> Any:
         return cuda_recurrence.forward(x, h, h, resets, None, None, w_ih, w_hh, bias, bias, True)
 
-    kept = forward()[3:]
+    kept = forward()[3]
 
     def backward() -> Any:
-        return cuda_recurrence.backward(dy, None, None, *kept, h, resets, w_ih, w_hh, torch.float32, True, False)
+        single = torch.float32
+        return cuda_recurrence.backward(dy, None, None, kept, resets, w_ih, w_hh, B, single, single, True, True, False)
 
     for direction, run in (("forward", forward), ("backward", backward)):
         expected, found = run()[0], []
         default = table(gates, H, B, direction == "backward")
         for tile in {default, *candidates(gates, H, direction == "backward")}:
             cuda_tiles.choose_tile = lambda *_, tile=tile: tile  # type: ignore[assignment,misc]
-            cuda_recurrence._recurrence.cache_clear()
+            forget_plans()
             error = float((run()[0] - expected).abs().max() / expected.abs().max())
             found.append((times.median(run), error, tile))
         cuda_tiles.choose_tile = table
-        cuda_recurrence._recurrence.cache_clear()
+        forget_plans()
         for ms, error, tile in sorted(found, key=lambda f: f[0])[:6]:
             mark = " <- table" if tile == default else ""
             print(f"{kind} {shape} {direction} {ms:.3f} ms, difference {error:.0e}, {tuple(tile)}{mark}", flush=True)

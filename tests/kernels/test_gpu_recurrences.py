@@ -87,6 +87,72 @@ def test_a_fused_step_equals_a_sequence_of_one(kind: str) -> None:
         assert torch.allclose(a, b, atol=2e-4)
 
 
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+@pytest.mark.parametrize("size", [(12, 64, 13, 128), (12, 300, 64, 512), (8, 1100, 24, 256), (6, 2000, 16, 64)])
+def test_steps_of_one_replay_a_training_sequence_bit_for_bit(kind: str, size: tuple[int, int, int, int]) -> None:
+    from holdfast.kernels import gpu
+
+    values = _inputs(kind, size, 0.1, True)
+    states = [values.pop("h0")] + ([values.pop("c0")] if kind == "lstm" else [])
+    x, resets = values.pop("x"), values.pop("resets")
+    run = getattr(gpu, kind)
+    y = run(x.clone().requires_grad_(), *states, resets, *values.values())[0]
+    for t in range(size[0]):
+        y_t, *states = run(x[t : t + 1], *states, resets[t : t + 1], *values.values())
+        assert torch.equal(y_t[0], y[t]), t
+
+
+@pytest.mark.parametrize(
+    ("kind", "size"), [("lstm", (7, 33, 24, 128)), ("gru", (5, 20, 16, 256)), ("gru", (4, 9, 8, 20))]
+)
+def test_a_cuda_graph_and_a_compiled_layer_compute_what_eager_mode_does(
+    kind: str, size: tuple[int, int, int, int]
+) -> None:
+    from holdfast.kernels import gpu
+
+    values = _inputs(kind, size, 0.2, True)
+    values["x"].requires_grad_()  # type: ignore[union-attr]
+    values["w_hh"].requires_grad_()  # type: ignore[union-attr]
+    run = getattr(gpu, kind)
+
+    def outcome(layer) -> list[Tensor]:  # type: ignore[no-untyped-def]
+        y = layer(**values)[0]
+        return [y.detach(), *torch.autograd.grad(y, [values["x"], values["w_hh"]], torch.ones_like(y))]
+
+    eager = outcome(run)
+    compiled = outcome(torch.compile(run, fullgraph=True))
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        outcome(run)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = outcome(run)
+    for tensor in captured:
+        tensor.fill_(float("nan"))
+    graph.replay()
+    for a, b, c in zip(eager, compiled, captured, strict=True):
+        assert torch.equal(a, b) and torch.equal(a, c)
+
+
+def test_sequences_of_many_lengths_share_their_kernels() -> None:
+    from holdfast.kernels import cuda_kernels, gpu
+
+    values = _inputs("gru", (3, 40, 8, 32), 0.1, False)
+    gpu.gru(**values)
+    loaded = cuda_kernels._loaded.cache_info().currsize
+    for steps in (1, 2, 7, 30):
+        gpu.gru(
+            **{
+                **values,
+                "x": torch.randn(steps, 40, 8, device="cuda"),
+                "resets": None if steps == 1 else torch.zeros(steps, 40, dtype=torch.bool, device="cuda"),
+            }
+        )
+    assert cuda_kernels._loaded.cache_info().currsize <= loaded + 1  # one more: without resets
+
+
 def test_a_poisoned_row_leaves_the_others_bit_identical_and_a_reset_clears_it() -> None:
     from holdfast.kernels import gpu
 

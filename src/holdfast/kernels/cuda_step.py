@@ -7,14 +7,13 @@
 from __future__ import annotations
 
 import functools
-import struct
 
 import torch
 from torch import Tensor
 
 from holdfast.kernels import nvrtc
-from holdfast.kernels.cuda_recurrence import KIND, address, bias_like, compiled, limits, ready, vector
-from holdfast.kernels.cuda_tiles import Tile, step_tile
+from holdfast.kernels.cuda_kernels import KIND, address, bias_like, compiled, limits, ready, vector
+from holdfast.kernels.cuda_tiles import step_tile
 
 
 def supports(x: Tensor, h: Tensor) -> bool:
@@ -25,7 +24,7 @@ def supports(x: Tensor, h: Tensor) -> bool:
     return hidden % 8 == 0 and 8 <= hidden <= 2048 and _can_compile(x.get_device())
 
 
-@torch.compiler.assume_constant_result
+@nvrtc.constant_when_compiled
 def _can_compile(device: int) -> bool:
     return nvrtc.is_available() and limits(device)[2] >= 80
 
@@ -33,8 +32,8 @@ def _can_compile(device: int) -> bool:
 @functools.cache
 def _kernel(
     gates: int, hidden: int, inputs: int, batch: int, kinds: tuple[int, int, int], resets: bool, fill: bool, device: int
-) -> tuple[nvrtc.Kernel, Tile, int, int]:
-    """(kernel, its tile, tiles of rows, blocks)."""
+) -> tuple[nvrtc.Launch, int]:
+    """The kernel with its grid, and the number of tiles of rows."""
     tile = step_tile(hidden, batch)
     x_kind, state_kind, w_kind = kinds
     constants = {
@@ -45,7 +44,7 @@ def _kernel(
     }  # fmt: skip
     row_tiles = -(-batch // tile.rows)
     kernel = compiled("step", "recurrence_step", constants, 0, device)
-    return kernel, tile, row_tiles, row_tiles * tile.split(hidden)
+    return kernel.launcher(row_tiles * tile.split(hidden), tile.threads, "12q2i"), row_tiles
 
 
 def _step(gates, x, h, c, resets, fill_h, fill_c, w_ih, w_hh, b_ih, b_hh):
@@ -53,17 +52,19 @@ def _step(gates, x, h, c, resets, fill_h, fill_c, w_ih, w_hh, b_ih, b_hh):
     kinds = (KIND[x.dtype], KIND[h.dtype], KIND[w_ih.dtype])
     fill = resets is not None and (fill_h is not None or fill_c is not None)
     device = x.get_device()
-    kernel, tile, row_tiles, blocks = _kernel(gates, hidden, x.shape[1], batch, kinds, resets is not None, fill, device)
+    if torch._C._cuda_getDevice() != device:
+        with torch.cuda.device(device):
+            return _step(gates, x, h, c, resets, fill_h, fill_c, w_ih, w_hh, b_ih, b_hh)
+    launch, row_tiles = _kernel(gates, hidden, x.shape[1], batch, kinds, resets is not None, fill, device)
     x, h, c = ready(x), ready(h), None if c is None else ready(c)
     w_ih, w_hh, b_ih, b_hh = ready(w_ih), ready(w_hh), bias_like(b_ih, w_ih), bias_like(b_hh, w_ih)
     resets, fill_h, fill_c = None if resets is None else resets.contiguous(), vector(fill_h), vector(fill_c)
     h_out, c_out = torch.empty_like(h), None if c is None else torch.empty_like(c)
-    arguments = struct.pack(
-        "12q2i", x.data_ptr(), h.data_ptr(), address(c), address(resets), address(fill_h), address(fill_c),
-        w_ih.data_ptr(), w_hh.data_ptr(), address(b_ih), address(b_hh), h_out.data_ptr(), address(c_out), batch,
-        row_tiles,
+    launch(
+        torch._C._cuda_getCurrentRawStream(device), x.data_ptr(), h.data_ptr(), address(c), address(resets),
+        address(fill_h), address(fill_c), w_ih.data_ptr(), w_hh.data_ptr(), address(b_ih), address(b_hh),
+        h_out.data_ptr(), address(c_out), batch, row_tiles,
     )  # fmt: skip
-    kernel.launch(blocks, tile.threads, arguments, torch._C._cuda_getCurrentRawStream(device))
     return h_out, c_out
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from types import ModuleType
 
 import torch
@@ -23,6 +24,7 @@ def has_backend(gates: int, x: Tensor, h0: Tensor, w_hh: Tensor | None = None) -
     return hidden <= LARGEST_HIDDEN or cuda_recurrence.supports(gates, hidden, x.get_device())
 
 
+@functools.cache
 def backend(gates: int, hidden_size: int, device: torch.device) -> ModuleType:
     """The module whose `forward` and `backward` run this size."""
     if device.type == "cuda":

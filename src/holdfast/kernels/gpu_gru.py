@@ -11,21 +11,13 @@ import torch
 from torch import Tensor
 
 from holdfast.kernels.gpu_backend import backend
-from holdfast.kernels.half_products import packed_layout
+from holdfast.kernels.half_products import kept_layout
 
 
 def _forward(x, h0, resets, fill_h, w_ih, w_hh, b_ih, b_hh, cut, save):
-    run = backend(3, h0.shape[1], x.device).forward
-    y, h_n, _, *buffers = run(x, h0, h0, None if cut else resets, fill_h, None, w_ih, w_hh, b_ih, b_hh, save)
-    return y, h_n, *buffers
-
-
-def _backward(dy, dh_n, packed, gates, hidden_n, h0, resets, w_ih, w_hh, x_dtype, need_dx, fill):
-    run = backend(3, h0.shape[1], h0.device).backward
-    dx, dh0, _, d_fill_h, _, *parameters = run(
-        dy, dh_n, None, packed, gates, hidden_n, h0, resets, w_ih, w_hh, x_dtype, need_dx, fill
-    )
-    return dx, dh0, d_fill_h, *parameters
+    run = backend(3, w_hh.shape[1], x.device).forward
+    y, h_n, _, kept = run(x, h0, h0, None if cut else resets, fill_h, None, w_ih, w_hh, b_ih, b_hh, save)
+    return y, h_n, kept
 
 
 @torch.library.custom_op("holdfast::gpu_gru", mutates_args=())
@@ -40,27 +32,25 @@ def gpu_gru(
     b_hh: Tensor | None,
     cut: bool,
     save: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """y, h_n, and for the backward: packed [x | h], gates and W_hn h + b_hn [T*B, ...] fp16."""
-    return _forward(x, h0, resets, fill_h, w_ih, w_hh, b_ih, b_hh, cut, save)
+) -> tuple[Tensor, Tensor, Tensor]:
+    """y, h_n, and what the backward needs (`half_products.kept_layout`), empty without `save`."""
+    y, h_n, kept = _forward(x, h0, resets, fill_h, w_ih, w_hh, b_ih, b_hh, cut, save)
+    return y, h_n, x.new_empty(0, dtype=torch.float16) if kept is None else kept
 
 
 @gpu_gru.register_fake
 def _(x, h0, resets, fill_h, w_ih, w_hh, b_ih, b_hh, cut, save):
     steps, batch, inputs = x.shape
     hidden = w_hh.shape[1]
-    widths = (packed_layout(inputs, hidden)[1], 3 * hidden, hidden)
-    buffers = (x.new_empty((steps * batch, n) if save else (0,), dtype=torch.float16) for n in widths)
-    return x.new_empty(steps, batch, hidden), h0.new_empty(batch, hidden), *buffers
+    kept = x.new_empty(kept_layout(steps * batch, inputs, hidden, 3)[2] if save else 0, dtype=torch.float16)
+    return x.new_empty(steps, batch, hidden), h0.new_empty(batch, hidden), kept
 
 
 @torch.library.custom_op("holdfast::gpu_gru_backward", mutates_args=())
 def gpu_gru_backward(
     dy: Tensor | None,
     dh_n: Tensor | None,
-    packed: Tensor,
-    gates: Tensor,
-    hidden_n: Tensor,
+    kept: Tensor,
     h0: Tensor,
     resets: Tensor | None,
     w_ih: Tensor,
@@ -70,14 +60,19 @@ def gpu_gru_backward(
     fill: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The gradients of `half_products.Gradients` without those of c; dx and the fill's are empty when not needed."""
-    gradients = _backward(dy, dh_n, packed, gates, hidden_n, h0, resets, w_ih, w_hh, x_dtype, need_dx, fill)
+    run = backend(3, h0.shape[1], h0.device).backward
+    dx, dh0, _, d_fill_h, _, *parameters = run(
+        dy, dh_n, None, kept, resets, w_ih, w_hh, h0.shape[0], h0.dtype, x_dtype, need_dx, True, fill
+    )
+    gradients = dx, dh0, d_fill_h, *parameters
     return tuple(h0.new_empty(0, dtype=torch.float32) if g is None else g for g in gradients)  # type: ignore[return-value]
 
 
 @gpu_gru_backward.register_fake
-def _(dy, dh_n, packed, gates, hidden_n, h0, resets, w_ih, w_hh, x_dtype, need_dx, fill):
+def _(dy, dh_n, kept, h0, resets, w_ih, w_hh, x_dtype, need_dx, fill):
     batch, hidden = h0.shape
-    steps, inputs = packed.shape[0] // batch, w_ih.shape[1]
+    inputs = w_ih.shape[1]
+    steps = kept.shape[0] // kept_layout(batch, inputs, hidden, 3)[2]
     return (
         h0.new_empty((steps, batch, inputs) if need_dx else (0,), dtype=x_dtype if need_dx else torch.float32),
         h0.new_empty(batch, hidden),
@@ -87,19 +82,20 @@ def _(dy, dh_n, packed, gates, hidden_n, h0, resets, w_ih, w_hh, x_dtype, need_d
     )
 
 
-def _setup_context(ctx, inputs, output):
+def _dtypes(x, fill_h, b_ih, b_hh):
+    return (x.dtype, *(None if p is None else p.dtype for p in (fill_h, b_ih, b_hh)))
+
+
+def _setup_operator(ctx, inputs, output):
     x, h0, resets, fill_h, w_ih, w_hh, b_ih, b_hh, _, _ = inputs
-    ctx.save_for_backward(*output[2:], h0, resets, w_ih, w_hh)
+    ctx.save_for_backward(output[2], h0, resets, w_ih, w_hh)
     ctx.set_materialize_grads(False)
-    ctx.dtypes = (x.dtype, *(None if p is None else p.dtype for p in (fill_h, b_ih, b_hh)))
+    ctx.dtypes = _dtypes(x, fill_h, b_ih, b_hh)
 
 
-def _gradients(ctx, run, dy, dh_n):
-    if dy is None and dh_n is None:
-        return (None,) * 10
-    need = ctx.needs_input_grad
-    x, fill_h, b_ih, b_hh = ctx.dtypes
-    dx, dh0, d_fill_h, dw_ih, dw_hh, db_ih, db_hh = run(dy, dh_n, *ctx.saved_tensors, x, need[0], need[3])
+def _of_inputs(ctx, dx, dh0, d_fill_h, dw_ih, dw_hh, db_ih, db_hh):
+    """In the order of the inputs, in their dtypes, None where none is needed."""
+    need, (_, fill_h, b_ih, b_hh) = ctx.needs_input_grad, ctx.dtypes
     return (
         dx if need[0] else None,
         dh0,
@@ -107,26 +103,31 @@ def _gradients(ctx, run, dy, dh_n):
         d_fill_h.to(fill_h) if need[3] else None,
         dw_ih,
         dw_hh,
-        None if b_ih is None else db_ih.to(b_ih),
-        None if b_hh is None else db_hh.to(b_hh),
+        None if b_ih is None else db_ih if db_ih.dtype is b_ih else db_ih.to(b_ih),
+        None if b_hh is None else db_hh if db_hh.dtype is b_hh else db_hh.to(b_hh),
         None,
         None,
     )
 
 
 def _operator_backward(ctx, dy, dh_n, *_buffers):
-    return _gradients(ctx, gpu_gru_backward, dy, dh_n)
+    if dy is None and dh_n is None:
+        return (None,) * 10
+    need = ctx.needs_input_grad
+    return _of_inputs(ctx, *gpu_gru_backward(dy, dh_n, *ctx.saved_tensors, ctx.dtypes[0], need[0], need[3]))
 
 
-gpu_gru.register_autograd(_operator_backward, setup_context=_setup_context)
+gpu_gru.register_autograd(_operator_backward, setup_context=_setup_operator)
 
 
 class _EagerGRU(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, *inputs):
-        output = _forward(*inputs)
-        _setup_context(ctx, inputs, output)
-        return output[:2]
+    def forward(ctx, x, h0, resets, fill_h, w_ih, w_hh, b_ih, b_hh, cut, save):
+        y, h_n, kept = _forward(x, h0, resets, fill_h, w_ih, w_hh, b_ih, b_hh, cut, save)
+        ctx.save_for_backward(kept, resets, w_ih, w_hh)
+        ctx.set_materialize_grads(False)
+        ctx.dtypes, ctx.state = _dtypes(x, fill_h, b_ih, b_hh), (h0.shape[0], h0.dtype)
+        return y, h_n
 
     @staticmethod
     def backward(ctx, dy, dh_n):
@@ -135,7 +136,14 @@ class _EagerGRU(torch.autograd.Function):
                 "the GPU kernels have no second derivative (backward was called with create_graph=True); "
                 'use kernel="reference"'
             )
-        return _gradients(ctx, _backward, dy, dh_n)
+        if dy is None and dh_n is None:
+            return (None,) * 10
+        kept, resets, w_ih, w_hh = ctx.saved_tensors
+        need, run = ctx.needs_input_grad, backend(3, w_hh.shape[1], kept.device).backward
+        dx, dh0, _, d_fill_h, _, *parameters = run(
+            dy, dh_n, None, kept, resets, w_ih, w_hh, *ctx.state, ctx.dtypes[0], need[0], need[1], need[3]
+        )
+        return _of_inputs(ctx, dx, dh0, d_fill_h, *parameters)
 
 
 # What Function.apply comes down to when no functorch transform is active; its own checks cost as much as a launch.

@@ -11,17 +11,12 @@ import torch
 from torch import Tensor
 
 from holdfast.kernels.gpu_backend import backend
-from holdfast.kernels.half_products import packed_layout
+from holdfast.kernels.half_products import kept_layout
 
 
 def _forward(x, h0, c0, resets, fill_h, fill_c, w_ih, w_hh, b_ih, b_hh, cut, save):
-    run = backend(4, h0.shape[1], x.device).forward
+    run = backend(4, w_hh.shape[1], x.device).forward
     return run(x, h0, c0, None if cut else resets, fill_h, fill_c, w_ih, w_hh, b_ih, b_hh, save)
-
-
-def _backward(dy, dh_n, dc_n, packed, gates, c_in, h0, resets, w_ih, w_hh, x_dtype, need_dx, fill):
-    run = backend(4, h0.shape[1], h0.device).backward
-    return run(dy, dh_n, dc_n, packed, gates, c_in, h0, resets, w_ih, w_hh, x_dtype, need_dx, fill)
 
 
 @torch.library.custom_op("holdfast::gpu_lstm", mutates_args=())
@@ -38,18 +33,18 @@ def gpu_lstm(
     b_hh: Tensor | None,
     cut: bool,
     save: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """y, h_n, c_n, and for the backward: packed [x | h], gates and c_in [T*B, ...] fp16."""
-    return _forward(x, h0, c0, resets, fill_h, fill_c, w_ih, w_hh, b_ih, b_hh, cut, save)
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """y, h_n, c_n, and what the backward needs (`half_products.kept_layout`), empty without `save`."""
+    y, h_n, c_n, kept = _forward(x, h0, c0, resets, fill_h, fill_c, w_ih, w_hh, b_ih, b_hh, cut, save)
+    return y, h_n, c_n, x.new_empty(0, dtype=torch.float16) if kept is None else kept
 
 
 @gpu_lstm.register_fake
 def _(x, h0, c0, resets, fill_h, fill_c, w_ih, w_hh, b_ih, b_hh, cut, save):
     steps, batch, inputs = x.shape
     hidden = w_hh.shape[1]
-    widths = (packed_layout(inputs, hidden)[1], 4 * hidden, hidden)
-    buffers = (x.new_empty((steps * batch, n) if save else (0,), dtype=torch.float16) for n in widths)
-    return x.new_empty(steps, batch, hidden), h0.new_empty(batch, hidden), c0.new_empty(batch, hidden), *buffers
+    kept = x.new_empty(kept_layout(steps * batch, inputs, hidden, 4)[2] if save else 0, dtype=torch.float16)
+    return x.new_empty(steps, batch, hidden), h0.new_empty(batch, hidden), c0.new_empty(batch, hidden), kept
 
 
 @torch.library.custom_op("holdfast::gpu_lstm_backward", mutates_args=())
@@ -57,9 +52,7 @@ def gpu_lstm_backward(
     dy: Tensor | None,
     dh_n: Tensor | None,
     dc_n: Tensor | None,
-    packed: Tensor,
-    gates: Tensor,
-    c_in: Tensor,
+    kept: Tensor,
     h0: Tensor,
     resets: Tensor | None,
     w_ih: Tensor,
@@ -69,14 +62,16 @@ def gpu_lstm_backward(
     fill: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The gradients of `half_products.Gradients`; dx and the fills' are empty when not needed."""
-    gradients = _backward(dy, dh_n, dc_n, packed, gates, c_in, h0, resets, w_ih, w_hh, x_dtype, need_dx, fill)
+    run = backend(4, h0.shape[1], h0.device).backward
+    gradients = run(dy, dh_n, dc_n, kept, resets, w_ih, w_hh, h0.shape[0], h0.dtype, x_dtype, need_dx, True, fill)
     return tuple(h0.new_empty(0, dtype=torch.float32) if g is None else g for g in gradients)  # type: ignore[return-value]
 
 
 @gpu_lstm_backward.register_fake
-def _(dy, dh_n, dc_n, packed, gates, c_in, h0, resets, w_ih, w_hh, x_dtype, need_dx, fill):
+def _(dy, dh_n, dc_n, kept, h0, resets, w_ih, w_hh, x_dtype, need_dx, fill):
     batch, hidden = h0.shape
-    steps, inputs = packed.shape[0] // batch, w_ih.shape[1]
+    inputs = w_ih.shape[1]
+    steps = kept.shape[0] // kept_layout(batch, inputs, hidden, 4)[2]
     return (
         h0.new_empty((steps, batch, inputs) if need_dx else (0,), dtype=x_dtype if need_dx else torch.float32),
         *(h0.new_empty(batch, hidden) for _ in range(2)),
@@ -86,21 +81,21 @@ def _(dy, dh_n, dc_n, packed, gates, c_in, h0, resets, w_ih, w_hh, x_dtype, need
     )
 
 
-def _setup_context(ctx, inputs, output):
+def _dtypes(x, fill_h, fill_c, b_ih, b_hh):
+    return (x.dtype, *(None if p is None else p.dtype for p in (fill_h, fill_c, b_ih, b_hh)))
+
+
+def _setup_operator(ctx, inputs, output):
     x, h0, _, resets, fill_h, fill_c, w_ih, w_hh, b_ih, b_hh, _, _ = inputs
-    ctx.save_for_backward(*output[3:], h0, resets, w_ih, w_hh)
+    ctx.save_for_backward(output[3], h0, resets, w_ih, w_hh)
     ctx.set_materialize_grads(False)
-    ctx.dtypes = (x.dtype, *(None if p is None else p.dtype for p in (fill_h, fill_c, b_ih, b_hh)))
+    ctx.dtypes = _dtypes(x, fill_h, fill_c, b_ih, b_hh)
 
 
-def _gradients(ctx, run, dy, dh_n, dc_n):
-    if dy is None and dh_n is None and dc_n is None:
-        return (None,) * 12
-    need = ctx.needs_input_grad
-    x, fill_h, fill_c, b_ih, b_hh = ctx.dtypes
-    dx, dh0, dc0, d_fill_h, d_fill_c, dw_ih, dw_hh, db_ih, db_hh = run(
-        dy, dh_n, dc_n, *ctx.saved_tensors, x, need[0], need[4] or need[5]
-    )
+def _of_inputs(ctx, gradients):
+    """In the order of the inputs, in their dtypes, None where none is needed."""
+    dx, dh0, dc0, d_fill_h, d_fill_c, dw_ih, dw_hh, db_ih, db_hh = gradients
+    need, (_, fill_h, fill_c, b_ih, b_hh) = ctx.needs_input_grad, ctx.dtypes
     return (
         dx if need[0] else None,
         dh0,
@@ -110,26 +105,33 @@ def _gradients(ctx, run, dy, dh_n, dc_n):
         d_fill_c.to(fill_c) if need[5] else None,
         dw_ih,
         dw_hh,
-        None if b_ih is None else db_ih.to(b_ih),
-        None if b_hh is None else db_hh.to(b_hh),
+        None if b_ih is None else db_ih if db_ih.dtype is b_ih else db_ih.to(b_ih),
+        None if b_hh is None else db_hh if db_hh.dtype is b_hh else db_hh.to(b_hh),
         None,
         None,
     )
 
 
 def _operator_backward(ctx, dy, dh_n, dc_n, *_buffers):
-    return _gradients(ctx, gpu_lstm_backward, dy, dh_n, dc_n)
+    if dy is None and dh_n is None and dc_n is None:
+        return (None,) * 12
+    need = ctx.needs_input_grad
+    return _of_inputs(
+        ctx, gpu_lstm_backward(dy, dh_n, dc_n, *ctx.saved_tensors, ctx.dtypes[0], need[0], need[4] or need[5])
+    )
 
 
-gpu_lstm.register_autograd(_operator_backward, setup_context=_setup_context)
+gpu_lstm.register_autograd(_operator_backward, setup_context=_setup_operator)
 
 
 class _EagerLSTM(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, *inputs):
-        output = _forward(*inputs)
-        _setup_context(ctx, inputs, output)
-        return output[:3]
+    def forward(ctx, x, h0, c0, resets, fill_h, fill_c, w_ih, w_hh, b_ih, b_hh, cut, save):
+        y, h_n, c_n, kept = _forward(x, h0, c0, resets, fill_h, fill_c, w_ih, w_hh, b_ih, b_hh, cut, save)
+        ctx.save_for_backward(kept, resets, w_ih, w_hh)
+        ctx.set_materialize_grads(False)
+        ctx.dtypes, ctx.state = _dtypes(x, fill_h, fill_c, b_ih, b_hh), (h0.shape[0], h0.dtype)
+        return y, h_n, c_n
 
     @staticmethod
     def backward(ctx, dy, dh_n, dc_n):
@@ -138,7 +140,17 @@ class _EagerLSTM(torch.autograd.Function):
                 "the GPU kernels have no second derivative (backward was called with create_graph=True); "
                 'use kernel="reference"'
             )
-        return _gradients(ctx, _backward, dy, dh_n, dc_n)
+        if dy is None and dh_n is None and dc_n is None:
+            return (None,) * 12
+        kept, resets, w_ih, w_hh = ctx.saved_tensors
+        need, run = ctx.needs_input_grad, backend(4, w_hh.shape[1], kept.device).backward
+        return _of_inputs(
+            ctx,
+            run(
+                dy, dh_n, dc_n, kept, resets, w_ih, w_hh, *ctx.state, ctx.dtypes[0], need[0], need[1] or need[2],
+                need[4] or need[5],
+            ),
+        )  # fmt: skip
 
 
 # What Function.apply comes down to when no functorch transform is active; its own checks cost as much as a launch.

@@ -21,14 +21,14 @@ LARGEST_HALF = 65504.0
 
 
 class Gradients(NamedTuple):
-    """Of all that a layer takes. dx, d_fill_h, d_fill_c are None when not asked for; dc0 is scratch for the GRU.
+    """Of all that a layer takes, None where not asked for; dc0 is scratch for the GRU.
 
     Bias gradients have the weights' dtype.
     """
 
     dx: Tensor | None
-    dh0: Tensor
-    dc0: Tensor
+    dh0: Tensor | None
+    dc0: Tensor | None
     d_fill_h: Tensor | None
     d_fill_c: Tensor | None
     dw_ih: Tensor
@@ -43,12 +43,25 @@ def packed_layout(inputs: int, hidden: int) -> tuple[int, int]:
     return first, first + -(-hidden // 8) * 8
 
 
-def pack_inputs(x: Tensor, hidden: int) -> Tensor:
-    """[T * B, width] fp16 whose first columns are x; the h columns are for the recurrence to fill."""
-    steps, batch, inputs = x.shape
-    packed = x.new_zeros(steps * batch, packed_layout(inputs, hidden)[1], dtype=torch.float16)
+def kept_layout(rows: int, inputs: int, hidden: int, gates: int) -> tuple[int, int, int]:
+    """What a forward keeps for the backward, in one fp16 tensor: packed [rows, width] first; returns the first element of
+    the gates [rows, gates * H] and of one more value per unit [rows, H], and the number of elements."""
+    width = packed_layout(inputs, hidden)[1]
+    return rows * width, rows * (width + gates * hidden), rows * (width + (gates + 1) * hidden)
+
+
+def split_kept(kept: Tensor, inputs: int, hidden: int, gates: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Packed [rows, width], gates [rows, gates * H] and the other values [rows, H], as views."""
+    rows = kept.shape[0] // kept_layout(1, inputs, hidden, gates)[2]
+    first, second, _ = kept_layout(rows, inputs, hidden, gates)
+    return kept[:first].view(rows, -1), kept[first:second].view(rows, -1), kept[second:].view(rows, -1)
+
+
+def pack_inputs(packed: Tensor, x: Tensor) -> None:
+    """x [T, B, I] into the first columns of packed [T * B, width]; the h columns are for the recurrence to fill."""
+    inputs = x.shape[2]
     packed[:, :inputs] = x.reshape(-1, inputs).clamp(-LARGEST_HALF, LARGEST_HALF)
-    return packed
+    packed[:, inputs:] = 0.0
 
 
 def gradient_amax_bits(*gradients: Tensor | None) -> Tensor:

@@ -10,12 +10,18 @@ import ctypes
 import functools
 import hashlib
 import os
+import struct
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
+
+Launch = Callable[..., None]  # stream, then the values of the kernel's one parameter, a struct
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_Parameters = ctypes.c_char_p * 1
 
 _NO_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -53,6 +59,12 @@ def is_available() -> bool:
     except OSError:
         return False
     return torch.cuda.is_available()
+
+
+def constant_when_compiled(function: _Function) -> _Function:
+    """What `torch.compiler.assume_constant_result` does, without its import of the whole compiler, which takes seconds."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
 
 
 def _check(code: int, what: str) -> None:
@@ -115,7 +127,6 @@ class Kernel:
 
     def __init__(self, source: str, name: str, options: Sequence[str], shared_bytes: int, device: int) -> None:
         self.shared_bytes = shared_bytes
-        self._launch, self._launch_together = _driver().cuLaunchKernel, _driver().cuLaunchCooperativeKernel
         self._device = device
         with torch.cuda.device(device):
             _make_context_current(device)
@@ -131,15 +142,23 @@ class Kernel:
                 f"reserving {shared_bytes} bytes of shared memory for {name}",
             )
 
-    def launch(self, blocks: int, threads: int, arguments: bytes, stream: int, together: bool = False) -> None:
-        """`arguments`: the kernel's one parameter, a struct. `together`: all blocks run at once, as they wait for each
-        other, or it is an error."""
-        struct = ctypes.create_string_buffer(arguments, len(arguments))
-        parameters = (ctypes.c_void_p * 1)(ctypes.addressof(struct))
-        shape = (self._function, blocks, 1, 1, threads, 1, 1, self.shared_bytes, ctypes.c_void_p(stream), parameters)
-        code = self._launch_together(*shape) if together else self._launch(*shape, None)
-        if code == _NO_CONTEXT:
-            _make_context_current(self._device)
-            code = self._launch_together(*shape) if together else self._launch(*shape, None)
-        if code:
-            _check(code, "launching a recurrence kernel")
+    def launcher(self, blocks: int, threads: int, layout: str, together: bool = False) -> Launch:
+        """A function that launches this grid: `launch(stream, *values)`, values by `layout` as in `struct`.
+
+        `together`: all blocks run at once, as they wait for each other, or it is an error.
+        """
+        driver, pack, stream_type = _driver(), struct.Struct(layout).pack, ctypes.c_void_p
+        function = driver.cuLaunchCooperativeKernel if together else driver.cuLaunchKernel
+        grid = functools.partial(function, self._function, blocks, 1, 1, threads, 1, 1, self.shared_bytes)
+        rest = () if together else (None,)
+
+        def launch(stream: int, *values: int) -> None:
+            parameters = _Parameters(pack(*values))
+            code = grid(stream_type(stream), parameters, *rest)
+            if code == _NO_CONTEXT:
+                _make_context_current(self._device)
+                code = grid(stream_type(stream), parameters, *rest)
+            if code:
+                _check(code, "launching a recurrence kernel")
+
+        return launch

@@ -28,54 +28,55 @@ def forward(
     b_ih: Tensor | None,
     b_hh: Tensor | None,
     save: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """As `cuda_recurrence.forward`."""
     steps, batch, inputs = x.shape
-    hidden = w_hh.shape[1]
-    packed = half_products.pack_inputs(x, hidden)
-    pre = torch.mm(packed[:, :inputs], w_ih.to(torch.float16).t())
+    gate_rows, hidden = w_hh.shape
+    gates = gate_rows // hidden
+    size = half_products.kept_layout(steps * batch, inputs, hidden, gates)[2]
+    kept = torch.empty(size, dtype=torch.float16, device=x.device)
+    packed, pre, saved = half_products.split_kept(kept, inputs, hidden, gates)
+    half_products.pack_inputs(packed, x)
+    torch.mm(packed[:, :inputs], w_ih.to(torch.float16).t(), out=pre)
     y = torch.empty(steps, batch, hidden, dtype=x.dtype, device=x.device)
-    saved = pre.new_empty((steps * batch, hidden) if save else (0,))
-    recurrence = triton_lstm if w_hh.shape[0] == 4 * hidden else triton_gru
+    recurrence = triton_lstm if gates == 4 else triton_gru
     h_n, carry = recurrence.forward(
         pre, w_hh.contiguous(), b_ih, b_hh, h0.float().contiguous(), carry0.float().contiguous(),
         None if resets is None else resets.contiguous(), _fp32(fill_h), _fp32(fill_c), y,
         packed[:, packed_layout(inputs, hidden)[0] :], saved, save,
     )  # fmt: skip
-    if not save:
-        packed, pre = packed.new_empty(0), packed.new_empty(0)
-    return y, h_n.to(h0.dtype), carry.to(carry0.dtype), packed, pre, saved
+    return y, h_n.to(h0.dtype), carry.to(carry0.dtype), kept if save else None
 
 
 def backward(
     dy: Tensor | None,
     dh_n: Tensor | None,
     dc_n: Tensor | None,
-    packed: Tensor,
-    pre: Tensor,
-    saved: Tensor,
-    h0: Tensor,
+    kept: Tensor,
     resets: Tensor | None,
     w_ih: Tensor,
     w_hh: Tensor,
+    batch: int,
+    state_dtype: torch.dtype,
     x_dtype: torch.dtype,
     need_dx: bool,
+    need_state: bool,
     fill: bool,
 ) -> Gradients:
     """As `cuda_recurrence.backward`."""
-    batch, hidden = h0.shape
-    rows, inputs = packed.shape[0], w_ih.shape[1]
-    first = packed_layout(inputs, hidden)[0]
+    gate_rows, hidden = w_hh.shape
+    inputs, lstm = w_ih.shape[1], gate_rows == 4 * hidden
+    packed, pre, saved = half_products.split_kept(kept, inputs, hidden, gate_rows // hidden)
+    rows, first = packed.shape[0], packed_layout(inputs, hidden)[0]
     dy = None if dy is None else dy.contiguous()
     amax_bits = half_products.gradient_amax_bits(dy, dh_n, dc_n)
     inverse = half_products.inverse_scale(amax_bits)
-    lstm = w_hh.shape[0] == 4 * hidden
     d_gates, dh0, dc0, d_fill_h, d_fill_c = (triton_lstm if lstm else triton_gru).backward(
         pre, saved, packed[:, first:], w_hh.contiguous(), None if resets is None else resets.contiguous(), dy,
         _fp32(dh_n), _fp32(dc_n), amax_bits, rows // batch, fill,
     )  # fmt: skip
     # Rows of d_gates that belong to the rows of the weights; the GRU's order is n, r, z, r * n.
-    units = torch.arange((4 if lstm else 3) * hidden, device=h0.device)
+    units = torch.arange(gate_rows, device=kept.device)
     input_rows = units if lstm else units.roll(-hidden)
     hidden_rows = units if lstm else units + hidden
     dx = None
@@ -86,8 +87,8 @@ def backward(
     db = (d_gates.sum(0, dtype=torch.float32) * inverse).to(w_ih.dtype)
     return Gradients(
         dx,
-        dh0.to(h0.dtype),
-        dc0.to(h0.dtype),
+        dh0.to(state_dtype) if need_state else None,
+        dc0.to(state_dtype) if need_state else None,
         d_fill_h,
         d_fill_c,
         dw[input_rows, :inputs].to(w_ih.dtype),
