@@ -6,7 +6,8 @@
 #include "spans.h"
 
 typedef struct {
-    float *dw_x, *dw_h;       /* [gates * padded][padded_inputs or padded] */
+    float *dw_x[4], *dw_h[4]; /* per gate [padded][padded_inputs or padded]; the caller's own memory where that fits */
+    int begun;                /* dw holds sums, and not what was there before */
     float *db;                /* [4][padded] */
     float *dfill_h, *dfill_c; /* [padded] */
 } Sums;
@@ -170,11 +171,18 @@ INLINE void backward_group(const Backward *call, BackwardScratch *f, Sums *sums,
         }
         if (job->dw_ih) {
             for (int64_t n = 0; n < rows; n++) f->x_rows[n] = job->x + f->at[n] * s->inputs;
-            add_outer_products(f->panels, f->dg, call->stride, gate_columns, rows, f->x_rows, s->inputs, s->padded_inputs, sums->dw_x);
+            pack_panels(f->panels, f->x_rows, rows, s->inputs, s->padded_inputs);
+            for (int64_t g = 0; g < s->cell.gates; g++)
+                outer_products(f->panels, f->dg + g * padded, call->stride, padded, rows, s->padded_inputs, sums->dw_x[g],
+                               sums->begun);
         }
-        if (job->dw_hh)
-            add_outer_products(f->panels, f->dg + s->cell.h_slot * padded, call->stride, gate_columns, rows, f->h_before, hidden, padded,
-                               sums->dw_h);
+        if (job->dw_hh) {
+            pack_panels(f->panels, f->h_before, rows, hidden, padded);
+            for (int64_t g = 0; g < s->cell.gates; g++)
+                outer_products(f->panels, f->dg + (s->cell.h_slot + g) * padded, call->stride, padded, rows, padded,
+                               sums->dw_h[g], sums->begun);
+        }
+        sums->begun = 1;
     }
 
     for (int64_t b = 0; b < count; b++) {
@@ -192,13 +200,26 @@ INLINE void backward_group(const Backward *call, BackwardScratch *f, Sums *sums,
     }
 }
 
-static void sums_memory(Sums *sums, Arena *arena, const Job *job, const Sizes *s) {
-    const int64_t gate_columns = s->cell.gates * s->padded;
+/* Whether the sums of one part can be formed where the caller wants them. */
+INLINE int in_place(const Backward *call, int64_t columns) {
+    return call->parts == 1 && call->s.hidden % LANES == 0 && columns % LANES == 0;
+}
+
+static void weight_sums(float **sums, Arena *arena, const Backward *call, float *out, const int64_t *order, int64_t columns) {
+    const Sizes *s = &call->s;
+    const int64_t padded = round_up(columns, LANES);
+    for (int64_t g = 0; out && g < s->cell.gates; g++)
+        sums[g] = in_place(call, columns) ? out + order[g] * s->hidden * columns : take_floats(arena, s->padded * padded);
+}
+
+static void sums_memory(Sums *sums, Arena *arena, const Backward *call) {
+    const Sizes *s = &call->s;
+    sums->begun = 0;
     sums->db = take_floats(arena, s->row);
     sums->dfill_h = take_floats(arena, s->padded);
     sums->dfill_c = take_floats(arena, s->padded);
-    sums->dw_x = take_floats(arena, job->dw_ih ? gate_columns * s->padded_inputs : 0);
-    sums->dw_h = take_floats(arena, job->dw_hh ? gate_columns * s->padded : 0);
+    weight_sums(sums->dw_x, arena, call, call->job->dw_ih, s->cell.x_gate, s->inputs);
+    weight_sums(sums->dw_h, arena, call, call->job->dw_hh, s->cell.h_gate, s->hidden);
 }
 
 static void pass_rows(float *out, const float *in, int64_t from, int64_t to) {
@@ -230,12 +251,13 @@ static void backward_part(void *context, int64_t part) {
     Sums *sums = call->sums + part;
     const int64_t from = s->batch * part / call->parts, to = s->batch * (part + 1) / call->parts;
     const int64_t count = s->steps ? count_spans(job, from, to, 1) : 0, groups = (count + GROUP_ROWS - 1) / GROUP_ROWS;
-    const int64_t gate_columns = s->cell.gates * s->padded;
     zero(sums->db, s->row);
     zero(sums->dfill_h, s->padded);
     zero(sums->dfill_c, s->padded);
-    if (job->dw_ih) zero(sums->dw_x, gate_columns * s->padded_inputs);
-    if (job->dw_hh) zero(sums->dw_h, gate_columns * s->padded);
+    for (int64_t g = 0; groups == 0 && g < s->cell.gates; g++) {
+        if (job->dw_ih) zero(sums->dw_x[g], s->padded * s->padded_inputs);
+        if (job->dw_hh) zero(sums->dw_h[g], s->padded * s->padded);
+    }
     if (s->steps == 0 && to > from) { /* the gradients of the states pass through */
         pass_rows(job->dh0, job->dh_n, from * s->hidden, to * s->hidden);
         pass_rows(job->dc0, job->dc_n, from * s->hidden, to * s->hidden);
@@ -280,7 +302,7 @@ static void backward_memory(Backward *call, Arena *arena) {
     call->sums = take(arena, (size_t)call->parts * sizeof(Sums));
     for (int64_t part = 0; part < call->parts; part++) {
         Sums unplaced;
-        sums_memory(arena->base ? call->sums + part : &unplaced, arena, call->job, s);
+        sums_memory(arena->base ? call->sums + part : &unplaced, arena, call);
     }
 }
 
@@ -294,8 +316,7 @@ static void write_weights(const Backward *call, float *out, int64_t which_h, int
             for (int64_t c = 0; c < columns; c += LANES) {
                 vec sum = splat(0.0f);
                 for (int64_t part = 0; part < call->parts; part++)
-                    sum += load((which_h ? call->sums[part].dw_h : call->sums[part].dw_x) +
-                                (g * s->padded + j) * padded_columns + c);
+                    sum += load((which_h ? call->sums[part].dw_h : call->sums[part].dw_x)[g] + j * padded_columns + c);
                 store_first(out + (order[g] * s->hidden + j) * columns + c, sum, columns - c);
             }
 }
@@ -327,8 +348,8 @@ static int backward(const Job *job) {
     holdfast_parallel(backward_part, &call, call.parts);
 
     if (!call.failed) {
-        if (job->dw_ih) write_weights(&call, job->dw_ih, 0, s->inputs);
-        if (job->dw_hh) write_weights(&call, job->dw_hh, 1, s->hidden);
+        if (job->dw_ih && !in_place(&call, s->inputs)) write_weights(&call, job->dw_ih, 0, s->inputs);
+        if (job->dw_hh && !in_place(&call, s->hidden)) write_weights(&call, job->dw_hh, 1, s->hidden);
         if (job->db_ih) write_bias(&call, job->db_ih, s->cell.x_gate, 0);
         if (job->db_hh) write_bias(&call, job->db_hh, s->cell.h_gate, s->cell.h_slot);
         for (int64_t j = 0; j < s->hidden; j++) {

@@ -149,7 +149,8 @@ static void backward_chunk(const PerceptronCall *call, PerceptronScratch *f, int
             store(db + u, sum);
         }
         for (int64_t r = 0; r < rows; r++) f->rows[r] = input_row(job, l, from + r);
-        add_outer_products(f->panels, d, stride, round_up(size, LANES), rows, f->rows, in, padded_in, dw);
+        pack_panels(f->panels, f->rows, rows, in, padded_in);
+        outer_products(f->panels, d, stride, round_up(size, LANES), rows, padded_in, dw, 1);
         if (l == 0 && !job->dx) continue;
         for (int64_t r = 0; r < rows; r++) f->rows[r] = d + r * stride;
         product_rows(f->result, f->rows, size, f->w[l], l ? padded_in : in, padded_in, NULL,

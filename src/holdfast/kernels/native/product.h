@@ -63,10 +63,10 @@ static const Tile tiles[4][MAX_ROWS] = {TILE_ROW(1), TILE_ROW(2), TILE_ROW(3), T
 INLINE int64_t block_count(int64_t rows) { return (rows + MAX_ROWS - 1) / MAX_ROWS; }
 INLINE int64_t block_start(int64_t rows, int64_t i) { return rows * i / block_count(rows); }
 
-/* A sum of outer products: out[r][v] += sum over k of columns[k][r] * panel[k][v], OUTER_ROWS columns at a time. */
+/* A sum of outer products: out[r][v] (+)= sum over k of columns[k][r] * panel[k][v], OUTER_ROWS columns at a time. */
 #define OUTER(WIDTH)                                                                                               \
     static void outer_##WIDTH(int64_t depth, const float *columns, int64_t stride, const float *panel, float *out,  \
-                              int64_t out_stride) {                                                                \
+                              int64_t out_stride, int add) {                                                       \
         vec sum[OUTER_ROWS][WIDTH];                                                                                \
         UNROLL for (int r = 0; r < OUTER_ROWS; r++) UNROLL for (int v = 0; v < WIDTH; v++) sum[r][v] = splat(0.0f); \
         for (int64_t k = 0; k < depth; k++, columns += stride) {                                                   \
@@ -79,11 +79,11 @@ INLINE int64_t block_start(int64_t rows, int64_t i) { return rows * i / block_co
         }                                                                                                          \
         UNROLL for (int r = 0; r < OUTER_ROWS; r++) UNROLL for (int v = 0; v < WIDTH; v++) {                       \
             float *to = out + r * out_stride + v * LANES;                                                          \
-            store(to, load(to) + sum[r][v]);                                                                       \
+            store(to, add ? load(to) + sum[r][v] : sum[r][v]);                                                     \
         }                                                                                                          \
     }
 OUTER(1) OUTER(2) OUTER(3) OUTER(4)
-static void (*const outers[4])(int64_t, const float *, int64_t, const float *, float *, int64_t) = {
+static void (*const outers[4])(int64_t, const float *, int64_t, const float *, float *, int64_t, int) = {
     outer_1, outer_2, outer_3, outer_4};
 
 /* Columns in panels of 4 vectors, the last one narrower. */
@@ -153,17 +153,21 @@ INLINE void product_rows(float *result, const float *const *left, int64_t depth,
     }
 }
 
-/* dw [left_columns][padded] += sum over rows of left^T right. `panels` is scratch of rows * padded. */
-static void add_outer_products(float *panels, const float *left, int64_t stride, int64_t left_columns, int64_t rows,
-                               const float *const *right, int64_t columns, int64_t padded, float *dw) {
+/* Rows by address as panels of columns, for `outer_products`: out is rows * padded. */
+static void pack_panels(float *out, const float *const *from, int64_t rows, int64_t columns, int64_t padded) {
     for (int64_t column = 0; column < padded; column += PANEL)
-        pack_panel(panels + column * rows, right, rows, column, columns, panel_vectors(padded, column));
+        pack_panel(out + column * rows, from, rows, column, columns, panel_vectors(padded, column));
+}
+
+/* out [left_columns][padded] (+)= sum over rows of left^T right, whose right side is packed. */
+static void outer_products(const float *panels, const float *left, int64_t stride, int64_t left_columns, int64_t rows,
+                           int64_t padded, float *out, int add) {
     /* a cache line of the left side meets every panel before the next line is fetched */
     for (int64_t line = 0; line < left_columns; line += LANES)
         for (int64_t column = 0; column < padded; column += PANEL)
             for (int64_t g = line; g < line + LANES; g += OUTER_ROWS)
                 outers[panel_vectors(padded, column) - 1](rows, left + g, stride, panels + column * rows,
-                                                          dw + g * padded + column, padded);
+                                                          out + g * padded + column, padded, add);
 }
 
 #endif
