@@ -1,12 +1,13 @@
 """Inside Stable-Baselines3: `holdfast.integrations.sb3.RecurrentPPO` and sb3-contrib's, interleaved in one process.
 
-    python benchmarks/vs_sb3_inside.py                   # speed, then learning
+    python benchmarks/vs_sb3_inside.py                   # speed, learning, learning in double precision
     python benchmarks/vs_sb3_inside.py --part speed
 
 Velocity-masked CartPole-v1, equal hyperparameters: 8 environments x 128 steps, batch 128, 10 epochs, everything else at
 its default, hidden 64 and 256, one thread. Steps per CPU-second of this process (time.process_time), rollout included.
 Learning: the mean return of the episodes finished in the last fifth of the steps, same seeds for both. Both make the same
-updates up to rounding, so their curves are the same until rounding changes a first action; `alike` is that step.
+updates up to rounding, so their curves are the same until rounding changes a first action; `alike` is that step. In
+double precision that should be never.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ HIDDEN = (64, 256)
 STUDENT_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
 
-def run(algorithm: Any, hidden: int, steps: int, seed: int) -> dict[str, Any]:
+def run(algorithm: Any, hidden: int, steps: int, seed: int, **policy_kwargs: Any) -> dict[str, Any]:
     """One training run: steps per CPU-second of `learn` alone, (step, return) of every episode, the late ones' mean."""
     from stable_baselines3.common.callbacks import BaseCallback
     from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor
@@ -51,7 +52,7 @@ def run(algorithm: Any, hidden: int, steps: int, seed: int) -> dict[str, Any]:
     env = VecMonitor(DummyVecEnv([lambda: VelocityMask(gym.make("CartPole-v1"))] * 8))
     model = algorithm(
         "MlpLstmPolicy", env, n_steps=128, batch_size=128, n_epochs=10, seed=seed, device="cpu",
-        policy_kwargs={"lstm_hidden_size": hidden},
+        policy_kwargs={"lstm_hidden_size": hidden, **policy_kwargs},
     )  # fmt: skip
     began = time.process_time()
     model.learn(steps, callback=watch)
@@ -61,6 +62,7 @@ def run(algorithm: Any, hidden: int, steps: int, seed: int) -> dict[str, Any]:
         "steps_per_second": model.num_timesteps / seconds,
         "returns": watch.returns,
         "late_return": float(np.mean(late)),
+        "weights": torch.cat([weight.detach().flatten() for weight in model.policy.parameters()]),
     }
 
 
@@ -102,6 +104,29 @@ def learning(steps: int, seeds: int, hidden: int = 64) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def learning_in_double(steps: int, seeds: int, hidden: int = 64) -> dict[str, Any]:
+    import sb3_contrib
+    from sb3_double import double_precision
+
+    from holdfast.integrations.sb3 import RecurrentPPO
+
+    rows = []
+    for seed in range(1, seeds + 1):
+        with double_precision() as needs:
+            a, b = (run(kind, hidden, steps, seed, **needs) for kind in (RecurrentPPO, sb3_contrib.RecurrentPPO))
+        alike = next((x[0] for x, y in zip(a["returns"], b["returns"]) if x != y), steps)
+        gap = float((a["weights"] - b["weights"]).abs().max())
+        rows.append(
+            {"seed": seed, "alike": alike, "episodes": len(a["returns"]), "largest_difference_of_a_weight": gap}
+            | {"holdfast": a["late_return"], "sb3_contrib": b["late_return"]}
+        )
+        print(
+            f"double precision, seed {seed}: alike until step {alike} of {steps}; weights differ by {gap:.1g}",
+            flush=True,
+        )
+    return {"steps": steps, "hidden": hidden, "runs": rows}
+
+
 def _mean(values: Any) -> tuple[float, float]:
     """Mean, and half the width of its 95% interval."""
     n = len(values)
@@ -110,10 +135,11 @@ def _mean(values: Any) -> tuple[float, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", choices=["all", "speed", "learning"], default="all")
+    parser.add_argument("--part", choices=["all", "speed", "learning", "double"], default="all")
     parser.add_argument("--speed-steps", type=int, default=8192)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--learning-steps", type=int, default=51_200)
+    parser.add_argument("--double-seeds", type=int, default=3)
     parser.add_argument("--seeds", type=int, default=6, choices=range(2, 11), metavar="2..10")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -122,6 +148,8 @@ def main() -> None:
         parts["speed"] = speed(args.speed_steps, args.repeats)
     if args.part in ("all", "learning"):
         parts["learning"] = learning(args.learning_steps, args.seeds)
+    if args.part in ("all", "double"):
+        parts["learning_in_double_precision"] = learning_in_double(args.learning_steps, args.double_seeds)
     machine = {"cpu": platform.processor() or platform.machine(), "torch": torch.__version__, "threads": 1}
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}  # the other part of an earlier run stays
     results |= {"machine": machine, **parts}
