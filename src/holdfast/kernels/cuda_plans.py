@@ -14,7 +14,7 @@ import torch
 
 from holdfast.kernels import cuda_tiles
 from holdfast.kernels.cuda_kernels import KIND, compiled, limits
-from holdfast.kernels.cuda_products import Product, product
+from holdfast.kernels.cuda_products import product
 from holdfast.kernels.half_products import kept_layout, packed_layout
 from holdfast.kernels.nvrtc import Kernel, Launch
 
@@ -76,11 +76,12 @@ def _offsets(*sizes: int) -> list[int]:
 
 class ForwardPlan(NamedTuple):
     prepare: Launch
-    project: Product
+    project: Launch
     recur: Launch
     kept: int  # elements of what the backward gets, 0 without `save`
     scratch: int  # bytes of what only this call needs
     w_hh: int  # offsets in the scratch, which W_ih begins
+    workspace: int
     arrivals: int
     packed: int  # without `save`: [x | h], gates and two slots of h are scratch too
     slots: int
@@ -102,19 +103,22 @@ def forward_plan(
     launch, chunks, groups, _ = recurrence("forward", gates, hidden, batch, kind, w_kind, resets, fill, save, device)
     first, width = packed_layout(inputs, hidden)
     gates_at, saved_at, total = kept_layout(rows, inputs, hidden, gates)
-    w_hh, arrivals, packed, slots, scratch = _offsets(
-        2 * gate_rows * inputs, 2 * gate_rows * hidden, 4 * chunks, 0 if save else 2 * saved_at,
+    # A step must compute what a sequence does, so a row's sums must not depend on the number of rows.
+    project = product(rows, gate_rows, inputs, (width, inputs, gate_rows), device, transposed="b", in_parts=False)
+    w_hh, workspace, arrivals, packed, slots, scratch = _offsets(
+        2 * gate_rows * inputs, 2 * gate_rows * hidden, project.workspace, 4 * chunks, 0 if save else 2 * saved_at,
         0 if save else 4 * batch * hidden,
     )[1:]  # fmt: skip
     prepare = _conversion("prepare_forward", gates, hidden, inputs, kind, w_kind, device)
     blocks = _blocks(rows * inputs + gate_rows * (inputs + hidden), 1056)
     return ForwardPlan(
         prepare.launcher(blocks, _CONVERSION_THREADS, "8qi0q"),
-        product(rows, gate_rows, inputs, (width, inputs, gate_rows), transposed="b"),
+        project.run,
         launch,
         total if save else 0,
         scratch,
         w_hh,
+        workspace,
         arrivals,
         packed,
         slots,
@@ -131,11 +135,12 @@ def forward_plan(
 class BackwardPlan(NamedTuple):
     prepare: Launch
     recur: Launch
-    inputs_product: Product
-    weights_product: Product
+    inputs_product: Launch
+    weights_product: Launch
     finish: Launch
     scratch: int  # bytes of what only this call needs; then offsets in it, W_ih first
     w_t: int
+    workspace: int
     maxima: int
     arrivals: int
     bias_sums: int
@@ -172,9 +177,12 @@ def backward_plan(
     gates_at, saved_at, _ = kept_layout(rows, inputs, hidden, gates)
     blocks = _blocks(rows * hidden + gate_rows * (inputs + hidden), 528)
     fills = 4 * partials * hidden if fill else 0
+    inputs_product = product(rows, inputs, gate_rows, (4 * hidden, inputs, inputs), device)
+    weights_product = product(4 * hidden, width, rows, (4 * hidden, width, width), device, transposed="a", single=True)
+    workspace_size = max(inputs_product.workspace, weights_product.workspace)
     parts = _offsets(
-        2 * gate_rows * inputs, 2 * gate_rows * hidden, 4 * blocks, 4 * chunks, 16 * partials * hidden, fills, fills,
-        8 * rows * hidden, 2 * rows * inputs if need_dx else 0, 16 * hidden * width, 4 * batch * hidden,
+        2 * gate_rows * inputs, 2 * gate_rows * hidden, workspace_size, 4 * blocks, 4 * chunks, 16 * partials * hidden,
+        fills, fills, 8 * rows * hidden, 2 * rows * inputs if need_dx else 0, 16 * hidden * width, 4 * batch * hidden,
         4 * batch * hidden,
     )  # fmt: skip
     prepare, finish = (
@@ -182,15 +190,16 @@ def backward_plan(
         for name in ("prepare_backward", "finish_backward")
     )
     finish_blocks = _blocks(rows * inputs + 8 * gate_rows * (inputs + hidden), 1056)
-    w_t, maxima, arrivals, bias_sums, fill_h, fill_c, d_gates, dx, dw, dh0, dc0, scratch = parts[1:]
+    w_t, workspace, maxima, arrivals, bias_sums, fill_h, fill_c, d_gates, dx, dw, dh0, dc0, scratch = parts[1:]
     return BackwardPlan(
         prepare.launcher(blocks, _CONVERSION_THREADS, "11qi0q"),
         launch,
-        product(rows, inputs, gate_rows, (4 * hidden, inputs, inputs)),
-        product(4 * hidden, width, rows, (4 * hidden, width, width), transposed="a", single=True),
+        inputs_product.run,
+        weights_product.run,
         finish.launcher(finish_blocks, _CONVERSION_THREADS, "14q2i0q"),
         scratch,
         w_t,
+        workspace,
         maxima,
         arrivals,
         bias_sums,

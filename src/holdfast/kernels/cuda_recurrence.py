@@ -79,7 +79,7 @@ def forward(
     plan.prepare(
         stream, x.data_ptr(), packed, w_ih.data_ptr(), at, w_hh.data_ptr(), w_half, arrivals, plan.rows, plan.chunks
     )
-    plan.project(packed, at, gates)
+    plan.project(stream, packed, at, gates, at + plan.workspace)
 
     y = torch.empty(steps, batch, hidden, dtype=x.dtype, device=where)
     h_n = torch.empty_like(start)
@@ -148,8 +148,8 @@ def backward(
 
     dx = torch.empty(plan.steps, batch, inputs, dtype=x_dtype, device=where) if need_dx else None
     if dx is not None:
-        plan.inputs_product(d_gates, at, at + plan.dx)
-    plan.weights_product(d_gates, packed, at + plan.dw)
+        plan.inputs_product(stream, d_gates, at, at + plan.dx, at + plan.workspace)
+    plan.weights_product(stream, d_gates, packed, at + plan.dw, at + plan.workspace)
     dw_ih, dw_hh = torch.empty_like(w_ih), torch.empty_like(w_hh)
     db_ih, db_hh = w_ih.new_empty(gate_rows), w_ih.new_empty(gate_rows)
     d_fill_h = torch.empty(hidden, dtype=torch.float32, device=where) if fill else None

@@ -82,29 +82,24 @@ def _(dy, dh_n, kept, h0, resets, w_ih, w_hh, x_dtype, need_dx, fill):
     )
 
 
-def _dtypes(x, fill_h, b_ih, b_hh):
-    return (x.dtype, *(None if p is None else p.dtype for p in (fill_h, b_ih, b_hh)))
-
-
 def _setup_operator(ctx, inputs, output):
-    x, h0, resets, fill_h, w_ih, w_hh, b_ih, b_hh, _, _ = inputs
+    x, h0, resets, _, w_ih, w_hh, *_ = inputs
     ctx.save_for_backward(output[2], h0, resets, w_ih, w_hh)
     ctx.set_materialize_grads(False)
-    ctx.dtypes = _dtypes(x, fill_h, b_ih, b_hh)
+    ctx.x_dtype = x.dtype
 
 
-def _of_inputs(ctx, dx, dh0, d_fill_h, dw_ih, dw_hh, db_ih, db_hh):
-    """In the order of the inputs, in their dtypes, None where none is needed."""
-    need, (_, fill_h, b_ih, b_hh) = ctx.needs_input_grad, ctx.dtypes
+def _of_inputs(need, dx, dh0, d_fill_h, dw_ih, dw_hh, db_ih, db_hh):
+    """In the order of the inputs; autograd gives them their dtypes."""
     return (
         dx if need[0] else None,
         dh0,
         None,
-        d_fill_h.to(fill_h) if need[3] else None,
+        d_fill_h if need[3] else None,
         dw_ih,
         dw_hh,
-        None if b_ih is None else db_ih if db_ih.dtype is b_ih else db_ih.to(b_ih),
-        None if b_hh is None else db_hh if db_hh.dtype is b_hh else db_hh.to(b_hh),
+        db_ih if need[6] else None,
+        db_hh if need[7] else None,
         None,
         None,
     )
@@ -114,7 +109,7 @@ def _operator_backward(ctx, dy, dh_n, *_buffers):
     if dy is None and dh_n is None:
         return (None,) * 10
     need = ctx.needs_input_grad
-    return _of_inputs(ctx, *gpu_gru_backward(dy, dh_n, *ctx.saved_tensors, ctx.dtypes[0], need[0], need[3]))
+    return _of_inputs(need, *gpu_gru_backward(dy, dh_n, *ctx.saved_tensors, ctx.x_dtype, need[0], need[3]))
 
 
 gpu_gru.register_autograd(_operator_backward, setup_context=_setup_operator)
@@ -126,7 +121,7 @@ class _EagerGRU(torch.autograd.Function):
         y, h_n, kept = _forward(x, h0, resets, fill_h, w_ih, w_hh, b_ih, b_hh, cut, save)
         ctx.save_for_backward(kept, resets, w_ih, w_hh)
         ctx.set_materialize_grads(False)
-        ctx.dtypes, ctx.state = _dtypes(x, fill_h, b_ih, b_hh), (h0.shape[0], h0.dtype)
+        ctx.sizes = h0.shape[0], h0.dtype, x.dtype
         return y, h_n
 
     @staticmethod
@@ -141,9 +136,9 @@ class _EagerGRU(torch.autograd.Function):
         kept, resets, w_ih, w_hh = ctx.saved_tensors
         need, run = ctx.needs_input_grad, backend(3, w_hh.shape[1], kept.device).backward
         dx, dh0, _, d_fill_h, _, *parameters = run(
-            dy, dh_n, None, kept, resets, w_ih, w_hh, *ctx.state, ctx.dtypes[0], need[0], need[1], need[3]
+            dy, dh_n, None, kept, resets, w_ih, w_hh, *ctx.sizes, need[0], need[1], need[3]
         )
-        return _of_inputs(ctx, dx, dh0, d_fill_h, *parameters)
+        return _of_inputs(need, dx, dh0, d_fill_h, *parameters)
 
 
 # What Function.apply comes down to when no functorch transform is active; its own checks cost as much as a launch.

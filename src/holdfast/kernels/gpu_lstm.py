@@ -81,32 +81,27 @@ def _(dy, dh_n, dc_n, kept, h0, resets, w_ih, w_hh, x_dtype, need_dx, fill):
     )
 
 
-def _dtypes(x, fill_h, fill_c, b_ih, b_hh):
-    return (x.dtype, *(None if p is None else p.dtype for p in (fill_h, fill_c, b_ih, b_hh)))
-
-
 def _setup_operator(ctx, inputs, output):
-    x, h0, _, resets, fill_h, fill_c, w_ih, w_hh, b_ih, b_hh, _, _ = inputs
+    x, h0, _, resets, _, _, w_ih, w_hh, *_ = inputs
     ctx.save_for_backward(output[3], h0, resets, w_ih, w_hh)
     ctx.set_materialize_grads(False)
-    ctx.dtypes = _dtypes(x, fill_h, fill_c, b_ih, b_hh)
+    ctx.x_dtype = x.dtype
 
 
-def _of_inputs(ctx, gradients):
-    """In the order of the inputs, in their dtypes, None where none is needed."""
+def _of_inputs(need, gradients):
+    """In the order of the inputs; autograd gives them their dtypes."""
     dx, dh0, dc0, d_fill_h, d_fill_c, dw_ih, dw_hh, db_ih, db_hh = gradients
-    need, (_, fill_h, fill_c, b_ih, b_hh) = ctx.needs_input_grad, ctx.dtypes
     return (
         dx if need[0] else None,
         dh0,
         dc0,
         None,
-        d_fill_h.to(fill_h) if need[4] else None,
-        d_fill_c.to(fill_c) if need[5] else None,
+        d_fill_h if need[4] else None,
+        d_fill_c if need[5] else None,
         dw_ih,
         dw_hh,
-        None if b_ih is None else db_ih if db_ih.dtype is b_ih else db_ih.to(b_ih),
-        None if b_hh is None else db_hh if db_hh.dtype is b_hh else db_hh.to(b_hh),
+        db_ih if need[8] else None,
+        db_hh if need[9] else None,
         None,
         None,
     )
@@ -117,7 +112,7 @@ def _operator_backward(ctx, dy, dh_n, dc_n, *_buffers):
         return (None,) * 12
     need = ctx.needs_input_grad
     return _of_inputs(
-        ctx, gpu_lstm_backward(dy, dh_n, dc_n, *ctx.saved_tensors, ctx.dtypes[0], need[0], need[4] or need[5])
+        need, gpu_lstm_backward(dy, dh_n, dc_n, *ctx.saved_tensors, ctx.x_dtype, need[0], need[4] or need[5])
     )
 
 
@@ -130,7 +125,7 @@ class _EagerLSTM(torch.autograd.Function):
         y, h_n, c_n, kept = _forward(x, h0, c0, resets, fill_h, fill_c, w_ih, w_hh, b_ih, b_hh, cut, save)
         ctx.save_for_backward(kept, resets, w_ih, w_hh)
         ctx.set_materialize_grads(False)
-        ctx.dtypes, ctx.state = _dtypes(x, fill_h, fill_c, b_ih, b_hh), (h0.shape[0], h0.dtype)
+        ctx.sizes = h0.shape[0], h0.dtype, x.dtype
         return y, h_n, c_n
 
     @staticmethod
@@ -145,12 +140,9 @@ class _EagerLSTM(torch.autograd.Function):
         kept, resets, w_ih, w_hh = ctx.saved_tensors
         need, run = ctx.needs_input_grad, backend(4, w_hh.shape[1], kept.device).backward
         return _of_inputs(
-            ctx,
-            run(
-                dy, dh_n, dc_n, kept, resets, w_ih, w_hh, *ctx.state, ctx.dtypes[0], need[0], need[1] or need[2],
-                need[4] or need[5],
-            ),
-        )  # fmt: skip
+            need,
+            run(dy, dh_n, dc_n, kept, resets, w_ih, w_hh, *ctx.sizes, need[0], need[1] or need[2], need[4] or need[5]),
+        )
 
 
 # What Function.apply comes down to when no functorch transform is active; its own checks cost as much as a launch.
