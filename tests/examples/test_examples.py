@@ -27,6 +27,7 @@ RUNS = {
     ),
     "sb3_masked.py": (["--steps", "2048"], lambda r: r["steps"] == 2048),
     "torchrl_ppo.py": (["--updates", "1"], lambda r: r["first_kl"] < 1e-5),
+    "torchrl_recurrent_ppo_docs.py": (["--batches", "1"], lambda r: r["first_kl"] < 1e-5),
 }
 
 
@@ -49,6 +50,13 @@ def test_example_runs_and_holds_what_it_says(name):
     arguments, holds = RUNS[name]
     result = run(EXAMPLES / name, arguments)
     assert holds(result), result
+
+
+def test_torchrls_documented_recurrent_ppo_trains_as_with_its_own_module():
+    path = EXAMPLES / "torchrl_recurrent_ppo_docs.py"
+    ours, theirs = (run(path, ["--batches", "6", "--memory", memory]) for memory in ("holdfast", "torchrl"))
+    assert ours["late_return"] == theirs["late_return"]  # every action the same
+    assert abs(ours["weight_norm"] - theirs["weight_norm"]) < 1e-5
 
 
 def test_every_example_is_run_by_the_tests():

@@ -259,10 +259,12 @@ def test_a_chunk_begins_where_the_minibatch_and_where_an_environment_begins():
 # --- masks --------------------------------------------------------------------------------------------------------
 
 
-def test_a_masked_action_is_never_taken():
-    m = model(env=vec(4, make=MaskedRecall, actions=20), n_steps=64, batch_size=64, n_epochs=1)
-    m.learn(4_096)  # the environment raises on a forbidden action
-    assert m.num_timesteps == 4_096
+def test_a_masked_action_is_never_taken_in_100k_steps_of_training():
+    m = model(env=vec(100, make=MaskedRecall, actions=20), n_steps=50, batch_size=1000, n_epochs=1, learning_rate=3e-3)
+    before = {name: weight.clone() for name, weight in m.policy.named_parameters()}
+    m.learn(100_000)  # the environment raises on a forbidden action, and 90% are forbidden
+    assert m.num_timesteps == 100_000
+    assert not any(torch.equal(before[name], weight) for name, weight in m.policy.named_parameters())
 
 
 def test_predict_takes_masks_as_maskable_ppo_does():
