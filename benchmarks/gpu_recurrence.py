@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from gpu_problem import Contender, captured, median_times, peak_bytes, worst_errors
 from gpu_table import floor_ms, print_row, table
+from gpu_torchrl import torchrl_contender
 
 from holdfast.kernels import gpu
 
@@ -51,12 +52,35 @@ def time_shape(kind: str, shape: tuple[int, int, int], rounds: int) -> dict[str,
         "ours_bf16_1": Contender(kind, shape, half, 0.01, True),
     }
     row: dict[str, Any] = {"kind": kind, "B": shape[0], "T": shape[1], "H": shape[2]}
+    rounds *= 2 if shape[0] * shape[1] * shape[2] <= 1 << 23 else 1  # where the host decides, which wanders
     for mode in ("forward", "both"):
         row[mode] = median_times({n: getattr(c, mode) for n, c in contenders.items()}, rounds, 10)
         row[mode]["floor"] = floor_ms(kind, shape, mode == "both")
     graphs = {n: captured(contenders[n].both)[0] for n in ("cudnn", "ours_0", "ours_10")}
-    row["graph"] = median_times({n: g.replay for n, g in graphs.items()}, 3 * rounds, 4)
+    row["graph"] = median_times({n: g.replay for n, g in graphs.items()}, 2 * rounds, 4)
     row["peak_bytes"] = {n: peak_bytes(contenders[n].both) for n in ("cudnn", "ours_1")}
+    return row
+
+
+def time_smallest(rounds: int) -> dict[str, Any]:
+    """LSTM at the smallest shape, where the host decides, over many rounds; TorchRL's too where it is installed.
+
+    `one_thread`: with `torch.autograd.set_multithreading_enabled(False)`, so that no thread is woken for the backward.
+    """
+    shape, single = SHAPES[0], torch.float32
+    contenders: dict[str, Any] = {
+        "cudnn": Contender("lstm", shape, single, None, False),
+        "ours_1": Contender("lstm", shape, single, 0.01, True),
+    }
+    torchrl = torchrl_contender(shape, 0.01)
+    if torchrl is not None:
+        contenders["torchrl"] = torchrl
+    row: dict[str, Any] = {"shape": shape}
+    for mode in ("forward", "both"):
+        row[mode] = median_times({n: getattr(c, mode) for n, c in contenders.items()}, rounds, 10)
+    with torch.autograd.set_multithreading_enabled(False):
+        row["one_thread"] = median_times({n: c.both for n, c in contenders.items()}, rounds, 10)
+    row["graph"] = median_times({"ours_1": captured(contenders["ours_1"].both)[0].replay}, rounds, 10)
     return row
 
 
@@ -149,40 +173,47 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, default=RESULTS, help="where the figures go; the table goes beside it")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", default="errors,steps,captures,first,lstm,gru", help="parts to run, by comma")
+    parser.add_argument(
+        "--only", default="first,lstm,gru,smallest,errors,steps,captures", help="parts to run, by comma"
+    )
     options = parser.parse_args()
     parts, started = options.only.split(","), time.time()
     torch.backends.cudnn.allow_tf32 = True
     results: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
     results |= {"cuda": torch.version.cuda, "errors": {}, "steps": [], "captures": {}, "first_calls": [], "shapes": []}
+    results["smallest"] = None
 
     def save() -> None:
         results["seconds"] = time.time() - started
         options.json.write_text(json.dumps(results, indent=1) + "\n")
         options.json.with_suffix(".md").write_text(table(results))
 
-    if "errors" in parts:
-        for kind in ("lstm", "gru"):
-            for precision in ("fast", "exact"):
-                worst = results["errors"][f"{kind}, {precision}"] = worst_errors(kind, precision)
-                print(kind, precision, {k: f"{v:.1e}" for k, v in worst.items()}, flush=True)
-        save()
+    if "first" in parts:
+        for kind, shape in (("lstm", SHAPES[0]), ("gru", SHAPES[7])):
+            results["first_calls"].append(first_call(kind, shape))
+            print("first call", results["first_calls"][-1], flush=True)
     for kind in ("lstm", "gru"):
         for shape in SHAPES if kind in parts else ():
             results["shapes"].append(time_shape(kind, shape, options.rounds))
             print_row(results["shapes"][-1])
             torch.cuda.empty_cache()
         save()
+    if "smallest" in parts:
+        results["smallest"] = time_smallest(4 * options.rounds)
+        print("smallest", results["smallest"], flush=True)
+        save()
+    if "errors" in parts:
+        for kind in ("lstm", "gru"):
+            for precision in ("fast", "exact"):
+                worst = results["errors"][f"{kind}, {precision}"] = worst_errors(kind, precision)
+                print(kind, precision, {k: f"{v:.1e}" for k, v in worst.items()}, flush=True)
+        save()
     if "steps" in parts:
         results["steps"] = [time_step(k, B) for k in ("lstm", "gru") for B in (1, 16, 64, 256, 1024, 4096, 8192)]
+        save()
     if "captures" in parts:
         results["captures"] = check_captures()
         print("captures", results["captures"], flush=True)
-        save()
-    if "first" in parts:
-        for kind, shape in (("lstm", SHAPES[0]), ("gru", SHAPES[4]), ("lstm", SHAPES[7])):
-            results["first_calls"].append(first_call(kind, shape))
-            print("first call", results["first_calls"][-1], flush=True)
     save()
     print(table(results))
 

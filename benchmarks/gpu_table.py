@@ -77,6 +77,20 @@ def _shapes(kind: str, rows: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
+_WHO = {"ours_1": "ours, 1% resets", "torchrl": "TorchRL's Triton, 1% resets", "cudnn": "cuDNN, TF32, no resets"}
+
+
+def _smallest(row: dict[str, Any]) -> list[str]:
+    lines = ["", f"LSTM at {tuple(row['shape'])}, ms, over more rounds; `one thread`: the backward in the caller's", ""]
+    lines[-2] += " (`torch.autograd.set_multithreading_enabled(False)`):"
+    lines += ["| | forward | forward + backward | one thread |", "|---|---|---|---|"]
+    for name, who in _WHO.items():
+        if name in row["both"]:
+            times = (f"{row[mode][name]:.3f}" for mode in ("forward", "both", "one_thread"))
+            lines.append(f"| {who} | {' | '.join(times)} |")
+    return [*lines, f"| ours, as a CUDA graph | | {row['graph']['ours_1']:.3f} | |"]
+
+
 def table(results: dict[str, Any]) -> str:
     """All figures as Markdown."""
     lines = [f"{results['device']}, torch {results['torch']}; `python benchmarks/gpu_recurrence.py`.", ""]
@@ -88,6 +102,7 @@ def table(results: dict[str, Any]) -> str:
     for kind in ("lstm", "gru"):
         rows = [r for r in results["shapes"] if r["kind"] == kind]
         lines += _shapes(kind, rows) if rows else []
+    lines += _smallest(results["smallest"]) if results["smallest"] else []
     lines += ["", "One step without gradients, hidden and input size 128, us; as CUDA graphs in brackets:", ""]
     lines += ["| recurrence, B | ours | cuDNN T=1 + mask | ratio |", "|---|---|---|---|"]
     for r in results["steps"]:

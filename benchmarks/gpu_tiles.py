@@ -1,6 +1,6 @@
 """Derives the table in `holdfast/kernels/cuda_tiles.py`: times candidate tiles of each size class on the GPU at hand.
 
-    python benchmarks/gpu_tiles.py [--kind gru] [--hidden 256]
+    python benchmarks/gpu_tiles.py [--kind gru] [--hidden 256] [--batch 1024]
 
 Prints, per shape and direction, the candidates from fastest to slowest, each checked against the table's tile. Only the
 recurrence kernel is timed. Nothing is written: a faster tile is entered in `choose_tile` by hand, with its limits.
@@ -115,10 +115,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kind", choices=("lstm", "gru"), default="lstm")
     parser.add_argument("--hidden", type=int, help="only the shapes of this hidden size")
+    parser.add_argument("--batch", type=int, help="only the shapes of this batch")
     options = parser.parse_args()
     times = KernelTimes()
     for shape in SHAPES:
-        if options.hidden in (None, shape[2]):
+        if options.hidden in (None, shape[2]) and options.batch in (None, shape[0]):
             sweep(options.kind, shape, times)
 
 

@@ -136,6 +136,18 @@ def test_a_cuda_graph_and_a_compiled_layer_compute_what_eager_mode_does(
         assert torch.equal(a, b) and torch.equal(a, c)
 
 
+@pytest.mark.parametrize("name", ["LSTM", "GRU"])
+def test_a_core_compiles_without_a_break_and_computes_what_eager_mode_does(name: str) -> None:
+    import holdfast as hf
+
+    core = getattr(hf, name)(24, 64).cuda()
+    x, resets = torch.randn(5, 6, 24, device="cuda"), torch.rand(5, 6, device="cuda") < 0.3
+    state = core.initial_state(6)
+    y, _ = core(x, state, resets)
+    compiled, _ = torch.compile(core, fullgraph=True)(x, state, resets)
+    assert torch.equal(y, compiled)
+
+
 def test_sequences_of_many_lengths_share_their_kernels() -> None:
     from holdfast.kernels import cuda_kernels, gpu
 

@@ -28,8 +28,9 @@ def choose(recurrence: str, core: GatedCore, x: Tensor) -> ModuleType:
         return KERNELS[core.kernel]
     if x.is_cuda:
         gpu = _gpu(core)
-        fast = core.precision == "fast" and gpu is not None and gpu.supports(recurrence, x, _state_like(core, x))
-        return gpu if fast and gpu is not None else portable
+        if gpu is None or core.precision != "fast":
+            return portable
+        return gpu if gpu.supports(recurrence, x, core.hidden_size, core.state_dtype()) else portable
     return native if _native(core, x) else portable
 
 
@@ -56,11 +57,6 @@ def _gpu(core: GatedCore) -> ModuleType | None:
     from holdfast.kernels import gpu
 
     return gpu
-
-
-def _state_like(core: GatedCore, x: Tensor) -> Tensor:
-    """A stand-in for one leaf of the state [B, H]: shape and dtype, no memory."""
-    return torch.empty(x.shape[-2], core.hidden_size, dtype=core.state_dtype(), device="meta")
 
 
 def _native(core: GatedCore, x: Tensor) -> bool:

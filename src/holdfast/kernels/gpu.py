@@ -7,6 +7,7 @@ explains the design.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from holdfast.kernels import cuda_step, gpu_gru, gpu_lstm, portable
@@ -16,9 +17,9 @@ from holdfast.kernels.gpu_backend import has_backend
 __all__ = ["gru", "gru_step", "lstm", "lstm_step", "supports", "supports_step"]
 
 
-def supports(recurrence: str, x: Tensor, h0: Tensor) -> bool:
-    """Whether `lstm` or `gru` takes this sequence [T, B, I] and start state [B, H] with `precision="fast"`."""
-    return has_backend(4 if recurrence == "lstm" else 3, x, h0)
+def supports(recurrence: str, x: Tensor, hidden_size: int, state_dtype: torch.dtype) -> bool:
+    """Whether `lstm` or `gru` takes this sequence [T, B, I] and a state of this kind with `precision="fast"`."""
+    return has_backend(4 if recurrence == "lstm" else 3, x, hidden_size, state_dtype)
 
 
 def supports_step(recurrence: str, x: Tensor, h: Tensor) -> bool:

@@ -14,14 +14,11 @@ from holdfast.kernels.triton_tiles import LARGEST_HIDDEN
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def has_backend(gates: int, x: Tensor, h0: Tensor, w_hh: Tensor | None = None) -> bool:
+def has_backend(gates: int, x: Tensor, hidden_size: int, state_dtype: torch.dtype) -> bool:
     """Whether a GPU implementation takes this layer: sizes, dtypes and the device."""
-    hidden = h0.shape[1]
-    if x.dtype not in _DTYPES or h0.dtype not in _DTYPES or x.numel() == 0 or not x.is_cuda:
+    if x.dtype not in _DTYPES or state_dtype not in _DTYPES or x.numel() == 0 or not x.is_cuda:
         return False
-    if w_hh is not None and w_hh.dtype not in _DTYPES:
-        return False
-    return hidden <= LARGEST_HIDDEN or cuda_recurrence.supports(gates, hidden, x.get_device())
+    return hidden_size <= LARGEST_HIDDEN or cuda_recurrence.supports(gates, hidden_size, x.get_device())
 
 
 @functools.cache
