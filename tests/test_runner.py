@@ -35,6 +35,16 @@ def source(request, sources):
     return sources[request.param]
 
 
+CLIPPED = spaces.Box(np.array([-0.1, -np.inf]), np.array([0.1, np.inf]), dtype=np.float64)
+
+
+@pytest.fixture(scope="module")
+def nested(tmp_path_factory):
+    """A policy with observations in parts and Box actions, as itself and exported."""
+    policy = make_policy(CLIPPED, NESTED, "gru")
+    return {False: policy, True: hf.export_policy(policy, tmp_path_factory.mktemp("nested") / "policy.pt2").path}
+
+
 def observations(count, seed=0):
     return np.random.default_rng(seed).normal(size=(count, 3)).astype(np.float32)
 
@@ -163,11 +173,8 @@ def test_sampled_actions_follow_the_policys_probabilities(source, sources):
 
 
 @pytest.mark.parametrize("exported", [False, True])
-def test_a_box_is_clipped_as_the_environment_gets_it_and_the_raw_action_is_there(exported, tmp_path):
-    space = spaces.Box(np.array([-0.1, -np.inf]), np.array([0.1, np.inf]), dtype=np.float64)
-    policy = make_policy(space, NESTED, "gru")
-    runner = hf.Runner(hf.export_policy(policy, tmp_path / "policy.pt2").path if exported else policy)
-    obs = sample_observations(NESTED, 30)
+def test_a_box_is_clipped_as_the_environment_gets_it_and_the_raw_action_is_there(exported, nested):
+    runner, obs, space = hf.Runner(nested[exported]), sample_observations(NESTED, 30), CLIPPED
     for deterministic in (True, False):
         step = runner.act(obs, deterministic=deterministic)
         assert step.action.dtype == np.float64 and np.abs(step.raw_action[:, 0]).max() > 0.1
@@ -206,10 +213,9 @@ def test_observations_of_another_shape_or_kind_are_refused(source):
         runner.act(np.zeros((2, 3), np.float32), env_ids=[0, 1, 2])
 
 
-def test_parts_of_an_observation_that_are_missing_or_differ_are_named(tmp_path):
-    policy = make_policy(obs=NESTED)
-    for source in (policy, hf.export_policy(policy, tmp_path / "policy.pt2").path):
-        runner = hf.Runner(source)
+def test_parts_of_an_observation_that_are_missing_or_differ_are_named(nested):
+    for exported in (False, True):
+        runner = hf.Runner(nested[exported])
         with pytest.raises(ValueError, match=r"no part 'card': got keys \['position'\]"):
             runner.act({"position": np.zeros((2, 3), np.float32)})
         with pytest.raises(ValueError, match="differ in batch size"):
