@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from holdfast.collect import Segment
 from holdfast.config import TrainConfig
 from holdfast.distributed import ALONE, Ranks
+from holdfast.kernels.native_adam import NativeAdam
 from holdfast.policy import RecurrentPolicy
 from holdfast.ppo_by_hand import ByHand
 from holdfast.ppo_objective import ClippedObjective
@@ -88,10 +89,15 @@ class PPO:
         self.policy, self.config, self.ranks = policy, config, ranks
         self.training_leg = training_leg or policy  # what is called for gradients: the policy, or a wrapper such as DDP
         self.parameters = list(policy.parameters())
+        if ranks.joined and training_leg is None:
+            with torch.no_grad():  # as a wrapper would: made on other processors, weights may differ a little
+                for p in self.parameters:
+                    p.copy_(ranks.sum(p if ranks.leads else torch.zeros_like(p)))
         on_gpu = self.parameters[0].is_cuda  # there the rate is a tensor, so that a captured step can read it
         rate = torch.tensor(config.learning_rate, device=self.parameters[0].device) if on_gpu else config.learning_rate
         self.optimizer = torch.optim.Adam(self.parameters, lr=rate, eps=config.adam_eps, fused=True, capturable=on_gpu)
         self._graph: Any = None
+        self._adam: NativeAdam | None = None  # for the steps of the update that runs
         self.generator = torch.Generator().manual_seed(ranks.seed(config.seed))
         self.autocast = torch.bfloat16 if config.precision == "bf16" else None
 
@@ -113,6 +119,7 @@ class PPO:
             segment = normalize_advantage(segment, self.ranks)
         batch = segment.columns(config.bptt)
         graphed, by_hand = self._graphed(batch, all_valid), self._by_hand()
+        self._adam = None if by_hand is None else NativeAdam.of(self.optimizer, self.parameters)
         sums, count = torch.zeros(7, device=device), 0
         for epoch in range(config.epochs):
             if config.refresh_states and epoch > 0 and batch is not segment:
@@ -123,7 +130,7 @@ class PPO:
             minibatches = self._minibatches(batch.num_envs, device)
             for columns, share in zip(minibatches, self._shares(batch.valid, minibatches)):
                 if graphed is not None and columns is not None:
-                    sums += graphed(columns)
+                    sums += graphed(columns, share)
                 else:
                     part = batch if columns is None else batch.select(columns)
                     sums += self._step(part, all_valid, share, by_hand)
@@ -150,16 +157,26 @@ class PPO:
 
     def _graphed(self, batch: Segment, all_valid: bool) -> Any:
         """The minibatch as a CUDA graph, loaded with this rollout; None where that cannot be."""
-        equal = batch.num_envs % self.config.minibatches == 0 and self.config.minibatches > 1
-        alone = self.training_leg is self.policy and not self.ranks.joined and batch.action_mask is None
-        if batch.resets.device.type != "cuda" or not (equal and alone):
+        device, joined = batch.resets.device, self.ranks.joined
+        if device.type != "cuda" or self.training_leg is not self.policy:
             return None
         from holdfast.cuda_graphs import GraphedMinibatch
 
         size = batch.num_envs // self.config.minibatches
-        if self._graph is None or not self._graph.fits(batch, size):
-            step = lambda part: self._step(part, all_valid)  # noqa: E731
-            self._graph = GraphedMinibatch(batch, size, step, self.parameters, self.optimizer)
+        equal = self.config.minibatches > 1 and batch.num_envs % self.config.minibatches == 0
+        can = equal and batch.action_mask is None
+        anew = can and (self._graph is None or not self._graph.fits(batch, size))
+        if joined:  # all ranks replay or none does, all capture or none: what they exchange must match
+            count_can, count_anew = self.ranks.sum(torch.tensor([can, anew], dtype=torch.int32, device=device)).tolist()
+            can, anew = count_can == self.ranks.size, count_anew > 0
+        if not can:
+            return None
+        if anew:
+            gradients = lambda part, share: self._gradients(part, all_valid, share)  # noqa: E731
+            average = self._average if joined else None
+            self._graph = GraphedMinibatch(
+                batch, size, gradients, self._take_step, self.parameters, self.optimizer, average
+            )
         self._graph.load(batch)
         return self._graph
 
@@ -177,8 +194,17 @@ class PPO:
             terms = self._gradients(batch, all_valid, share)
         else:
             terms = PPOTerms(*by_hand(batch, all_valid))
-        norm = self._scale_gradients(self.config.max_grad_norm)
-        self.optimizer.step()
+        if self.ranks.joined and self.training_leg is self.policy:  # no wrapper has averaged them
+            for p in self.parameters:
+                if p.grad is not None:
+                    self._average(p.grad)
+        return self._take_step(terms, share)
+
+    def _average(self, gradient: Tensor) -> None:
+        gradient.copy_(self.ranks.sum(gradient)).div_(self.ranks.size)
+
+    def _take_step(self, terms: PPOTerms, share: Any) -> Tensor:
+        norm = self._descend()
         with torch.no_grad():
             part, whole = share / self.ranks.size, norm / self.ranks.size
             numbers = [terms.policy_loss, terms.value_loss, terms.entropy, whole, terms.approx_kl, terms.clip_fraction]
@@ -202,6 +228,14 @@ class PPO:
         # 1 + 0 * loss: a loss that is not finite makes its gradients so, on every rank, and the step is skipped.
         (terms.loss * (share * (1 + 0 * terms.loss.detach()))).backward()
         return terms
+
+    def _descend(self) -> Tensor:
+        """The optimiser's step, on gradients of at most `max_grad_norm`; their norm before that."""
+        if self._adam is not None:
+            return torch.tensor(self._adam.step(self.config.max_grad_norm))
+        norm = self._scale_gradients(self.config.max_grad_norm)
+        self.optimizer.step()
+        return norm
 
     @torch.no_grad()
     def _scale_gradients(self, max_norm: float) -> Tensor:

@@ -11,7 +11,7 @@ const char *holdfast_choose(const char *name);
 int64_t holdfast_lanes(void);
 int holdfast_forward(const Job *job), holdfast_backward(const Job *job), holdfast_step(const Job *job);
 int holdfast_perceptron_forward(const Perceptron *job), holdfast_perceptron_backward(const Perceptron *job);
-int holdfast_objective(const Objective *job);
+int holdfast_objective(const Objective *job), holdfast_adam(const Adam *job);
 
 static float *numbers(int64_t count) {
     float *p = malloc((size_t)count * sizeof(float) + (count == 0));
@@ -139,6 +139,22 @@ static void run_objective(int64_t rows, int64_t actions, int some_valid, double 
     free(valid);
 }
 
+static void run_adam(const int64_t *counts, int64_t tensors) {
+    float *owned[64], *p[4], *m[4], *v[4], *g[4];
+    int count = 0;
+    double norm;
+    for (int64_t t = 0; t < tensors; t++) {
+        p[t] = NEW(counts[t]), m[t] = NEW(counts[t]), v[t] = NEW(counts[t]), g[t] = NEW(counts[t]);
+        for (int64_t i = 0; i < counts[t]; i++) v[t][i] = fabsf(v[t][i]);
+    }
+    Adam job = {.tensors = tensors, .step = 3, .count = counts, .parameter = p, .mean = m, .square = v};
+    job.gradient = (const float *const *)g;
+    job.rate = 1e-3, job.beta1 = 0.9, job.beta2 = 0.999, job.eps = 1e-8, job.max_norm = 0.5, job.norm = &norm;
+    succeed(holdfast_adam(&job));
+    for (int64_t t = 0; t < tensors; t++) all_finite("p", p[t], counts[t]);
+    while (count) free(owned[--count]);
+}
+
 int main(void) {
     const char *isas[] = {"plain", "avx2", "avx512"};
     const int64_t shapes[][4] = {{1, 1, 1, 1},    {3, 2, 5, 7},   {7, 3, 16, 16}, {5, 65, 3, 33}, {130, 1, 9, 20},
@@ -162,6 +178,7 @@ int main(void) {
                     run_perceptron(rows, layers, widths[n], layers % 2 ? TANH : RELU, layers % 2, rows > 100 ? 3 : 1);
         for (int64_t actions = 1; actions < 40; actions = 2 * actions + 1)
             for (int64_t rows = 0; rows < 20; rows += 7) run_objective(rows, actions, rows % 2, rows - 8.0);
+        run_adam((const int64_t[]){1, 0, 17, 2500}, 4);
     }
     printf("clean: %d instruction sets\n", sets);
     return 0;

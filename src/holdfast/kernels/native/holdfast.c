@@ -44,6 +44,7 @@ EXPORT int holdfast_step(const Job *job) { return chosen->step(job); }
 EXPORT int holdfast_perceptron_forward(const Perceptron *job) { return chosen->perceptron_forward(job); }
 EXPORT int holdfast_perceptron_backward(const Perceptron *job) { return chosen->perceptron_backward(job); }
 EXPORT int holdfast_objective(const Objective *job) { return chosen->objective(job); }
+EXPORT int holdfast_adam(const Adam *job) { return chosen->adam(job); }
 
 #define KEEP_AT_MOST ((size_t)32 << 20)
 

@@ -61,6 +61,16 @@ typedef struct {
     float *terms;              /* loss, policy loss, value loss, entropy, KL, fraction clipped */
 } Objective;
 
+/* A step of Adam. */
+typedef struct {
+    int64_t tensors, step; /* step: this one's number, from 1 */
+    const int64_t *count;  /* [tensors] elements */
+    float *const *parameter, *const *mean, *const *square;
+    const float *const *gradient;
+    double rate, beta1, beta2, eps, max_norm;
+    double *norm; /* of all gradients, before they are scaled; nothing else changes where it is not finite */
+} Adam;
+
 /* What one instruction set offers. The functions return 0, or 1 when memory ran out. */
 typedef struct {
     const char *name;
@@ -71,6 +81,7 @@ typedef struct {
     int (*perceptron_forward)(const Perceptron *);
     int (*perceptron_backward)(const Perceptron *);
     int (*objective)(const Objective *); /* 2: an action that is none */
+    int (*adam)(const Adam *);
 } Isa;
 
 /* Scratch memory, aligned to a cache line; memory is NULL when there is none. Each thread keeps a block per purpose for its
