@@ -1,17 +1,20 @@
-"""Where the time of a recurrent PPO update goes on a CPU: one minibatch of one environment's 128 steps, part by part.
+"""Where the time of recurrent PPO goes on a CPU: one minibatch of one environment's 128 steps, part by part, three ways.
 
-    python benchmarks/update_profile.py                                  # the native kernel
-    HOLDFAST_CPU_KERNEL=portable python benchmarks/update_profile.py     # without it
+    python benchmarks/update_profile.py          # prints a table, writes benchmarks/results/update_profile.json
 
+portable: the kernel in plain PyTorch, gradients by autograd. native: the C kernel for the recurrence, the rest by
+autograd. by hand: heads, recurrence and objective in C, no autograd; what `hf.Trainer` does for an `hf.ActorCritic`.
 The setting of vs_sb3.py: velocity-masked CartPole, separate actor and critic LSTM, heads 64-64, one thread. CPU
-microseconds, lower quartile of 60.
+microseconds, lower quartile of 60, the three ways in turn.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -23,54 +26,94 @@ import holdfast as hf
 from holdfast import envs
 from holdfast.kernels import native
 from holdfast.ppo import PPO, normalize_advantage, ppo_terms
+from holdfast.ppo_by_hand import ByHand
 from holdfast.saved_policy import policy_from
 
-
-def microseconds(run: Callable[[], Any], repeats: int = 60) -> float:
-    times = []
-    for _ in range(repeats):
-        began = time.process_time_ns()
-        run()
-        times.append(time.process_time_ns() - began)
-    return sorted(times)[repeats // 4] / 1e3
+RESULTS = Path(__file__).parent / "results" / "update_profile.json"
+REPEATS = 60
 
 
-def profile(hidden: int) -> dict[str, float]:
+def quartiles(runs: dict[str, Callable[[], Any]]) -> dict[str, float]:
+    """CPU-microseconds of each run, interleaved."""
+    times: dict[str, list[int]] = {name: [] for name in runs}
+    for _ in range(REPEATS):
+        for name, run in runs.items():
+            began = time.process_time_ns()
+            run()
+            times[name].append(time.process_time_ns() - began)
+    return {name: sorted(values)[REPEATS // 4] / 1e3 for name, values in times.items()}
+
+
+def profile(hidden: int) -> dict[str, dict[str, float]]:
+    """Part -> way -> microseconds."""
     config = vs_sb3.cartpole_config(hidden, 1, 10**6)
     env = envs.make(config.env, config.num_envs, mask_velocity=True)
     policy = policy_from(config, env.single_observation_space, env.single_action_space)
     collector = hf.Collector(env, policy, config.num_steps, seed=1)
     ppo = PPO(policy, config)
     segment = normalize_advantage(collector.rollout())
-    batch = segment.select(torch.tensor([3]))
-    x = policy._encode(batch.obs.flatten(0, 1)).unflatten(0, (config.num_steps, 1))
-    y, _ = policy.core(x, batch.start_state, batch.resets)
+    column = torch.tensor([3])
+    batch = segment.select(column)
+    by_hand = ByHand.of(policy, config)
+    assert by_hand is not None
     feed, action = collector.feed, policy.act(collector.feed.obs, collector.feed.resets).action
 
-    def forward_backward() -> None:
-        ppo_terms(policy, batch, all_valid=True).loss.backward()
+    def with_kernel(kernel: str, run: Callable[[], Any]) -> Callable[[], Any]:
+        def switched() -> None:
+            for core in policy.core.cores.values():
+                core.kernel = kernel
+            run()
+
+        return switched
+
+    def forward() -> Any:
+        return ppo_terms(policy, batch, all_valid=True)
+
+    def gradient() -> None:
+        forward().loss.backward()
         ppo.optimizer.zero_grad(set_to_none=True)
 
-    parts = {
-        "minibatch, whole": lambda: ppo._step(batch, True),
-        "- select columns": lambda: segment.select(torch.tensor([3])),
-        "- cores, forward": lambda: policy.core(x, batch.start_state, batch.resets),
-        "- heads, forward": lambda: policy._decode(y.flatten(0, 1), None),
-        "- loss and its parts, forward": lambda: ppo_terms(policy, batch, all_valid=True),
-        "- forward and backward": forward_backward,
-        "rollout step, policy (8 envs)": lambda: policy.act(feed.obs, feed.resets),
-        "rollout step, environment (8 envs)": lambda: feed.step(action),
+    def step_by_hand() -> None:
+        ppo._step(batch, True, 1.0, by_hand)
+
+    def optimise() -> None:
+        ppo._scale_gradients(0.5)
+        ppo.optimizer.step()
+
+    three = {
+        "a minibatch, whole": (lambda: ppo._step(batch, True), step_by_hand),
+        "- the loss and its parts, forward": (forward, None),
+        "- with gradients": (gradient, lambda: by_hand(batch, True)),
     }
-    return {name: microseconds(run) for name, run in parts.items()}
+    table = {}
+    for part, (autograd, hand) in three.items():
+        runs = {"portable": with_kernel("portable", autograd), "native": with_kernel("auto", autograd)}
+        if hand is not None:
+            runs["by hand"] = with_kernel("auto", hand)
+        table[part] = quartiles(runs)
+    step_by_hand()
+    table["- gradient norm and Adam"] = quartiles({"native": optimise})
+    table["its columns, selected"] = quartiles({"native": lambda: segment.select(column)})
+    act = lambda: policy.act(feed.obs, feed.resets)  # noqa: E731
+    table["a rollout step, policy (8 environments)"] = quartiles(
+        {kernel: with_kernel("auto" if kernel == "native" else kernel, act) for kernel in ("portable", "native")}
+    )
+    table["a rollout step, environments (8)"] = quartiles({"native": lambda: feed.step(action)})
+    return table
 
 
 def main() -> None:
     torch.set_num_threads(1)
-    print(f"kernel: {native.status()['kernel']}")
-    columns = {hidden: profile(hidden) for hidden in (64, 256)}
-    print("| part | hidden 64, us | hidden 256, us |\n|---|---|---|")
-    for name in columns[64]:
-        print(f"| {name} | {columns[64][name]:.0f} | {columns[256][name]:.0f} |")
+    assert native.in_use(), native.status()["reason"]
+    results = {hidden: profile(hidden) for hidden in (64, 256)}
+    ways = ("portable", "native", "by hand")
+    heads = [f"hidden {hidden}, {way}" for hidden in results for way in ways]
+    print(f"| CPU microseconds | {' | '.join(heads)} |\n|{' --- |' * (len(heads) + 1)}")
+    for part in results[64]:
+        cells = [results[hidden][part].get(way) for hidden in results for way in ways]
+        print(f"| {part} | {' | '.join('' if cell is None else f'{cell:.0f}' for cell in cells)} |")
+    RESULTS.write_text(json.dumps({"torch": torch.__version__, "microseconds": results}, indent=1) + "\n")
+    print(f"written to {RESULTS}")
 
 
 if __name__ == "__main__":
