@@ -114,6 +114,8 @@ SAME = {
     },
     "dict": {"policy": "MultiInputLstmPolicy", "env": "dict"},
     "Box actions": {"env": "Pendulum-v1"},
+    "gSDE": {"env": "Pendulum-v1", "use_sde": True, "sde_sample_freq": 4},
+    "no advantage normalisation, early stop": {"normalize_advantage": False, "target_kl": 1e-4, "learning_rate": 1e-2},
 }
 
 

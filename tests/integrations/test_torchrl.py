@@ -296,6 +296,17 @@ def test_primers_are_found_and_reset_the_state_with_the_environment():
     assert all((rollout[key][~init] != 0).any(-1).all() for key in lstm.state_keys)
 
 
+def test_gae_under_vmap_says_what_to_pass():
+    _, critic, lstm = make_actor_critic()
+    data = fresh(lstm, 6)
+    data.update({"observation": torch.randn(6, 4), "is_init": torch.zeros(6, 1, dtype=torch.bool)})
+    data["next"] = data.clone().update({"reward": torch.ones(6, 1), "done": torch.zeros(6, 1, dtype=torch.bool)})
+    data["next", "terminated"] = data["next", "done"]
+    GAE(gamma=0.99, lmbda=0.95, value_network=critic, deactivate_vmap=True)(data.clone())
+    with pytest.raises(RuntimeError, match="deactivate_vmap=True"):
+        GAE(gamma=0.99, lmbda=0.95, value_network=critic)(data)
+
+
 def test_slice_sampler_gae_and_clip_ppo_loss_train():
     actor, critic, lstm = make_actor_critic()
     loss_module = ClipPPOLoss(actor, critic)

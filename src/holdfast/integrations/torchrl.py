@@ -154,6 +154,11 @@ class RecurrentModule(TensorDictModuleBase):
         x = td.get(self.in_keys[0], None)
         if x is None:
             raise KeyError(f"RecurrentModule reads {self.in_keys[0]!r}, which is not in the TensorDict: {_keys(td)}")
+        if not torch.compiler.is_compiling() and torch._C._functorch.is_batchedtensor(x):
+            raise RuntimeError(
+                "a core cannot run under torch.vmap: where trajectories begin is in the data; "
+                "pass deactivate_vmap=True (or shifted=True) to GAE or the value estimator"
+            )
         init = td.get(INIT_KEY, None)
         if init is None:
             raise KeyError(

@@ -29,7 +29,7 @@ class SB3(Subject):
         super().__init__(model.observation_space, name=name or type(model).__name__)
         self.policy: Any = model.policy
         self.buffer_class = type(model.rollout_buffer)
-        # Holdfast's buffer stores a state per chunk of steps; sb3-contrib's, one per step
+        # Holdfast's buffer lays episodes side by side where resets isolate them; sb3-contrib's does not ask
         self.isolated_resets = getattr(model.rollout_buffer, "isolated", None)
         self._template = model._last_lstm_states
         self.carries_across_episodes = carries(model.policy)
@@ -110,11 +110,9 @@ class SB3(Subject):
         steps, rows = segment.terminated.shape
         layers, _, size = self._template.pi[0].shape
         shape = (steps, layers, rows, size)
-        chunks: dict[str, Any] = {}
-        if self.isolated_resets is not None:
-            chunks = {"chunk": steps if whole else 5, "isolated": self.isolated_resets}
+        isolated = {} if self.isolated_resets is None else {"isolated": self.isolated_resets}
         spaces = (self.observation_space, self.action_space)
-        buffer = self.buffer_class(steps, *spaces, shape, device=self.policy.device, n_envs=rows, **chunks)
+        buffer = self.buffer_class(steps, *spaces, shape, device=self.policy.device, n_envs=rows, **isolated)
         for t in range(steps):
             buffer.add(
                 map_tensors(lambda x, t=t: x[t].detach().cpu().numpy(), segment.obs),
