@@ -5,7 +5,8 @@
     python benchmarks/gpu_training.py --part growth       # steps per second and memory against environments and hidden size
     python benchmarks/gpu_training_report.py              # tables (results/gpu_training.md) and plot (docs/growth.png) of them
 
-PPO, T = 64, 4 epochs x 4 minibatches of whole environments, hidden 128, fp32 (JAX with its default TF32 products, Holdfast without).
+PPO, T = 64, 4 epochs x 4 minibatches of whole environments, hidden 128. JAX multiplies in TF32, its default; Holdfast's encoder and
+heads in fp32, its recurrence in fp16 with fp32 sums and an fp32 state.
 Holdfast's runs have resets, truncation bootstrap and the replay check; the gap is in the table. "Solved" is from the start
 of the process that trains (imports included for neither) to a mean return of 0.95, compilation and graph capture included.
 GPU load is what nvidia-smi says during the measured seconds, for both programs (gpu_load.py).

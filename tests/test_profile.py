@@ -44,7 +44,7 @@ def test_the_table_has_every_part_of_an_update_and_the_parts_add_up(tmp_path: Pa
     found = milliseconds(watch.report)
     for name in (
         "rollout", "  policy", "  environment", "  values for bootstrapping", "  advantages (GAE)", "update",
-        "  minibatch", "    gradient norm", "    optimiser step", "telemetry of memory", "reward statistics", "log",
+        "  minibatch", "    clipping and optimiser step", "telemetry of memory", "reward statistics", "log",
         "display", "checkpoint", "evaluation",
     ):  # fmt: skip
         assert name in found, name

@@ -40,6 +40,12 @@ def _side_stream() -> Iterator[None]:
     torch.cuda.current_stream().wait_stream(stream)
 
 
+def _capturing(graph: torch.cuda.CUDAGraph) -> Any:
+    """Work inside goes into the graph. With NCCL its watchdog looks at events meanwhile, in a thread of its own."""
+    joined = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return torch.cuda.graph(graph, capture_error_mode="thread_local" if joined else "global")
+
+
 def _copy(into: State, source: State) -> None:
     tree_map(lambda a, b: a.copy_(b), into, source)
 
@@ -101,7 +107,7 @@ class GraphCollector(Collector):
         generator.set_state(kept[1])
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(generator)
-        with torch.cuda.graph(graph):
+        with _capturing(graph):
             self._outputs = self._roll(self.steps)
         self._graph = graph
 
@@ -149,12 +155,24 @@ class GraphCollector(Collector):
 
 
 class GraphedMinibatch:
-    """One minibatch of PPO (select, forward, backward, optimiser step) as a graph over copies of the rollout."""
+    """One minibatch of PPO (select, forward, backward, optimiser step) as a graph over copies of the rollout.
+
+    gradients: from a part of the rollout and this rank's share of it, gradients in the parameters and the loss's terms.
+    step: the optimiser step, and what is told about it. average: makes a gradient, flat, that of all ranks; it is called
+    between two graphs then, one up to the gradients and one from there, and is itself in none.
+    """
 
     _USED = ("obs", "actions", "resets", "log_prob", "value", "advantage", "returns", "valid", "start_state")
 
     def __init__(
-        self, batch: Segment, size: int, step: Callable[[Segment], Tensor], parameters: Sequence[Tensor], optimizer: Any
+        self,
+        batch: Segment,
+        size: int,
+        gradients: Callable[[Segment, Any], Any],
+        step: Callable[[Any, Any], Tensor],
+        parameters: Sequence[Tensor],
+        optimizer: Any,
+        average: Callable[[Tensor], None] | None = None,
     ) -> None:
         self.size = size
         used = {name: tree_map(torch.clone, getattr(batch, name)) for name in self._USED}
@@ -163,8 +181,21 @@ class GraphedMinibatch:
         self._columns = torch.arange(size, device=batch.resets.device)
         self._shapes = _shapes(batch)
 
-        def run() -> Tensor:
-            return step(self._batch.select(self._columns))
+        self._average = average
+        self._share: Any = 1.0 if average is None else torch.ones((), device=batch.resets.device)
+
+        def to_gradients() -> Any:
+            # Without their history: it would keep nodes of autograd for another stream than the one captured on.
+            terms = tree_map(Tensor.detach, gradients(self._batch.select(self._columns), self._share))
+            grads = [p.grad for p in parameters if p.grad is not None]
+            return terms, None if average is None else torch.cat([grad.flatten() for grad in grads])
+
+        def from_gradients(terms: Any, flat: Tensor | None) -> Tensor:
+            if flat is not None:
+                grads = [p.grad for p in parameters if p.grad is not None]
+                parts = flat.split([grad.numel() for grad in grads])
+                torch._foreach_copy_(grads, [part.view_as(grad) for part, grad in zip(parts, grads)])
+            return step(terms, self._share)
 
         with torch.no_grad():  # warming up takes real optimiser steps: they are undone
             weights = [p.clone() for p in parameters]
@@ -173,11 +204,20 @@ class GraphedMinibatch:
             }
         with _side_stream():
             for _ in range(2):
-                run()
+                terms, flat = to_gradients()
+                if average is not None:
+                    average(flat)
+                from_gradients(terms, flat)
         optimizer.zero_grad(set_to_none=True)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
-            self._result = run()
+        self._graph, self._rest = torch.cuda.CUDAGraph(), None
+        with _capturing(self._graph):
+            self._terms, self._flat = to_gradients()
+            if average is None:
+                self._result = from_gradients(self._terms, None)
+        if average is not None:
+            self._rest = torch.cuda.CUDAGraph()
+            with _capturing(self._rest):
+                self._result = from_gradients(self._terms, self._flat)
         with torch.no_grad():
             for p, weight in zip(parameters, weights):
                 p.copy_(weight)
@@ -192,9 +232,16 @@ class GraphedMinibatch:
         for name in self._USED:
             _copy(getattr(self._batch, name), getattr(batch, name))
 
-    def __call__(self, columns: Tensor) -> Tensor:
+    def __call__(self, columns: Tensor, share: Any = 1.0) -> Tensor:
+        """Take the step on these columns; what is told about it."""
         self._columns.copy_(columns)
+        if self._average is None or self._rest is None:
+            self._graph.replay()
+            return self._result
+        self._share.copy_(share)
         self._graph.replay()
+        self._average(self._flat)
+        self._rest.replay()
         return self._result
 
 

@@ -250,7 +250,7 @@ def _places(trainer: Trainer) -> list[Place]:
     """What is timed. Which of it lies inside what else shows when it runs."""
     collector, ppo, policy, feed = trainer.collector, trainer.ppo, trainer.policy, trainer.collector.feed
     rollout_graph, minibatch_graph = getattr(collector, "_graph", None), getattr(ppo, "_graph", None)
-    in_graph = getattr(minibatch_graph, "_graph", None)
+    in_graph, after = getattr(minibatch_graph, "_graph", None), getattr(minibatch_graph, "_rest", None)
     several = trainer.ranks.size > 1
     places: list[tuple[Any, str, str, bool]] = [
         (collector, "rollout", "rollout", True),
@@ -263,13 +263,19 @@ def _places(trainer: Trainer) -> list[Place]:
         (replay_check, "check", "replay check", True),
         (ppo, "update", "update", True),
         (minibatch_graph, "load", "copying the rollout into the graph", minibatch_graph is not None),
-        (in_graph, "replay", "forward, backward, optimiser (one CUDA graph)", in_graph is not None),
+        (
+            in_graph,
+            "replay",
+            f"forward, backward{', optimiser' if after is None else ''} (one CUDA graph)",
+            in_graph is not None,
+        ),
+        (minibatch_graph, "_average", "averaging gradients over ranks", after is not None),
+        (after, "replay", "optimiser (one CUDA graph)", after is not None),
         (ppo, "_step", "minibatch", True),
         (ByHand, "__call__", "forward and backward (without autograd)", True),
         (ppo, "_gradients", "forward and backward", True),
         (ppo.training_leg, "forward", "forward", ppo._by_hand() is None),  # a policy with other methods is not its kind
-        (ppo, "_scale_gradients", "gradient norm", True),
-        (ppo.optimizer, "step", "optimiser step", True),
+        (ppo, "_descend", "clipping and optimiser step", True),
         (trainer, "_staleness", "staleness of states", True),
         (trainer.reward_scale, "update", "reward statistics", trainer.reward_scale is not None),
         (policy, "update_normalizer", "observation statistics", hasattr(policy, "update_normalizer")),
@@ -300,7 +306,7 @@ def _not_seen(trainer: Trainer, timed: Timed) -> list[str]:
 def _prepare_for_graphs() -> None:
     """Kernels of a CUDA graph appear in a trace only if the tracer was there when the graph was captured."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]):
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True):
         pass
 
 

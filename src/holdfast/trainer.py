@@ -139,7 +139,9 @@ class Trainer:
             rng_state.seed(self.ranks.seed(config.seed))  # and acts with random numbers of its own
         self.autocast = autocast
         some_unused = not self._own_policy or config.reset == "learned"
-        self.ppo = PPO(self.policy, config, self.ranks.averaging(self.policy, some_unused), self.ranks)
+        # Hooks of DDP cannot be captured: where minibatches become graphs, PPO averages gradients between them.
+        leg = None if graphed and not some_unused else self.ranks.averaging(self.policy, some_unused)
+        self.ppo = PPO(self.policy, config, leg, self.ranks)
         share = len(self.env_share)
         self.reward_scale = RewardScale(share, config.gamma, self.device) if config.normalize_reward else None
         self.steps = 0
