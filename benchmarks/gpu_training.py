@@ -146,7 +146,10 @@ def growth(cells: list[str], seconds: float) -> list[dict[str, Any]]:
                 try:
                     row |= holdfast_run("RepeatPreviousEasy", cell, n, hidden, seconds)
                     row |= load.between(*row.pop("window"))
-                    shown = f"{row['steps_per_second'] / 1e6:.2f}M/s, {row['peak_reserved_gib']:.2f} GiB, busy {row['gpu_busy']}"
+                    row["memory_gib"] = row["peak_reserved_gib"] - held  # workspaces of earlier streams stay
+                    shown = (
+                        f"{row['steps_per_second'] / 1e6:.2f}M/s, {row['memory_gib']:.2f} GiB, busy {row['gpu_busy']}"
+                    )
                 except RuntimeError as error:
                     row["error"] = shown = str(error).splitlines()[0]
                 rows.append(row)

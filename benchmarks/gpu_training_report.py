@@ -33,7 +33,7 @@ def compare_table(rows: list[dict[str, Any]]) -> str:
             row["env"], row["cell"].upper(), f"{row['num_envs']:,}", millions(ours), millions(jax),
             f"{ours['steps_per_second'] / jax['steps_per_second']:.2f}x", solved(ours), solved(jax),
             f"{ours['rollout_share']:.0%} / {ours['update_share']:.0%} / {rest:.0%}", percent(ours), percent(jax), watts(ours),
-            watts(jax), f"{ours['peak_memory_gib']:.1f} GiB",
+            watts(jax), f"{ours['peak_reserved_gib']:.1f} GiB",
         ]  # fmt: skip
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
@@ -50,7 +50,7 @@ def growth_table(rows: list[dict[str, Any]]) -> str:
             continue
         cells = [
             row["cell"].upper(), f"{row['num_envs']:,}", str(row["hidden"]), millions(row), f"{row['ms_per_update']:.1f}",
-            f"{row['rollout_share']:.0%} / {row['update_share']:.0%}", percent(row), watts(row), f"{row['peak_reserved_gib']:.2f} GiB",
+            f"{row['rollout_share']:.0%} / {row['update_share']:.0%}", percent(row), watts(row), f"{row['memory_gib']:.2f} GiB",
         ]  # fmt: skip
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
@@ -95,7 +95,7 @@ def plot(results: dict[str, Any], path: Path) -> None:
             )
             speeds = [row["steps_per_second"] / 1e6 for row in part]
             axes[0, column].plot(x, speeds, **style)
-            axes[1, column].plot(x, [row["peak_reserved_gib"] for row in part], **style)
+            axes[1, column].plot(x, [row["memory_gib"] for row in part], **style)
         ticks = sorted({row[name] for row in rows if chosen(row)})
         for axis in axes[:, column]:
             axis.set_xscale("log", base=2)
