@@ -26,6 +26,15 @@ SMALL = dict(
 )  # fmt: skip
 
 
+CRITICAL = 2.75  # of Welch's t, two-sided, 1%
+
+
+def welch(some: list[float], others: list[float]) -> float:
+    """How many of its errors the difference of two means is from 0."""
+    error = np.sqrt(np.var(some, ddof=1) / len(some) + np.var(others, ddof=1) / len(others))
+    return float((np.mean(some) - np.mean(others)) / error)
+
+
 def relative(a: torch.Tensor, b: torch.Tensor) -> float:
     return float((a - b).norm() / b.norm())
 
@@ -85,19 +94,12 @@ def test_statistics_of_observations_and_rewards_are_those_of_all_ranks():
             torch.testing.assert_close(torch.as_tensor(one), torch.as_tensor(other), rtol=1e-5, atol=1e-7)
 
 
-def test_the_learning_curve_with_ranks_is_that_of_one_process(tmp_path: Path):
-    config = hf.TrainConfig(
-        **{**SMALL, "env_kwargs": {"k": 1}, "gamma": 0.5, "num_envs": 16, "num_steps": 16,
-           "learning_rate": 0.03, "epochs": 4, "total_steps": 16 * 16 * 24, "run_dir": str(tmp_path),
-           "checkpoint_every": 0},
-    )  # fmt: skip
-    seeds = range(1, 5)
-    alone = np.array(rank_jobs.curve(config, seeds))
-    together = np.array(run_ranks(2, rank_jobs.curve, config, seeds)[0])
-    assert alone.mean() > 0 and together.mean() > 0, "it learns at all; chance gives -0.5"
-    # Welch's t; with equal means and 4 seeds each |t| > 4 comes in less than 1% of sweeps, and seeds are fixed.
-    error = np.sqrt((alone.var(ddof=1) + together.var(ddof=1)) / len(alone))
-    assert abs(alone.mean() - together.mean()) / error < 4
+def test_the_learning_curve_with_ranks_is_that_of_one_process():
+    # With 2 and 4 ranks, more seeds and another thing broken: tests/learning/test_rank_curves.py.
+    alone, seeds = rank_jobs.areas(range(24)), range(100, 108)
+    assert abs(welch(run_ranks(3, rank_jobs.areas, seeds)[0], alone)) < CRITICAL
+    # It would show: where each rank learns from its own third the area is 3.5 less, 7 times the error of the difference.
+    assert welch(run_ranks(3, rank_jobs.areas, seeds, "own gradients")[0], alone) < -CRITICAL
 
 
 @pytest.mark.parametrize(
@@ -155,9 +157,6 @@ def test_as_many_ranks_go_on_exactly_as_if_never_stopped(tmp_path: Path):
     rows, again = read_progress(tmp_path / "whole"), read_progress(tmp_path / "part")
     timeless = [[{k: v for k, v in row.items() if not k.startswith("time/")} for row in run] for run in (rows, again)]
     assert timeless[0] == timeless[1] and len(rows) == 6
-
-
-# --- torchrun --------------------------------------------------------------------------------------------------------
 
 
 # --- small things ----------------------------------------------------------------------------------------------------
