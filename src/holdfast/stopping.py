@@ -39,7 +39,7 @@ class Stopping:
             if self.reason == "interrupt":
                 raise KeyboardInterrupt
             self.reason = "interrupt"
-            with suppress(RuntimeError):  # the signal may come in the middle of a print
+            with suppress(RuntimeError, ImportError):  # the signal may come in the middle of a print, or of its imports
                 say("stopping after this update; Ctrl-C again to stop at once")
 
         previous = signal.signal(signal.SIGINT, stop)
