@@ -248,3 +248,12 @@ def test_tensors_in_tensors_out_and_wrong_dtypes_are_converted_at_the_encoder():
     p = policy()
     assert isinstance(p.act(torch.randn(2, 3)).value, torch.Tensor)
     assert p.act(torch.randn(2, 3, dtype=torch.float64)).value.dtype == torch.float32
+
+
+def test_statistics_of_observations_move_in_place_where_a_captured_graph_reads_them():
+    box = spaces.Box(-np.inf, np.inf, (3,), dtype=np.float32)
+    policy = hf.ActorCritic(box, spaces.Discrete(2), hidden_size=4, normalize_obs=True)
+    held = {name: buffer for name, buffer in policy.named_buffers()}
+    policy.update_normalizer(torch.randn(50, 3) * 4 + 1)
+    assert held and all(buffer is held[name] for name, buffer in policy.named_buffers())
+    assert float(held["encoder.var"].min()) > 4
