@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ EPISODE = 6
 class FailingEnv(gym.Env[Any, Any]):
     """Episodes of 6 steps, observation [t]. Fails at most `times` times, counted by files in `folder`.
 
-    how: "raise", "hang" or "die", at step `at` of an episode; with `chance` at random instead. "nan obs" and "nan
+    how: "raise", "leave", "hang" or "die", at step `at` of an episode; with `chance` at random instead. "nan obs" and "nan
     reward" are what they say. Actions: 0 or 1; 1 is rewarded.
     """
 
@@ -40,6 +41,8 @@ class FailingEnv(gym.Env[Any, Any]):
         if fails and self._one_more():
             if self.how == "raise":
                 raise ValueError("the simulator fell over")
+            if self.how == "leave":
+                sys.exit(3)
             if self.how == "hang":
                 time.sleep(1000)
             if self.how == "die":

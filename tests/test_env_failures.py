@@ -49,19 +49,25 @@ class Keep(hf.Callback):
     [
         ("raise", {}, "ValueError: the simulator fell over"),
         ("raise", {"vectorization": "async"}, "ValueError: the simulator fell over"),
-        ("hang", {"vectorization": "async", "env_timeout": 4.0}, "did not answer within 4.0 seconds"),
-        ("die", {"vectorization": "async"}, "exit code -9"),
+        ("leave", {}, "SystemExit: 3"),
+        ("leave", {"vectorization": "async"}, "ended by itself (exit code 3)"),
+        ("hang", {"vectorization": "async", "env_timeout": 4.0}, "did not answer within 4 seconds"),
+        ("die", {"vectorization": "async"}, "was killed by SIGKILL (exit code -9)"),
     ],
 )
-def test_a_run_outlives_an_environment(tmp_path: Path, capsys: Any, how: str, settings: dict[str, Any], reason: str):
+def test_a_run_outlives_an_environment(
+    tmp_path: Path, capsys: Any, recwarn: Any, how: str, settings: dict[str, Any], reason: str
+):
     keep = Keep()
     result = hf.Trainer(config(tmp_path, how, **settings), callbacks=[keep]).run()
     assert (result.stopped_by, result.updates, result.steps) == ("finished", 5, 3 * 8 * 5)
     assert [float(row["env/failures"]) for row in read_progress(tmp_path / "run")] == [1.0] * 5
     report = (tmp_path / "run" / "env_failures-rank0.txt").read_text()
     assert reason in report and ("failing_env.py" in report or how != "raise"), "the environment's own traceback"
-    said = [line for line in capsys.readouterr().out.splitlines() if "an environment failed" in line]
-    assert len(said) == 1 and "failure 1 of at most 10" in said[0]
+    shown = capsys.readouterr()
+    assert "Traceback" not in shown.out + shown.err and not recwarn.list, "gymnasium does not write over the display"
+    said = [line for line in shown.out.splitlines() if "an environment failed" in line]
+    assert len(said) == 1 and "failure 1 of at most 10" in said[0] and reason in said[0]
 
     first = keep.segments[0]
     failed = 2  # the third step of the first episode
@@ -87,19 +93,29 @@ def test_environments_that_raise_at_random_are_built_anew_each_time(tmp_path: Pa
 
 
 def test_stop_means_stop_and_the_run_can_be_resumed(tmp_path: Path):
-    settings = config(tmp_path, "raise", env_failure="stop", env_kwargs={"at": 6}, quiet=True)
+    settings = config(tmp_path, "raise", env_failure="stop", env_kwargs={"at": 6}, quiet=True, checkpoint_every=0)
     settings.num_steps = 4  # the first update is over before the sixth step
-    with pytest.raises(EnvFailedError, match=r"(?s)failed \(once, none allowed\).*the simulator fell over"):
+    with pytest.raises(EnvFailedError) as stopped:
         hf.Trainer(settings).run()
-    assert checkpoint.find(tmp_path / "run").name == "update_00000001.pt"
-    assert hf.Trainer.resume(tmp_path / "run").run().stopped_by == "finished"
+    run = tmp_path / "run"
+    assert str(stopped.value) == (
+        f"the environments failed: ValueError: the simulator fell over. Tracebacks are in {run}/env_failures-rank0.txt. "
+        f"What was learnt is in {run}/checkpoints/update_00000001.pt, and holdfast train --resume {run} goes on; "
+        "--env-failure rebuild builds them anew"
+    )
+    assert "in step" in (run / "env_failures-rank0.txt").read_text()
+    resumed = hf.Trainer.resume(run)
+    assert resumed.update == 1, "though no checkpoint was due yet"
+    assert resumed.run().stopped_by == "finished" and len(read_progress(run)) == settings.num_updates
 
 
 def test_too_many_failures_stop_the_run(tmp_path: Path):
-    settings = config(tmp_path, "raise", max_env_failures=2, env_kwargs={"times": 99}, quiet=True)
-    with pytest.raises(EnvFailedError, match=r"failed \(3 times, 2 allowed\)"):
+    settings = config(tmp_path, "raise", max_env_failures=2, env_kwargs={"times": 99, "at": 1}, quiet=True)
+    with pytest.raises(EnvFailedError, match=r"failed 3 times, 2 allowed.*nothing is saved.*--max-env-failures"):
         hf.Trainer(settings).run()
     assert len(list((tmp_path / "failures").iterdir())) == 3
+    tracebacks = (tmp_path / "run" / "env_failures-rank0.txt").read_text()
+    assert tracebacks.count("--- failure") == tracebacks.count("the simulator fell over\n") == 3, "the last one too"
 
 
 def test_a_rebuild_that_fails_is_tried_again():

@@ -12,8 +12,11 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing.connection
+import signal
 import traceback
+import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,6 +29,7 @@ from holdfast.env_feed import autoreset_mode
 from holdfast.envs.base import TorchVectorEnv
 
 LONGEST_REPORT = 20_000  # characters of a traceback
+FAILURES = (Exception, SystemExit)  # an environment that means to leave would take the run with it
 
 
 class EnvFailedError(RuntimeError):
@@ -35,8 +39,9 @@ class EnvFailedError(RuntimeError):
 class RebuildingEnv(VectorWrapper):  # generic in newer gymnasium only
     """Builds its environments with `make`, and again after each of up to `limit` failures.
 
-    timeout: seconds that a step or reset of an `AsyncVectorEnv` may take; None: any time. report: called with the
-    number of failures and the traceback. Environments must reset in the step that ends an episode (SAME_STEP).
+    timeout: seconds that a step or reset of an `AsyncVectorEnv` may take; None: any time. report: called at each failure,
+    the last one too, with their number and the traceback, whose last line says what happened. Environments must reset in
+    the step that ends an episode (SAME_STEP).
     """
 
     def __init__(
@@ -56,12 +61,13 @@ class RebuildingEnv(VectorWrapper):  # generic in newer gymnasium only
             )
         self._make, self._limit, self._timeout, self.report = make, limit, timeout, report
         self.failures = 0
+        self._gone = False
         self._seed: int | None = None
         self._obs: Any = None
         self._watch_workers()
 
     def __getattr__(self, name: str) -> Any:  # what only the environment inside has: action_masks, state_dict
-        if name.startswith("_") or name == "env":
+        if name.startswith("_") or name == "env" or self._gone:
             raise AttributeError(name)
         return getattr(self.env, name)
 
@@ -69,20 +75,23 @@ class RebuildingEnv(VectorWrapper):  # generic in newer gymnasium only
         self._seed = seed if seed is not None else self._seed
         try:
             self._obs, info = self._wait("reset", seed=seed, options=options)
-        except Exception as error:
-            info = self._build_anew(error)
+            return self._obs, info
+        except FAILURES as error:
+            failure = error
+        info = self._build_anew(failure)
         return self._obs, info
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         try:
             obs, *rest = self._wait("step", actions)
-        except Exception as error:
-            last, count = self._obs, self.num_envs
-            info = self._build_anew(error)
-            ends = {"final_obs": last, "_final_obs": np.ones(count, bool), "env_failure": True}
-            return self._obs, np.zeros(count), np.zeros(count, bool), np.ones(count, bool), {**info, **ends}
-        self._obs = obs
-        return (obs, *rest)
+            self._obs = obs
+            return (obs, *rest)
+        except FAILURES as error:
+            failure = error  # to be dealt with outside: new processes would inherit it as the context of their own
+        last, count = self._obs, self.num_envs
+        info = self._build_anew(failure)
+        ends = {"final_obs": last, "_final_obs": np.ones(count, bool), "env_failure": True}
+        return self._obs, np.zeros(count), np.zeros(count, bool), np.ones(count, bool), {**info, **ends}
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
@@ -92,57 +101,91 @@ class RebuildingEnv(VectorWrapper):  # generic in newer gymnasium only
         getattr(self.env, f"{call}_async")(*args, **options)
         return getattr(self.env, f"{call}_wait")(timeout=self._timeout)
 
-    def _build_anew(self, error: Exception) -> dict[str, Any]:
+    def _build_anew(self, error: BaseException) -> dict[str, Any]:
         """Close what is left, build and reset; `_obs` are then first observations. The info of the reset."""
         while True:
             self.failures += 1
             text = self._describe(error)
             _tear_down(self.env)
-            if self.failures > self._limit:
-                times = f"{self.failures} times, {self._limit} allowed" if self._limit else "once, none allowed"
-                raise EnvFailedError(f"the environments failed ({times}). The last failure:\n{text}") from error
             if self.report is not None:
                 self.report(self.failures, text)
+            if self.failures > self._limit:
+                self._gone = True
+                times = f"failed {self.failures} times, {self._limit} allowed" if self._limit else "failed"
+                raise EnvFailedError(f"the environments {times}: {what_happened(text)}") from error
             try:
                 self.env = self._make()
                 self._watch_workers()
                 seed = None if self._seed is None else self._seed + 7_919 * self.failures  # other episodes than before
                 self._obs, info = self._wait("reset", seed=seed)
                 return info
-            except Exception as another:
+            except FAILURES as another:
                 error = another
 
     def _watch_workers(self) -> None:
         if hasattr(self.env.unwrapped, "error_queue"):
             self.env.unwrapped.error_queue = _Recorder(self.env.unwrapped.error_queue)
 
-    def _describe(self, error: Exception) -> str:
+    def _describe(self, error: BaseException) -> str:
+        """A traceback, and in its last line what happened."""
         recorder = getattr(self.env.unwrapped, "error_queue", None)
-        if isinstance(recorder, _Recorder) and recorder.traceback:
-            return recorder.traceback[-LONGEST_REPORT:]
+        if isinstance(recorder, _Recorder) and (text := recorder.read()):
+            return text[-LONGEST_REPORT:]
         if isinstance(error, multiprocessing.TimeoutError):
-            return f"an environment did not answer within {self._timeout} seconds"
+            return f"an environment did not answer within {self._timeout:g} seconds"
         workers = getattr(self.env.unwrapped, "processes", ())
-        sentinels = [process.sentinel for process in workers]
-        ending = multiprocessing.connection.wait(sentinels, timeout=1.0) if workers else []
-        dead = [process for process in workers if process.sentinel in ending]
-        for process in dead:  # its files are closed, but it may not be quite gone, and have no exit code, yet
-            process.join(timeout=1.0)
-        codes = ", ".join(f"{p.name} with exit code {p.exitcode}" for p in dead)
+        ending = multiprocessing.connection.wait([p.sentinel for p in workers], timeout=1.0) if workers else []
+        ends = []
+        for number, process in enumerate(workers):
+            if process.sentinel in ending:
+                process.join(
+                    timeout=1.0
+                )  # its files are closed, but it may not be quite gone, and have no exit code, yet
+                ends.append(f"the process of environment {number} {_how_it_ended(process.exitcode)}")
         trace = "".join(traceback.format_exception(error))
-        return ((f"processes of environments ended: {codes}\n" if dead else "") + trace)[-LONGEST_REPORT:]
+        return f"{trace}{', '.join(ends)}"[-LONGEST_REPORT:]
+
+
+def what_happened(text: str) -> str:
+    """The last line of a report."""
+    lines = text.strip().splitlines()
+    return lines[-1] if lines else "no reason given"
+
+
+def _how_it_ended(code: int | None) -> str:
+    if code is None or code >= 0:
+        return f"ended by itself (exit code {code})"
+    try:
+        return f"was killed by {signal.Signals(-code).name} (exit code {code})"
+    except ValueError:  # a signal this system has no name for
+        return f"was killed (exit code {code})"
 
 
 class _Recorder:
-    """A queue of errors from the workers of gymnasium's AsyncVectorEnv, whose tracebacks it remembers."""
+    """A queue of errors from the workers of gymnasium's AsyncVectorEnv, whose tracebacks it remembers.
+
+    gymnasium would also warn of them in the middle of the display: warnings are silent from here until the report.
+    """
 
     def __init__(self, queue: Any) -> None:
         self._queue, self.traceback = queue, ""
+        self._silence: warnings.catch_warnings[None] | None = None
 
     def get(self, *args: Any, **options: Any) -> Any:
         item = self._queue.get(*args, **options)
         self.traceback = str(item[-1])
+        if self._silence is None:
+            self._silence = warnings.catch_warnings()
+            self._silence.__enter__()
+            warnings.simplefilter("ignore")
         return item
+
+    def read(self) -> str:
+        """The last traceback; "" if there was none."""
+        if self._silence is not None:
+            self._silence.__exit__(None, None, None)
+            self._silence = None
+        return self.traceback
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._queue, name)
@@ -173,17 +216,29 @@ class FailureLog:
 
     def __init__(self, config: TrainConfig, rank: int, say: Callable[[str], None]) -> None:
         self.config, self.say, self.count = config, say, 0
+        self.limit = config.max_env_failures if config.env_failure == "rebuild" else 0
         self.file = config.folder / f"env_failures-rank{rank}.txt"
 
     def __call__(self, number: int, text: str) -> None:
         self.count += 1
         with contextlib.suppress(OSError), open(self.file, "a") as log:
-            log.write(f"--- failure {self.count}\n{text}\n")
-        last = text.strip().splitlines()[-1] if text.strip() else "no reason given"
-        self.say(
-            f"an environment failed ({last}). All {self.config.num_envs} were built anew, open episodes truncated; "
-            f"failure {number} of at most {self.config.max_env_failures}, traceback in {self.file}"
+            log.write(f"--- failure {self.count}\n{text.rstrip()}\n\n")
+        if number <= self.limit:
+            self.say(
+                f"an environment failed ({what_happened(text)}). All beside it are built anew, open episodes truncated; "
+                f"failure {number} of at most {self.limit}, traceback in {self.file}"
+            )
+
+    def last_words(self, error: EnvFailedError, saved: Path | None) -> EnvFailedError:
+        """The error that ends a run: what happened, where the tracebacks are, what is left, what can be done."""
+        goes_on = f"holdfast train --resume {self.config.folder} goes on"
+        kept = f"What was learnt is in {saved}, and {goes_on}" if saved else "No update was finished, nothing is saved"
+        more = (
+            "--env-failure rebuild builds them anew"
+            if self.config.env_failure == "stop"
+            else "allow more with --max-env-failures"
         )
+        return EnvFailedError(f"{error}. Tracebacks are in {self.file}. {kept}; {more}")
 
 
 def training_env(config: TrainConfig, num_envs: int, device: torch.device, report: FailureLog) -> Any:
@@ -202,5 +257,4 @@ def training_env(config: TrainConfig, num_envs: int, device: torch.device, repor
     env = make()
     if isinstance(env, TorchVectorEnv) or autoreset_mode(env) != AutoresetMode.SAME_STEP:
         return env
-    limit = config.max_env_failures if config.env_failure == "rebuild" else 0
-    return RebuildingEnv(make, limit=limit, timeout=config.env_timeout, report=report, first=env)
+    return RebuildingEnv(make, limit=report.limit, timeout=config.env_timeout, report=report, first=env)

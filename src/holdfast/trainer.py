@@ -34,7 +34,7 @@ from holdfast.actor_critic import ActorCritic
 from holdfast.collect import Collector, Segment
 from holdfast.config import TrainConfig
 from holdfast.display import Display
-from holdfast.env_failures import FailureLog, RebuildingEnv, training_env
+from holdfast.env_failures import EnvFailedError, FailureLog, RebuildingEnv, training_env
 from holdfast.evaluation import EvalResult, evaluate
 from holdfast.patience import Patience
 from holdfast.policy import RecurrentPolicy
@@ -197,6 +197,8 @@ class Trainer:
                     display.update(row, warnings.look(row, segment))
                     self.spoiled.look(row, segment, self.policy, self.collector.memory)
                     self._after_update(row, folder)
+        except EnvFailedError as error:
+            raise self.env_failures.last_words(error, self._save_what_is_learnt(folder)) from error
         finally:
             self._ask("on_run_end")
             if log is not None:
@@ -343,6 +345,13 @@ class Trainer:
         except OSError as error:
             problem = str(error)
         return self._patience.learn(self.ranks.from_leader(problem), self.update)
+
+    def _save_what_is_learnt(self, folder: Path) -> Path | None:
+        """The last checkpoint of a run whose environments are gone: one of the last update, where no other rank waits."""
+        path = checkpoint.path_for(folder, self.update)
+        if self.update and not self.ranks.joined and not path.exists() and self.spoiled.in_a_row == 0:
+            self._try_to_save(path)
+        return next(iter(checkpoint.rolling(folder)[::-1]), None)
 
     def _save_at_the_end(self, folder: Path) -> None:
         """The last checkpoint; in the system's temporary folder if the run's own cannot be written."""
