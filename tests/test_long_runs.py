@@ -14,7 +14,7 @@ import torch
 
 import holdfast as hf
 from holdfast import checkpoint, run_log
-from holdfast.nonfinite import NonFiniteError, keep_evidence
+from holdfast.nonfinite import NonFiniteError, Watch, keep_evidence, where_from
 from holdfast.run_log import RunLog, read_progress
 
 SMALL = dict(
@@ -56,12 +56,35 @@ def test_a_nan_from_the_environment_costs_the_updates_it_spoils_and_nothing_else
     assert math.isnan(losses[0]) and all(map(math.isfinite, losses[1:]))
     assert all(map(math.isfinite, trainer.recent_returns)) and len(trainer.recent_returns) == 3 * (8 * 8 // 6)
     said = [line for line in capsys.readouterr().out.splitlines() if "not finite, the update was skipped" in line]
-    assert len(said) == 1
+    source = "observations" if how == "nan obs" else "rewards"
+    assert len(said) == 1 and f"{source} of environment 0 were NaN or infinite in step " in said[0]
     (evidence,) = (tmp_path / "run" / "nonfinite").iterdir()
     kept = checkpoint.load(evidence)
     spoiled = kept["segment"]["obs" if how == "nan obs" else "rewards"]
     assert spoiled.isnan().sum() == 1 and str(evidence) in said[0]
     assert math.isnan(column(tmp_path / "run", "memory/replay_gap")[0]), "there was nothing sound to replay"
+
+
+def test_what_was_not_finite_is_named(tmp_path: Path):
+    segment = hf.Trainer(config(tmp_path)).collector.rollout()
+    assert "the network, the loss or another rank" in where_from(segment)
+    segment.rewards[5, 1] = math.inf
+    assert where_from(segment) == "rewards of environment 1 were NaN or infinite in step 5 of the rollout"
+    segment.obs[6, 2, 0] = segment.obs[4, 0, 0] = math.nan
+    assert where_from(segment).startswith("observations of environment 0 were NaN or infinite in step 4")
+    assert where_from(segment).endswith("step 4 of the rollout, and of 2 environments in all")
+
+
+def test_a_nan_now_and_then_is_told_ever_more_rarely(tmp_path: Path):
+    told: list[str] = []
+    trainer = hf.Trainer(config(tmp_path))
+    watch = Watch(trainer.config, 0, told.append)
+    segment = trainer.collector.rollout()
+    for update in range(1, 34):
+        row = {"update": update, "train/skipped_steps": 1.0, "train/epochs": 2.0}
+        watch.look(row, segment, trainer.policy, trainer.collector.memory)
+    assert watch.total == 33 and len(told) == 6
+    assert "1 of its steps were skipped (update number 32 of this kind)" in told[-1]
 
 
 def test_of_the_evidence_the_first_and_the_latest_are_kept(tmp_path: Path):
@@ -106,7 +129,10 @@ def test_a_loss_that_overflows_is_skipped_though_its_gradient_is_finite(tmp_path
 def test_a_run_that_learns_nothing_any_more_stops_at_its_last_good_checkpoint(tmp_path: Path):
     settings = config(tmp_path, "nan reward", times=10**6, at=6, max_bad_updates=2, checkpoint_every=1, quiet=True)
     settings.num_steps = 4  # the first update ends before the first NaN
-    with pytest.raises(NonFiniteError, match=r"in 2 updates in a row.*last good checkpoint is \S*update_00000001\.pt"):
+    with pytest.raises(
+        NonFiniteError,
+        match=r"in 2 updates in a row.*: rewards of environment 0 .*checkpoint is \S*update_00000001\.pt",
+    ):
         hf.Trainer(settings).run()
     assert [p.name for p in checkpoint.rolling(tmp_path / "run")] == ["update_00000001.pt"]
     assert column(tmp_path / "run", "train/skipped_steps") == [0, 4, 4]

@@ -51,16 +51,41 @@ class Watch:
             evidence = keep_evidence(self.config.folder, self.rank, row, segment, policy.state_dict())
         except OSError as error:
             evidence = f"nowhere ({error})"
-        if self.total == 1 or self.in_a_row > 1:
+        origin = where_from(segment)
+        # Now and then one: the first, the second, the fourth, ... are told. In a row: all, until it stops.
+        if self.total & (self.total - 1) == 0 or self.in_a_row > 1:
             what = "the update was" if spoiled else f"{skipped:.0f} of its steps were"
-            self.say(f"loss or gradients were not finite, {what} skipped; rollout and weights are in {evidence}")
+            so_far = f" (update number {self.total} of this kind)" if self.total > 1 else ""
+            self.say(
+                f"loss or gradients were not finite, {what} skipped{so_far}: {origin}; rollout and weights are in {evidence}"
+            )
         if self.in_a_row >= self.config.max_bad_updates:
             good = checkpoint.rolling(self.config.folder)
             last = f"The last good checkpoint is {good[-1]}" if good else "No checkpoint had been written yet"
             raise NonFiniteError(
-                f"loss or gradients were not finite in {self.in_a_row} updates in a row, and training stopped. {last}. "
-                f"Rollout and weights of the last update are in {evidence}: look for NaN in its obs and rewards"
+                f"loss or gradients were not finite in {self.in_a_row} updates in a row, and training stopped: {origin}. "
+                f"{last}. Rollout and weights of the last update are in {evidence}"
             )
+
+
+def where_from(segment: Segment) -> str:
+    """Which of what the policy was given is not finite: [T, B, ...] from the environments, or the memory it began with."""
+    given = {"observations": leaves(segment.obs), "rewards": [segment.rewards]}
+    for name, parts in given.items():
+        bad = torch.stack([~part.isfinite().flatten(2).all(2) for part in map(_flat, parts)]).any(0)  # [T, B]
+        if bad.any():
+            step, env = bad.nonzero()[0].tolist()
+            how_many = int(bad.any(0).sum())
+            others = f", and of {how_many} environments in all" if how_many > 1 else ""
+            return f"{name} of environment {env} were NaN or infinite in step {step} of the rollout{others}"
+    memory = [leaf for leaf in leaves(segment.start_state) if leaf.is_floating_point()]
+    if not all(bool(leaf.isfinite().all()) for leaf in memory):
+        return "the memory held NaN or Inf when the rollout began"
+    return "observations, rewards and memory here were finite, so it came of the network, the loss or another rank"
+
+
+def _flat(x: torch.Tensor) -> torch.Tensor:
+    return x[..., None] if x.dim() == 2 else x
 
 
 def inputs_are_finite(segment: Segment) -> bool:
