@@ -1,13 +1,14 @@
 """Inside Stable-Baselines3: `holdfast.integrations.sb3.RecurrentPPO` and sb3-contrib's, interleaved in one process.
 
-    python benchmarks/vs_sb3_inside.py                   # speed, learning, learning in double precision
+    python benchmarks/vs_sb3_inside.py                   # speed, learning, double, nudged
     python benchmarks/vs_sb3_inside.py --part speed
 
 Velocity-masked CartPole-v1, equal hyperparameters: 8 environments x 128 steps, batch 128, 10 epochs, everything else at
 its default, hidden 64 and 256, one thread. Steps per CPU-second of this process (time.process_time), rollout included.
 Learning: the mean return of the episodes finished in the last fifth of the steps, same seeds for both. Both make the same
-updates up to rounding, so their curves are the same until rounding changes a first action; `alike` is that step. In
-double precision that should be never.
+updates up to rounding, so their curves are the same until rounding changes a first action; `alike` is that step.
+Double: fewer steps in double precision, where it takes longer until rounding shows.
+Nudged: sb3-contrib with one weight changed by 1e-7 at the start; how far rounding alone moves its result.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ HIDDEN = (64, 256)
 STUDENT_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
 
-def run(algorithm: Any, hidden: int, steps: int, seed: int, **policy_kwargs: Any) -> dict[str, Any]:
+def run(algorithm: Any, hidden: int, steps: int, seed: int, nudge: float = 0.0, **policy_kwargs: Any) -> dict[str, Any]:
     """One training run: steps per CPU-second of `learn` alone, (step, return) of every episode, the late ones' mean."""
     from stable_baselines3.common.callbacks import BaseCallback
     from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor
@@ -54,6 +55,8 @@ def run(algorithm: Any, hidden: int, steps: int, seed: int, **policy_kwargs: Any
         "MlpLstmPolicy", env, n_steps=128, batch_size=128, n_epochs=10, seed=seed, device="cpu",
         policy_kwargs={"lstm_hidden_size": hidden, **policy_kwargs},
     )  # fmt: skip
+    with torch.no_grad():
+        next(model.policy.lstm_actor.parameters())[0, 0] += nudge
     began = time.process_time()
     model.learn(steps, callback=watch)
     seconds = time.process_time() - began
@@ -127,6 +130,16 @@ def learning_in_double(steps: int, seeds: int, hidden: int = 64) -> dict[str, An
     return {"steps": steps, "hidden": hidden, "runs": rows}
 
 
+def nudged(steps: int, seeds: int, hidden: int = 64) -> dict[str, Any]:
+    import sb3_contrib
+
+    late = []
+    for seed in range(1, seeds + 1):
+        late.append(run(sb3_contrib.RecurrentPPO, hidden, steps, seed, nudge=1e-7)["late_return"])
+        print(f"sb3-contrib, one weight changed by 1e-7, seed {seed}: {late[-1]:.1f}", flush=True)
+    return {"steps": steps, "hidden": hidden, "sb3_contrib": late}
+
+
 def _mean(values: Any) -> tuple[float, float]:
     """Mean, and half the width of its 95% interval."""
     n = len(values)
@@ -135,11 +148,12 @@ def _mean(values: Any) -> tuple[float, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", choices=["all", "speed", "learning", "double"], default="all")
+    parser.add_argument("--part", choices=["all", "speed", "learning", "double", "nudged"], default="all")
     parser.add_argument("--speed-steps", type=int, default=8192)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--learning-steps", type=int, default=51_200)
-    parser.add_argument("--double-seeds", type=int, default=3)
+    parser.add_argument("--double-steps", type=int, default=20_480)
+    parser.add_argument("--few-seeds", type=int, default=3, help="of double and nudged")
     parser.add_argument("--seeds", type=int, default=6, choices=range(2, 11), metavar="2..10")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -149,7 +163,9 @@ def main() -> None:
     if args.part in ("all", "learning"):
         parts["learning"] = learning(args.learning_steps, args.seeds)
     if args.part in ("all", "double"):
-        parts["learning_in_double_precision"] = learning_in_double(args.learning_steps, args.double_seeds)
+        parts["learning_in_double_precision"] = learning_in_double(args.double_steps, args.few_seeds)
+    if args.part in ("all", "nudged"):
+        parts["learning_nudged"] = nudged(args.learning_steps, args.few_seeds)
     machine = {"cpu": platform.processor() or platform.machine(), "torch": torch.__version__, "threads": 1}
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}  # the other part of an earlier run stays
     results |= {"machine": machine, **parts}
