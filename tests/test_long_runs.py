@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import math
 import resource
 import tempfile
@@ -155,10 +156,10 @@ def files_no_larger_than(size: int) -> Any:
 
 
 class FullDisk(hf.Callback):
-    """No file may grow beyond 700 bytes from one update's rollout to another's."""
+    """No file may grow beyond 300 bytes from one update's rollout to another's."""
 
     def __init__(self, first: int, last: int) -> None:
-        self.first, self.last, self.limit = first, last, files_no_larger_than(700)
+        self.first, self.last, self.limit = first, last, files_no_larger_than(300)
 
     def on_rollout_end(self, trainer: hf.Trainer, segment: hf.Segment) -> None:
         if trainer.update == self.first:
@@ -168,39 +169,57 @@ class FullDisk(hf.Callback):
 
 
 def test_training_goes_on_while_the_disk_is_full_and_nothing_is_lost(tmp_path: Path, capsys: Any):
-    hf.Trainer(config(tmp_path, run_dir=str(tmp_path / "whole"), quiet=True)).run()
-    result = hf.Trainer(config(tmp_path), callbacks=[FullDisk(first=2, last=6)]).run()
-    assert result.updates == 8
+    steps = 3 * 8 * 12
+    hf.Trainer(config(tmp_path, run_dir=str(tmp_path / "whole"), total_steps=steps, quiet=True)).run()
+    settings = config(tmp_path, tensorboard=True, total_steps=steps, keep_checkpoints=20)
+    assert hf.Trainer(settings, callbacks=[FullDisk(first=2, last=6)]).run().updates == 12
     for name in ("update", "steps", "train/policy_loss", "rollout/ep_rew_mean"):
         assert column(tmp_path / "run", name) == column(tmp_path / "whole", name), name
-    said = capsys.readouterr().out
+    said, complaints = capsys.readouterr()
+    assert not complaints, "no traceback of anybody's"
     assert said.count("cannot save (") == 1 and said.count("what failed before is made good") == 1
     assert said.count("rows of the log are kept in memory") == 1 and "File too large" in said
-    names = [p.name for p in checkpoint.rolling(tmp_path / "run")]
-    # Update 4's failed, as did the attempts at 5; the next, at 7, came after the disk had room again.
-    assert names[0] == "update_00000002.pt" and names[-1] == "update_00000008.pt"
+    saved = [int(p.stem.removeprefix("update_")) for p in checkpoint.rolling(tmp_path / "run")]
+    assert saved == [2, 8, 10, 12], "4's and 6's failed, as did the attempt at 5"
     assert not list((tmp_path / "run").rglob("*.tmp")) and not list((tmp_path / "run").glob("*.new"))
     hf.load(tmp_path / "run")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    shown = [event.step // 24 for event in EventAccumulator(str(tmp_path / "run")).Reload().Scalars("steps")]
+    assert shown == [1, 2, 10, 11, 12], "updates 3 to 6 met the full disk, in 3, 4 and 6 it was tried; the next is 10"
+    assert len(list((tmp_path / "run").glob("events.*"))) == 2, "one before, one after, none of the attempts"
 
 
-def test_the_last_checkpoint_goes_elsewhere_if_the_run_folder_cannot_take_it(
+def test_a_disk_that_stays_full_costs_neither_the_last_checkpoint_nor_a_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ):
-    save = checkpoint.save
+    save, write = checkpoint.save, RunLog._write_csv
 
-    def full(path: Path, payload: dict[str, Any]) -> None:
+    def full_for_checkpoints(path: Path, payload: dict[str, Any]) -> None:
         if tmp_path / "run" in Path(path).parents:
             raise OSError(28, "No space left on device")
         save(path, payload)
 
-    monkeypatch.setattr(checkpoint, "save", full)
+    def full_for_rows(log: RunLog, row: Any) -> None:
+        if row["update"] > 2:
+            raise OSError(28, "No space left on device")
+        write(log, row)
+
+    monkeypatch.setattr(checkpoint, "save", full_for_checkpoints)
+    monkeypatch.setattr(RunLog, "_write_csv", full_for_rows)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     trainer = hf.Trainer(config(tmp_path))
     assert trainer.run().stopped_by == "finished"
-    assert "the last checkpoint is" in capsys.readouterr().out
+    said = capsys.readouterr().out
     (elsewhere,) = tmp_path.glob("holdfast-run-update_*.pt")
-    loaded = hf.load(elsewhere)
-    assert torch.equal(loaded.actor.weight, trainer.policy.actor.weight)
+    assert f"the last checkpoint is {elsewhere}" in said and trainer.saved_elsewhere == elsewhere
+    assert torch.equal(hf.load(elsewhere).actor.weight, trainer.policy.actor.weight)
+    rows = tmp_path / "holdfast-run-progress.csv"
+    assert f"rows of the log that the run's folder could not take are in {rows}" in said
+    with open(rows, newline="") as file:
+        rest = list(csv.DictReader(file))
+    there = read_progress(tmp_path / "run")
+    assert [int(row["update"]) for row in [*there, *rest]] == list(range(1, 9)) and there[0].keys() == rest[0].keys()
 
 
 # --- records ---------------------------------------------------------------------------------------------------------

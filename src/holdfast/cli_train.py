@@ -177,7 +177,7 @@ def _run(trainer: Any) -> Path:
     from holdfast.env_failures import EnvFailedError
     from holdfast.nonfinite import NonFiniteError
     from holdfast.replay_check import ReplayError
-    from holdfast.run_log import write_result
+    from holdfast.run_log import RESULT_NAME, write_result
 
     config = trainer.config
     earlier_steps, earlier_seconds = trainer.steps, trainer.seconds
@@ -188,7 +188,10 @@ def _run(trainer: Any) -> Path:
     run = result.run_dir
     if not trainer.ranks.leads:
         return run
-    write_result(run, {**dataclasses.asdict(result), "run_dir": str(run)})
+    try:
+        write_result(run, {**dataclasses.asdict(result), "run_dir": str(run)})
+    except OSError as error:  # the numbers are printed below all the same
+        print(f"{RESULT_NAME} could not be written: {error}")
     seconds = result.seconds - earlier_seconds
     speed = (result.steps - earlier_steps) / seconds if seconds > 0 else 0.0
     plus_minus = f" ± {number(result.std_error)}" if config.final_eval_episodes > 1 else ""
@@ -198,7 +201,8 @@ def _run(trainer: Any) -> Path:
     )
     if config.quiet:
         return run
-    more = f"holdfast train --resume {run}"
+    saved = trainer.saved_elsewhere or run
+    more = f"holdfast train --resume {saved}"
     curve = _draw([run], run / "curve.png")
     lines = [("run", str(run)), *([("curve", str(curve))] if curve else [])]
     lines += [("profile", str(watch.table)) for watch in trainer.callbacks if getattr(watch, "table", None)]
@@ -211,7 +215,7 @@ def _run(trainer: Any) -> Path:
         lines.append((why.get(result.stopped_by, result.stopped_by), f"go on with   {more}"))
     else:
         lines.append(("train on", f"{more} --total-steps {2 * config.total_steps}"))
-    lines += [("measure", f"holdfast eval {run}"), ("compare", f"holdfast plot {run.parent}/* -o curves.png")]
+    lines += [("measure", f"holdfast eval {saved}"), ("compare", f"holdfast plot {run.parent}/* -o curves.png")]
     width = max(len(name) for name, _ in lines)
     print("\n".join(f"{name.ljust(width)}  {text}" for name, text in lines))
     return run
@@ -225,6 +229,9 @@ def _draw(runs: list[Path], out: Path, aggregate: Literal["mean", "iqm"] = "mean
         return plot_runs(runs, out, aggregate=aggregate)
     except ModuleNotFoundError as missing:
         print(missing)
+    except OSError as error:
+        out.unlink(missing_ok=True)
+        print(f"{out} could not be drawn: {error}")
     except ValueError:  # no episode has ended yet
         pass
     return None

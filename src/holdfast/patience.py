@@ -19,6 +19,10 @@ class Patience:
         """Whether a save failed and it is time for another attempt."""
         return self._retry_at is not None and update >= self._retry_at
 
+    def waits(self, update: int) -> bool:
+        """Whether a save failed and it is too early for another attempt."""
+        return self._retry_at is not None and update < self._retry_at
+
     def learn(self, problem: str | None, update: int) -> bool:
         """Take in how an attempt ended (None: well); whether it ended well."""
         if problem is None:

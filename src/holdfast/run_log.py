@@ -12,15 +12,16 @@ import csv
 import importlib.util
 import io
 import json
-import math
 import os
+import tempfile
 from collections import deque
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
 from holdfast.info import describe_process
+from holdfast.patience import Patience
+from holdfast.tensorboard_events import EventFile
 
 CSV_NAME = "progress.csv"
 RESULT_NAME = "result.json"
@@ -47,7 +48,8 @@ class RunLog:
         """Why rows wait in memory; None when all is written."""
         self._use_tensorboard = tensorboard
         self._purge_step: int | None = None
-        self._tensorboard: Any = None
+        self._events: EventFile | None = None
+        self._tensorboard_patience = Patience(lambda text: None)
         self._use_wandb = wandb
         self._wandb: Any = None
         self._config = dict(config)
@@ -79,13 +81,14 @@ class RunLog:
             self._csv_path.unlink(missing_ok=True)
         self._purge_step = int(float(rows[-1].get("steps") or update)) + 1 if rows else 0
 
-    def close(self) -> None:
-        """Flush and close everything."""
+    def close(self) -> Path | None:
+        """Flush and close everything. Where rows went that the folder could not take to the last, if there are any."""
         self._write_waiting()
         self._close_writers()
         if self._wandb is not None:
             self._wandb.finish()
             self._wandb = None
+        return self._put_elsewhere() if self._waiting else None
 
     # --- inside -----------------------------------------------------------------------------------------
 
@@ -97,6 +100,18 @@ class RunLog:
             self.problem = None
         except OSError as error:
             self.problem = str(error)
+
+    def _put_elsewhere(self) -> Path | None:
+        """The rows that wait, under columns of their own, in the system's temporary folder; None if that is full too."""
+        path = Path(tempfile.gettempdir()) / f"holdfast-{self.folder.name}-{CSV_NAME}"
+        columns = _ordered(name for row in self._waiting for name in row)
+        lines = [_line(_text(row[name]) if name in row else "" for name in columns) for row in self._waiting]
+        try:
+            path.write_text("".join([_line(columns), *lines]))
+        except OSError:
+            return None
+        self._waiting.clear()
+        return path
 
     def _write_csv(self, row: Mapping[str, float]) -> None:
         columns = _ordered([*self._columns, *row])
@@ -135,21 +150,21 @@ class RunLog:
         self._columns = columns
 
     def _write_tensorboard(self, row: Mapping[str, float], step: int) -> None:
-        if self._tensorboard is None:
-            try:
-                from torch.utils.tensorboard import SummaryWriter
-            except ImportError:
-                self._use_tensorboard = False
-                return
-            with suppress(OSError):
-                self._tensorboard = SummaryWriter(str(self.folder), purge_step=self._purge_step or 0)
+        """The record is the CSV: what the disk refuses here is left out, and tried ever more rarely."""
+        update, problem = int(row["update"]), None
+        if self._events is None and self._tensorboard_patience.waits(update):
+            return
         try:
-            for name, value in row.items():
-                if math.isfinite(value) and self._tensorboard is not None:
-                    self._tensorboard.add_scalar(name, value, step)
-        except OSError:  # its own file; the record is the CSV. Another one is begun with the next row
+            if self._events is None:
+                self._events = EventFile(self.folder, self._purge_step or 0)
+            self._events.add(row, step)
+        except ImportError:
+            self._use_tensorboard = False
+        except OSError as error:
+            problem = str(error)
             self._close_tensorboard()
             self._purge_step = step
+        self._tensorboard_patience.learn(problem, update)
 
     def _write_wandb(self, row: Mapping[str, float]) -> None:
         if self._wandb is None:
@@ -177,10 +192,9 @@ class RunLog:
         self._close_tensorboard()
 
     def _close_tensorboard(self) -> None:
-        if self._tensorboard is not None:
-            with suppress(OSError):
-                self._tensorboard.close()
-            self._tensorboard = None
+        if self._events is not None:
+            self._events.close()
+            self._events = None
 
 
 def stride(update: float) -> int:
@@ -238,5 +252,8 @@ def _line(cells: Iterable[str]) -> str:
 
 def _write_json(path: Path, content: Any) -> None:
     temporary = path.with_suffix(".json.new")
-    temporary.write_text(json.dumps(content, indent=2) + "\n")
-    os.replace(temporary, path)
+    try:
+        temporary.write_text(json.dumps(content, indent=2) + "\n")
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -153,6 +153,7 @@ class Trainer:
         self.recent_returns: deque[float] = deque(maxlen=RECENT_EPISODES)
         self.recent_lengths: deque[int] = deque(maxlen=RECENT_EPISODES)
         self.resumed_from: Path | None = None
+        self.saved_elsewhere: Path | None = None  # the last checkpoint, where the run's folder could not take it
         self._unchecked = True  # no rollout of this process has been replayed yet
         self.stopping = Stopping()
 
@@ -201,8 +202,8 @@ class Trainer:
             raise self.env_failures.last_words(error, self._save_what_is_learnt(folder)) from error
         finally:
             self._ask("on_run_end")
-            if log is not None:
-                log.close()
+            if log is not None and (elsewhere := log.close()) is not None:
+                self._tell(f"rows of the log that the run's folder could not take are in {elsewhere}")
             display.close()
         self._earlier_seconds, self._began = self.seconds, None
         self._save_at_the_end(folder)
@@ -359,6 +360,7 @@ class Trainer:
             return
         instead = Path(tempfile.gettempdir()) / f"holdfast-{folder.name}-update_{self.update:08d}.pt"
         self.save(instead)
+        self.saved_elsewhere = instead
         self._tell(f"the run's folder could not be written to the end; the last checkpoint is {instead}")
 
     @classmethod

@@ -1,0 +1,66 @@
+"""TensorBoard event files, written at once and by the thread that asks for it.
+
+TensorBoard's own writer has a thread: on a full disk that thread dies with a traceback in the middle of the display, and
+its file ends in a torn record, behind which nothing can be read. Here the disk's refusal is an `OSError` like any other.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import math
+import os
+import socket
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+_number = itertools.count()  # two files of one process may be begun in one second
+
+
+class EventFile:
+    """One event file in `folder`. What other files there say of steps from `purge_step` on is not shown any more."""
+
+    def __init__(self, folder: Path, purge_step: int) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+
+        name = f"{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{next(_number):06d}"
+        self.path = folder / f"events.out.tfevents.{name}"
+        self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115  (kept open over the run)
+        self._shows_anything = False
+        try:
+            start = SessionLog(status=SessionLog.START)
+            self._write(Event(wall_time=time.time(), file_version="brain.Event:2"))
+            self._write(Event(wall_time=time.time(), step=purge_step, session_log=start))
+        except OSError:
+            self.close()
+            raise
+
+    def add(self, numbers: Mapping[str, float], step: int) -> None:
+        """A point on the curve of every number that is finite."""
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        values = [Summary.Value(tag=tag, simple_value=n) for tag, n in numbers.items() if math.isfinite(n)]
+        self._write(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
+        self._shows_anything = True
+
+    def close(self) -> None:
+        """A file with nothing to show is removed."""
+        self._file.close()
+        if not self._shows_anything:
+            self.path.unlink(missing_ok=True)
+
+    def _write(self, event: Any) -> None:
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        record = io.BytesIO()
+        RecordWriter(record).write(event.SerializeToString())
+        end, rest = self._file.seek(0, os.SEEK_END), memoryview(record.getvalue())
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except OSError:
+            self._file.truncate(end)
+            raise
