@@ -16,7 +16,7 @@ import torch
 import holdfast as hf
 from holdfast import checkpoint, run_log
 from holdfast.nonfinite import NonFiniteError, Watch, keep_evidence, where_from
-from holdfast.run_log import RunLog, read_progress
+from holdfast.run_log import RunFolderError, RunLog, read_progress
 
 SMALL = dict(
     env="failing_env:Failing-v0", hidden_size=8, num_envs=3, num_steps=8, minibatches=2, epochs=2, learning_rate=0.01,
@@ -220,6 +220,12 @@ def test_a_disk_that_stays_full_costs_neither_the_last_checkpoint_nor_a_row(
         rest = list(csv.DictReader(file))
     there = read_progress(tmp_path / "run")
     assert [int(row["update"]) for row in [*there, *rest]] == list(range(1, 9)) and there[0].keys() == rest[0].keys()
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_training(tmp_path: Path):
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(RunFolderError, match=r"file/run cannot be written: .*; choose another run_dir"):
+        hf.Trainer(config(tmp_path, run_dir=str(tmp_path / "file" / "run"))).run()
 
 
 # --- records ---------------------------------------------------------------------------------------------------------

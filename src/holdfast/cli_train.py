@@ -177,13 +177,15 @@ def _run(trainer: Any) -> Path:
     from holdfast.env_failures import EnvFailedError
     from holdfast.nonfinite import NonFiniteError
     from holdfast.replay_check import ReplayError
-    from holdfast.run_log import RESULT_NAME, write_result
+    from holdfast.run_log import RESULT_NAME, RunFolderError, write_result
 
     config = trainer.config
     earlier_steps, earlier_seconds = trainer.steps, trainer.seconds
     try:
         result = trainer.run()
-    except (ReplayError, NonFiniteError, EnvFailedError, FileExistsError, ModuleNotFoundError) as error:
+    except (
+        ReplayError, NonFiniteError, EnvFailedError, FileExistsError, RunFolderError, ModuleNotFoundError
+    ) as error:  # fmt: skip
         raise Mistake(str(error)) from error
     run = result.run_dir
     if not trainer.ranks.leads:

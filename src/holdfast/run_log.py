@@ -29,6 +29,10 @@ MAX_ROWS = 20_000
 """A run of more updates keeps every second row, then every fourth, ..."""
 
 
+class RunFolderError(OSError):
+    """A run's folder that cannot be written when the run begins; later training would go on from memory."""
+
+
 class RunLog:
     """Writes the metrics of a run to every place that was asked for.
 

@@ -40,7 +40,7 @@ from holdfast.patience import Patience
 from holdfast.policy import RecurrentPolicy
 from holdfast.ppo import PPO
 from holdfast.reward_scale import RewardScale
-from holdfast.run_log import RunLog, write_metadata
+from holdfast.run_log import RunFolderError, RunLog, write_metadata
 from holdfast.state import tree_map
 from holdfast.stopping import Stopping
 
@@ -410,16 +410,19 @@ class Trainer:
         return saved_policy.policy_from(self.config, observation_space, env.single_action_space)
 
     def _prepare_folder(self, folder: Path) -> None:
-        if self.resumed_from is None:
-            if checkpoint.rolling(folder):
-                raise FileExistsError(
-                    f"{folder} already holds a run; resume it (holdfast train --resume {folder}), remove it, or choose "
-                    "another name or run_dir"
-                )
-            folder.mkdir(parents=True, exist_ok=True)
-        else:
-            checkpoint.drop_after(folder, self.update)  # they belong to the part that is done anew
-        write_metadata(folder, self.config.to_dict())
+        if self.resumed_from is None and checkpoint.rolling(folder):
+            raise FileExistsError(
+                f"{folder} already holds a run; resume it (holdfast train --resume {folder}), remove it, or choose "
+                "another name or run_dir"
+            )
+        try:
+            if self.resumed_from is not None:
+                checkpoint.drop_after(folder, self.update)  # they belong to the part that is done anew
+            write_metadata(folder, self.config.to_dict())
+        except OSError as error:
+            raise RunFolderError(
+                f"{folder} cannot be written: {error}; choose another run_dir, or make room"
+            ) from error
 
     def _ask(self, hook: str, *arguments: Any) -> None:
         for callback in self.callbacks:
