@@ -80,9 +80,15 @@ def ranks() -> Ranks:
 # --- jobs ------------------------------------------------------------------------------------------------------------
 
 
-def first_updates(files: list[str], config: hf.TrainConfig) -> list[dict[str, Any]]:
-    """Several problems for the price of one start."""
-    return [first_update(file, config) for file in files]
+def first_updates(files: list[str], config: hf.TrainConfig, broken: str = "") -> list[dict[str, Any]]:
+    """Several problems for the price of one start; `broken`: see `break_ranks`."""
+    with break_ranks(broken):
+        return [first_update(file, config) for file in files]
+
+
+def first_updates_broken(file: str, config: hf.TrainConfig) -> dict[str, dict[str, Any]]:
+    """One problem, with each thing wrong in turn."""
+    return {broken: first_updates([file], config, broken)[0] for broken in BROKEN}
 
 
 def first_update(file: str, config: hf.TrainConfig) -> dict[str, Any]:
@@ -209,6 +215,13 @@ def areas(seeds: range, broken: str = "", **settings: Any) -> list[float]:
     return [sum(of_ranks) / len(of_ranks) for of_ranks in found]
 
 
+BROKEN = (
+    "own gradients",
+    "own advantages",
+    "unweighted",
+)  # of each rank; ranks that count alike, however few their steps
+
+
 class Unaveraged(torch.nn.Module):
     """A wrapper of a policy where the one that averages gradients should be."""
 
@@ -222,7 +235,7 @@ class Unaveraged(torch.nn.Module):
 
 @contextmanager
 def break_ranks(how: str) -> Iterator[None]:
-    """Train as several ranks must not: "same seeds" on all, "own gradients" or "own advantages" for each."""
+    """Train as several ranks must not: with the "same seeds" on all, or as BROKEN says."""
     with pytest.MonkeyPatch.context() as patch:
         if how == "same seeds":
             patch.setattr(Ranks, "seed", lambda self, seed, *salt: seed)
@@ -230,6 +243,8 @@ def break_ranks(how: str) -> Iterator[None]:
             patch.setattr(Ranks, "averaging", lambda self, policy, some_unused: Unaveraged(policy))
         elif how == "own advantages":
             patch.setattr(ppo, "normalize_advantage", lambda segment, ranks: normalize_advantage(segment))
+        elif how == "unweighted":
+            patch.setattr(PPO, "_shares", lambda self, valid, minibatches: [1.0] * len(minibatches))
         else:
             assert not how, how
         yield

@@ -39,11 +39,11 @@ def relative(a: torch.Tensor, b: torch.Tensor) -> float:
     return float((a - b).norm() / b.norm())
 
 
-def stored_segment(folder: Path, num_envs: int, dummies: bool, **more: Any) -> str:
+def stored_segment(folder: Path, num_envs: int, dummies: bool, core: str = "lstm", **more: Any) -> str:
     """A policy and a rollout of it with advantages that need normalising, on disk for the ranks."""
     torch.manual_seed(0)
     env = make("holdfast/TMaze-v0", num_envs, env_kwargs={"length": 3})
-    policy = hf.ActorCritic(env.single_observation_space, env.single_action_space, hidden_size=16)
+    policy = hf.ActorCritic(env.single_observation_space, env.single_action_space, core=core, hidden_size=16)
     collector = Collector(env, policy, 10, seed=0)
     collector.rollout()
     segment = collector.rollout()
@@ -61,8 +61,9 @@ def stored_segment(folder: Path, num_envs: int, dummies: bool, **more: Any) -> s
 
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_the_gradient_over_ranks_is_that_of_one_process(tmp_path: Path, size: int):
-    # Environments that come out even and all of whose steps count; and neither.
+    # Environments that come out even and all of whose steps count; and neither; and with another cell.
     files = [stored_segment(tmp_path / "even", 12, False), stored_segment(tmp_path / "uneven", 11, True)]
+    files += [stored_segment(tmp_path / "gru", 11, True, core="gru")]
     config = hf.TrainConfig(minibatches=1, epochs=2, learning_rate=0.0)
     alone = rank_jobs.first_updates(files, config)
     for results in run_ranks(size, rank_jobs.first_updates, files, config):
@@ -71,6 +72,14 @@ def test_the_gradient_over_ranks_is_that_of_one_process(tmp_path: Path, size: in
             assert relative(result["gradients"][0], expected["gradients"][0]) < 1e-6
             for name, number in expected["metrics"].items():
                 assert result["metrics"][name] == pytest.approx(number, rel=1e-4, abs=1e-6), name
+
+
+def test_a_gradient_that_is_not_averaged_normalised_or_weighted_over_ranks_would_show(tmp_path: Path):
+    file = stored_segment(tmp_path, 11, True)
+    config = hf.TrainConfig(minibatches=1, epochs=1, learning_rate=0.0)
+    expected = rank_jobs.first_update(file, config)["gradients"][0]
+    wrong = run_ranks(3, rank_jobs.first_updates_broken, file, config)[0]
+    assert all(relative(result["gradients"][0], expected) > 0.01 for result in wrong.values()), wrong
 
 
 def test_whole_updates_over_ranks_take_the_steps_of_one_process(tmp_path: Path):
@@ -139,7 +148,7 @@ def test_a_checkpoint_of_four_ranks_goes_on_with_any_number_and_every_environmen
     assert len({part["seeds"] for part in parts}) == 4, "ranks have seeds and random numbers of their own"
     assert len({tuple(part["weights"].tolist()) for part in parts}) == 1
     before = {name: torch.cat([part["environments"][name] for part in parts]) for name in parts[0]["environments"]}
-    assert before["memory 0"].shape[0] == 10 and before["memory 0"].any(-1).all()
+    assert len(before["memory 0"].unique(dim=0)) == 10 and before["memory 0"].any(-1).all(), "each has its own"
     for size in (1, 2, 3):
         resumed = run_ranks(size, rank_jobs.resume, tmp_path / "four", str(tmp_path / str(size)), 2)
         after = {name: torch.cat([part["environments"][name] for part in resumed]) for name in before}
