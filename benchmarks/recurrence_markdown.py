@@ -1,17 +1,21 @@
-"""Prints the measured tables of `cpu_recurrence.py` as Markdown, for docs/benchmarks.md.
+"""Prints the measured tables of `cpu_recurrence.py` as Markdown.
 
-python benchmarks/recurrence_markdown.py
+python benchmarks/recurrence_markdown.py           # for docs/benchmarks.md
+python benchmarks/recurrence_markdown.py --grid    # for docs/cpu.md
 """
 
 from __future__ import annotations
 
 import json
+import math
+import sys
 from pathlib import Path
 from typing import Any
 
 from recurrence_contenders import CONTENDERS
 
 RESULTS = Path(__file__).parent / "results" / "cpu_recurrence.json"
+GRID_RESULTS = RESULTS.with_name("cpu_native.json")
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:
@@ -44,7 +48,35 @@ def steps(rows: list[dict[str, Any]]) -> str:
     return table(["", *titles], body)
 
 
+def grid(rows: list[dict[str, Any]]) -> str:
+    """The native kernel with resets over torch.nn without, one thread; two threads over one in parentheses."""
+    found: dict[str, dict[tuple[str, str], dict[str, float]]] = {}
+    for row in rows:
+        shape, _, hidden = row["shape"].partition(", H=")
+        found.setdefault(shape, {})[row["cell"], hidden or "128"] = row["ms"]
+    columns = [(cell, hidden) for cell in ("lstm", "gru") for hidden in ("64", "128", "256")]
+    body = []
+    for shape, cells in found.items():
+        texts = [
+            f"{m['native'] / m['nn']:.2f} ({m['native-2'] / m['native']:.2f})" for m in map(cells.get, columns) if m
+        ]
+        body.append([shape, *texts])
+    means = []
+    for cell in ("lstm", "gru"):
+        ratios = [m["native"] / m["nn"] for cells in found.values() for (c, _), m in cells.items() if c == cell]
+        mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+        means.append(f"{cell.upper()}: geometric mean {mean:.2f}, largest {max(ratios):.2f}.")
+    head = ["B, T, P(reset)", *[f"{cell.upper()} {hidden}" for cell, hidden in columns]]
+    gru_to_lstm = max(
+        cells["gru", h]["native"] / cells["lstm", h]["native"] for cells in found.values() for _, h in columns
+    )
+    return f"{table(head, body)}\n\n{' '.join(means)} GRU over LSTM at one shape: at most {gru_to_lstm:.2f}."
+
+
 if __name__ == "__main__":
+    if "--grid" in sys.argv:
+        print(grid(json.loads(GRID_RESULTS.read_text())["sequences"]))
+        sys.exit()
     figures = json.loads(RESULTS.read_text())
     machine = figures["machine"]
     print(f"{machine['processor']}, torch {machine['torch']}, Python {machine['python']}, one thread.\n")
