@@ -40,7 +40,7 @@ def make_memory(kind: str, prefix: str):
     out_keys = [f"{prefix}_features", ("next", f"{prefix}_rs")]
     if kind == "holdfast":
         return RecurrentModule(hf.GRU(HIDDEN, HIDDEN), in_keys=in_keys, out_keys=out_keys)
-    # The page has "scan" here, which takes the better part of a second for 64 steps when it is not compiled.
+    # The page has "scan" here, which takes about half a second for 64 steps when it is not compiled.
     return GRUModule(HIDDEN, HIDDEN, in_keys=in_keys, out_keys=out_keys, recurrent_backend="pad")
 
 
