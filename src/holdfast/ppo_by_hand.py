@@ -52,6 +52,7 @@ class _Recurrence:
     def __init__(self, core: Core) -> None:
         self.core = core
         self.parameters = list(core.parameters())
+        self._gradients: dict[Any, tuple[Tensor, ...]] = {}  # by layer and shape; overwritten by the next minibatch
 
     def forward(self, x: Tensor, state: State, resets: Tensor | None) -> Tensor:
         core = self.core
@@ -76,7 +77,11 @@ class _Recurrence:
         for layer in reversed(range(core.num_layers)):
             dx_here, learned, two = need_dx or layer > 0, core.reset == "learned", len(core.leaf_names) == 2
             need = [dx_here, False, False, learned, learned and two, True, True, core.bias, core.bias]
-            grads = native._run_backward(d, None, None, *self._kept[layer], core.reset == "detach", need)
+            kept, key = self._kept[layer], (layer, dy.shape)
+            grads = native._run_backward(
+                d, None, None, *kept, core.reset == "detach", need, into=self._gradients.get(key)
+            )
+            self._gradients[key] = grads
             for leaf, fill in zip(core.leaf_names, grads[3:5]):
                 starts[leaf].insert(0, fill)
             for name, grad in zip(core._names[layer], grads[5:]):

@@ -104,12 +104,15 @@ def _new_grads(x: Tensor, h0: Tensor, w_ih: Tensor, w_hh: Tensor, need: list[boo
     return tuple([x.new_empty(shape if needed else 0) for shape, needed in zip(shapes, need)])
 
 
-def _run_backward(dy: Tensor | None, dh_n: Tensor | None, dc_n: Tensor | None, *arguments: Any) -> tuple[Tensor, ...]:
-    """The tensors named in _KEPT, then `cut` and which of _GRADS are needed."""
+def _run_backward(
+    dy: Tensor | None, dh_n: Tensor | None, dc_n: Tensor | None, *arguments: Any, into: tuple[Tensor, ...] | None = None
+) -> tuple[Tensor, ...]:
+    """The tensors named in _KEPT, then `cut` and which of _GRADS are needed. `into`: what an earlier call of these sizes
+    gave, to be overwritten."""
     *kept, cut, need = arguments
     named = (*zip(("dy", "dh_n", "dc_n"), (dy, dh_n, dc_n)), *zip(_KEPT, kept))
     tensors = {name: tensor.contiguous() for name, tensor in named if tensor is not None}
-    grads = _new_grads(tensors["x"], tensors["h0"], tensors["w_ih"], tensors["w_hh"], need)
+    grads = into or _new_grads(tensors["x"], tensors["h0"], tensors["w_ih"], tensors["w_hh"], need)
     tensors.update({name: grad for name, grad, needed in zip(_GRADS, grads, need) if needed})
     native_library.run("backward", cut, tensors)
     return grads

@@ -117,11 +117,17 @@ GATE(2, LANES / 2)
 #endif
 #if LANES >= 16
 GATE(4, LANES / 4)
+GATE(8, LANES / 8)
 #endif
 
 static void gate_rows(const Term *terms, int count, int64_t hidden, int64_t batch, float *out, int64_t stride) {
     for (int64_t b = 0; b < batch;) {
 #if LANES >= 16
+        if (batch - b >= 8) {
+            gate_8(terms, count, hidden, b, out, stride);
+            b += 8;
+            continue;
+        }
         if (batch - b >= 4) {
             gate_4(terms, count, hidden, b, out, stride);
             b += 4;
