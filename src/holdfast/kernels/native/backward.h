@@ -129,7 +129,8 @@ INLINE void backward_step(const Backward *call, BackwardScratch *f, Sums *sums, 
 
     const int64_t h_slot = lstm ? 0 : padded;
     for (int64_t b = 0; b < active; b++) f->dg_rows[b] = dg + b * call->stride + h_slot;
-    product_rows(f->result, f->dg_rows, s->cell.gates * padded, f->w_h, padded, padded, NULL, f->dh, padded, active, !lstm);
+    product_rows(f->result, f->dg_rows, s->cell.gates * padded, f->w_h, padded, padded, NULL, f->dh, padded, active, !lstm,
+                 step % 2);
 }
 
 /* A group of spans side by side, aligned at their ends. */
@@ -167,7 +168,7 @@ INLINE void backward_group(const Backward *call, BackwardScratch *f, Sums *sums,
                 f->x_rows[n] = job->dx + f->at[n] * s->inputs;
             }
             product_rows(f->result, f->dg_rows, gate_columns, f->w_x, s->inputs, s->padded_inputs, (float *const *)f->x_rows, NULL, 0,
-                         rows, 0);
+                         rows, 0, 0);
         }
         if (job->dw_ih) {
             for (int64_t n = 0; n < rows; n++) f->x_rows[n] = job->x + f->at[n] * s->inputs;

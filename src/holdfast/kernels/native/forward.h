@@ -101,7 +101,8 @@ INLINE void forward_step(const Forward *call, ForwardScratch *f, const Span *spa
         const float *start = span->fresh ? call->fill_h : job->h0 + span->row * hidden;
         f->h_rows[b] = step ? job->y + ((span->begin + step - 1) * s->batch + span->row) * hidden : start;
     }
-    for (int64_t u = 0; u < s->units; u++) {
+    for (int64_t n = 0; n < s->units; n++) {
+        const int64_t u = step % 2 ? s->units - 1 - n : n; /* back and forth: what was read last is still in cache */
         const float *panel = f->w_h + u * hidden * gates * LANES;
         const int64_t unit = u * LANES, count = hidden - unit;
         for (int64_t i = 0; i < block_count(active); i++) {

@@ -154,7 +154,7 @@ static void backward_chunk(const PerceptronCall *call, PerceptronScratch *f, int
         if (l == 0 && !job->dx) continue;
         for (int64_t r = 0; r < rows; r++) f->rows[r] = d + r * stride;
         product_rows(f->result, f->rows, size, f->w[l], l ? padded_in : in, padded_in, NULL,
-                     l ? f->d[!now] : job->dx + from * in, l ? stride : in, rows, 0);
+                     l ? f->d[!now] : job->dx + from * in, l ? stride : in, rows, 0, 0);
     }
 }
 

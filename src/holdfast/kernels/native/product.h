@@ -132,11 +132,14 @@ INLINE void pack_transposed(float *out, int64_t out_stride, const float *rows, i
 }
 
 /* out[r] (+)= left[r] W for rows given by address; columns beyond `columns` are not touched. `weights` are panels of
- * columns, each [depth][vectors][LANES]; `out` NULL: rows of `out_stride` from `out_first` on. */
+ * columns, each [depth][vectors][LANES]; `out` NULL: rows of `out_stride` from `out_first` on. Every second time panels
+ * are best read in reverse: what was read last is still in cache. */
 INLINE void product_rows(float *result, const float *const *left, int64_t depth, const float *weights, int64_t columns,
                          int64_t padded, float *const *out, float *out_first, int64_t out_stride, int64_t rows,
-                         const int add) {
-    for (int64_t column = 0; column < padded; column += PANEL) {
+                         const int add, const int reverse) {
+    const int64_t last = (padded - 1) / PANEL * PANEL;
+    for (int64_t done = 0; done < padded; done += PANEL) {
+        const int64_t column = reverse ? last - done : done;
         const int64_t width = panel_vectors(padded, column);
         const float *panel = weights + column * depth;
         for (int64_t i = 0; i < block_count(rows); i++) {
