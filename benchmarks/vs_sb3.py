@@ -136,11 +136,14 @@ def speed(steps: int, repeats: int) -> list[dict[str, Any]]:
             )  # fmt: skip
             theirs.append(r["steps"] / r["cpu_seconds"])
         a, b = float(np.median(ours)), float(np.median(theirs))
+        pairs = [x / y for x, y in zip(ours, theirs)]
         rows.append(
-            {"hidden": hidden, "holdfast": a, "sb3_contrib": b, "ratio": a / b, "steps": steps, "repeats": repeats}
-        )
+            {"hidden": hidden, "holdfast": a, "sb3_contrib": b, "ratio": a / b, "steps": steps, "repeats": repeats,
+             "lowest_pair": min(pairs), "highest_pair": max(pairs)}
+        )  # fmt: skip
         print(
-            f"hidden {hidden:3d}: Holdfast {a:7.0f}, sb3-contrib {b:6.0f} steps per CPU-second: {a / b:.1f}x",
+            f"hidden {hidden:3d}: Holdfast {a:7.0f}, sb3-contrib {b:6.0f} steps per CPU-second: {a / b:.1f}x "
+            f"(pairs of runs {min(pairs):.1f}x to {max(pairs):.1f}x)",
             flush=True,
         )
     return rows
