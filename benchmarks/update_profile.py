@@ -25,6 +25,7 @@ import vs_sb3
 import holdfast as hf
 from holdfast import envs
 from holdfast.kernels import native
+from holdfast.kernels.native_adam import NativeAdam
 from holdfast.ppo import PPO, normalize_advantage, ppo_terms
 from holdfast.ppo_by_hand import ByHand
 from holdfast.saved_policy import policy_from
@@ -55,7 +56,9 @@ def profile(hidden: int) -> dict[str, dict[str, float]]:
     column = torch.tensor([3])
     batch = segment.select(column)
     by_hand = ByHand.of(policy, config)
-    assert by_hand is not None
+    ppo._step(batch, True)  # Adam's state is made in its first step
+    adam = NativeAdam.of(ppo.optimizer, ppo.parameters)
+    assert by_hand is not None and adam is not None
     feed, action = collector.feed, policy.act(collector.feed.obs, collector.feed.resets).action
 
     def with_kernel(kernel: str, run: Callable[[], Any]) -> Callable[[], Any]:
@@ -73,15 +76,24 @@ def profile(hidden: int) -> dict[str, dict[str, float]]:
         forward().loss.backward()
         ppo.optimizer.zero_grad(set_to_none=True)
 
+    def step() -> None:
+        ppo._adam = None
+        ppo._step(batch, True)
+
     def step_by_hand() -> None:
+        ppo._adam = adam
         ppo._step(batch, True, 1.0, by_hand)
 
     def optimise() -> None:
-        ppo._scale_gradients(0.5)
-        ppo.optimizer.step()
+        ppo._adam = None
+        ppo._descend()
+
+    def optimise_by_hand() -> None:
+        ppo._adam = adam
+        ppo._descend()
 
     three = {
-        "a minibatch, whole": (lambda: ppo._step(batch, True), step_by_hand),
+        "a minibatch, whole": (step, step_by_hand),
         "- the loss and its parts, forward": (forward, None),
         "- with gradients": (gradient, lambda: by_hand(batch, True)),
     }
@@ -92,7 +104,7 @@ def profile(hidden: int) -> dict[str, dict[str, float]]:
             runs["by hand"] = with_kernel("auto", hand)
         table[part] = quartiles(runs)
     step_by_hand()
-    table["- gradient norm and Adam"] = quartiles({"native": optimise})
+    table["- gradient norm and Adam"] = quartiles({"native": optimise, "by hand": optimise_by_hand})
     table["its columns, selected"] = quartiles({"native": lambda: segment.select(column)})
     act = lambda: policy.act(feed.obs, feed.resets)  # noqa: E731
     table["a rollout step, policy (8 environments)"] = quartiles(
