@@ -136,7 +136,8 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
     collector.shutdown()
     late = returns.mean_since(0.8 * returns.frames)
     print(f"mean return of the last fifth: {late:.1f}")
-    norm = float(sum(weight.detach().square().sum() for weight in loss_module.parameters()).sqrt())
+    with torch.no_grad():
+        norm = float(sum(weight.square().sum() for weight in loss_module.parameters()).sqrt())
     return {"first_kl": first_kl, "late_return": late, "weight_norm": norm}
 
 
