@@ -1,8 +1,8 @@
 """The gradient of PPO's loss on a CPU without autograd: each part of an `ActorCritic` forward, then backward, in C.
 
-A thin minibatch (one environment's 128 steps through 64 units) is half a millisecond of arithmetic; autograd's records,
-module calls and small operations around it take three times as long. The numbers are those of `ppo_terms` and
-`backward()`, to rounding. `fits` says for which policies; every other one goes through autograd.
+In a thin minibatch (one environment's 128 steps through 64 units) autograd's records, module calls and small operations
+take as long as the arithmetic (docs/cpu.md). The numbers are those of `ppo_terms` and `backward()`, to rounding.
+`ByHand.of` says for which policies; every other one goes through autograd.
 """
 
 from __future__ import annotations
