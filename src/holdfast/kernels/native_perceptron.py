@@ -1,6 +1,7 @@
 """A chain of linear layers with activations on a CPU in float32: one call of C forward, one backward.
 
-For small batches, where most of torch's time goes into calling it. There is no autograd here; `ppo_by_hand.py` calls both passes itself.
+For small batches, where most of torch's time goes into calling it. There is no autograd here; `ppo_by_hand.py` calls both
+passes itself.
 """
 
 from __future__ import annotations
