@@ -3,7 +3,7 @@
     python benchmarks/update_profile.py          # prints a table, writes benchmarks/results/update_profile.json
 
 portable: the kernel in plain PyTorch, gradients by autograd. native: the C kernel for the recurrence, the rest by
-autograd. by hand: heads, recurrence and objective in C, no autograd; what `hf.Trainer` does for an `hf.ActorCritic`.
+autograd. without autograd: heads, recurrence and objective in C; what `hf.Trainer` does for an `hf.ActorCritic`.
 The setting of vs_sb3.py: velocity-masked CartPole, separate actor and critic LSTM, heads 64-64, one thread. CPU
 microseconds, lower quartile of 60, the three ways in turn.
 """
@@ -27,7 +27,7 @@ from holdfast import envs
 from holdfast.kernels import native
 from holdfast.kernels.native_adam import NativeAdam
 from holdfast.ppo import PPO, normalize_advantage, ppo_terms
-from holdfast.ppo_by_hand import ByHand
+from holdfast.ppo_native import NativeGradient
 from holdfast.saved_policy import policy_from
 
 RESULTS = Path(__file__).parent / "results" / "update_profile.json"
@@ -55,10 +55,10 @@ def profile(hidden: int) -> dict[str, dict[str, float]]:
     segment = normalize_advantage(collector.rollout())
     column = torch.tensor([3])
     batch = segment.select(column)
-    by_hand = ByHand.of(policy, config)
+    native_gradient = NativeGradient.of(policy, config)
     ppo._step(batch, True)  # Adam's state is made in its first step
     adam = NativeAdam.of(ppo.optimizer, ppo.parameters)
-    assert by_hand is not None and adam is not None
+    assert native_gradient is not None and adam is not None
     feed, action = collector.feed, policy.act(collector.feed.obs, collector.feed.resets).action
 
     def with_kernel(kernel: str, run: Callable[[], Any]) -> Callable[[], Any]:
@@ -80,31 +80,31 @@ def profile(hidden: int) -> dict[str, dict[str, float]]:
         ppo._adam = None
         ppo._step(batch, True)
 
-    def step_by_hand() -> None:
+    def step_without_autograd() -> None:
         ppo._adam = adam
-        ppo._step(batch, True, 1.0, by_hand)
+        ppo._step(batch, True, 1.0, native_gradient)
 
     def optimise() -> None:
         ppo._adam = None
         ppo._descend()
 
-    def optimise_by_hand() -> None:
+    def optimise_in_c() -> None:
         ppo._adam = adam
         ppo._descend()
 
     three = {
-        "a minibatch, whole": (step, step_by_hand),
+        "a minibatch, whole": (step, step_without_autograd),
         "- the loss and its parts, forward": (forward, None),
-        "- with gradients": (gradient, lambda: by_hand(batch, True)),
+        "- with gradients": (gradient, lambda: native_gradient(batch, True)),
     }
     table = {}
     for part, (autograd, hand) in three.items():
         runs = {"portable": with_kernel("portable", autograd), "native": with_kernel("auto", autograd)}
         if hand is not None:
-            runs["by hand"] = with_kernel("auto", hand)
+            runs["without autograd"] = with_kernel("auto", hand)
         table[part] = quartiles(runs)
-    step_by_hand()
-    table["- gradient norm and Adam"] = quartiles({"native": optimise, "by hand": optimise_by_hand})
+    step_without_autograd()
+    table["- gradient norm and Adam"] = quartiles({"native": optimise, "without autograd": optimise_in_c})
     table["its columns, selected"] = quartiles({"native": lambda: segment.select(column)})
     act = lambda: policy.act(feed.obs, feed.resets)  # noqa: E731
     table["a rollout step, policy (8 environments)"] = quartiles(
@@ -118,7 +118,7 @@ def main() -> None:
     torch.set_num_threads(1)
     assert native.in_use(), native.status()["reason"]
     results = {hidden: profile(hidden) for hidden in (64, 256)}
-    ways = ("portable", "native", "by hand")
+    ways = ("portable", "native", "without autograd")
     heads = [f"hidden {hidden}, {way}" for hidden in results for way in ways]
     print(f"| CPU microseconds | {' | '.join(heads)} |\n|{' --- |' * (len(heads) + 1)}")
     for part in results[64]:

@@ -57,12 +57,12 @@ def test_the_table_has_every_part_of_an_update_and_the_parts_add_up(tmp_path: Pa
 
 
 def test_forward_and_backward_are_told_apart_where_autograd_runs_them(tmp_path: Path):
-    by_hand, by_autograd = hf.Profile(), hf.Profile()
-    hf.Trainer(config(tmp_path / "by_hand"), callbacks=[by_hand]).run()
+    native_gradient, by_autograd = hf.Profile(), hf.Profile()
+    hf.Trainer(config(tmp_path / "native_gradient"), callbacks=[native_gradient]).run()
     hf.Trainer(config(tmp_path / "by_autograd", precision="bf16"), callbacks=[by_autograd]).run()
     whole = "    forward and backward"
     if native.status()["kernel"] == "native":
-        assert f"{whole} (without autograd)" in milliseconds(by_hand.report)
+        assert f"{whole} (without autograd)" in milliseconds(native_gradient.report)
     found = milliseconds(by_autograd.report)
     assert found["      forward"] + found["      loss and backward"] == pytest.approx(found[whole], rel=0.05)
 

@@ -17,7 +17,7 @@ from holdfast.config import TrainConfig
 from holdfast.distributed import ALONE, Ranks
 from holdfast.kernels.native_adam import NativeAdam
 from holdfast.policy import RecurrentPolicy
-from holdfast.ppo_by_hand import ByHand
+from holdfast.ppo_native import NativeGradient
 from holdfast.ppo_objective import ClippedObjective
 from holdfast.state import State, tree_map
 
@@ -118,8 +118,8 @@ class PPO:
         if config.normalize_advantage:
             segment = normalize_advantage(segment, self.ranks)
         batch = segment.columns(config.bptt)
-        graphed, by_hand = self._graphed(batch, all_valid), self._by_hand()
-        self._adam = None if by_hand is None else NativeAdam.of(self.optimizer, self.parameters)
+        graphed, native_gradient = self._graphed(batch, all_valid), self._native_gradient()
+        self._adam = None if native_gradient is None else NativeAdam.of(self.optimizer, self.parameters)
         sums, count = torch.zeros(7, device=device), 0
         for epoch in range(config.epochs):
             if config.refresh_states and epoch > 0 and batch is not segment:
@@ -133,7 +133,7 @@ class PPO:
                     sums += graphed(columns, share)
                 else:
                     part = batch if columns is None else batch.select(columns)
-                    sums += self._step(part, all_valid, share, by_hand)
+                    sums += self._step(part, all_valid, share, native_gradient)
                 count += 1
             if config.target_kl is not None:
                 kl, skipped = self.ranks.sum(sums - before)[[4, 6]].tolist()
@@ -150,10 +150,10 @@ class PPO:
         metrics["train/epochs"] = float(epoch + 1)
         return metrics
 
-    def _by_hand(self) -> ByHand | None:
+    def _native_gradient(self) -> NativeGradient | None:
         """The gradient without autograd; None where that cannot be."""
         alone = self.training_leg is self.policy and not self.ranks.joined and self.autocast is None
-        return ByHand.of(self.policy, self.config) if alone else None
+        return NativeGradient.of(self.policy, self.config) if alone else None
 
     def _graphed(self, batch: Segment, all_valid: bool) -> Any:
         """The minibatch as a CUDA graph, loaded with this rollout; None where that cannot be."""
@@ -188,12 +188,14 @@ class PPO:
         mine = torch.stack([(valid if c is None else valid.index_select(1, c)).sum() for c in minibatches]).double()
         return list((self.ranks.size * mine / self.ranks.sum(mine).clamp(min=1)).float())
 
-    def _step(self, batch: Segment, all_valid: bool, share: Any = 1.0, by_hand: ByHand | None = None) -> Tensor:
+    def _step(
+        self, batch: Segment, all_valid: bool, share: Any = 1.0, native_gradient: NativeGradient | None = None
+    ) -> Tensor:
         """One optimiser step. Its terms, and whether it was skipped; those of all ranks add up to the minibatch's."""
-        if by_hand is None:
+        if native_gradient is None:
             terms = self._gradients(batch, all_valid, share)
         else:
-            terms = PPOTerms(*by_hand(batch, all_valid))
+            terms = PPOTerms(*native_gradient(batch, all_valid))
         if self.ranks.joined and self.training_leg is self.policy:  # no wrapper has averaged them
             for p in self.parameters:
                 if p.grad is not None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from holdfast import profile_report, rank_metrics, replay_check, telemetry
-from holdfast.ppo_by_hand import ByHand
+from holdfast.ppo_native import NativeGradient
 from holdfast.profile_clock import PartClock, Place, named, wrapped
 from holdfast.profile_report import Timed
 from holdfast.profile_trace import Trace
@@ -272,9 +272,14 @@ def _places(trainer: Trainer) -> list[Place]:
         (minibatch_graph, "_average", "averaging gradients over ranks", after is not None),
         (after, "replay", "optimiser (one CUDA graph)", after is not None),
         (ppo, "_step", "minibatch", True),
-        (ByHand, "__call__", "forward and backward (without autograd)", True),
+        (NativeGradient, "__call__", "forward and backward (without autograd)", True),
         (ppo, "_gradients", "forward and backward", True),
-        (ppo.training_leg, "forward", "forward", ppo._by_hand() is None),  # a policy with other methods is not its kind
+        (
+            ppo.training_leg,
+            "forward",
+            "forward",
+            ppo._native_gradient() is None,
+        ),  # a policy with other methods is not its kind
         (ppo, "_descend", "clipping and optimiser step", True),
         (trainer, "_staleness", "staleness of states", True),
         (trainer.reward_scale, "update", "reward statistics", trainer.reward_scale is not None),

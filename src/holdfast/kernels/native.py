@@ -87,7 +87,7 @@ def _new_outputs(x: Tensor, w_hh: Tensor, is_lstm: bool, keep: bool) -> tuple[Te
     )
 
 
-def _run_forward(*arguments: Any) -> tuple[Tensor, ...]:
+def run_forward(*arguments: Any) -> tuple[Tensor, ...]:
     """The tensors named in _INPUTS, then `cut` and `keep`: whether the backward will want gates and cells."""
     *inputs, cut, keep = arguments
     tensors = {name: tensor.contiguous() for name, tensor in zip(_INPUTS, inputs) if tensor is not None}
@@ -104,7 +104,7 @@ def _new_grads(x: Tensor, h0: Tensor, w_ih: Tensor, w_hh: Tensor, need: list[boo
     return tuple([x.new_empty(shape if needed else 0) for shape, needed in zip(shapes, need)])
 
 
-def _run_backward(
+def run_backward(
     dy: Tensor | None, dh_n: Tensor | None, dc_n: Tensor | None, *arguments: Any, into: tuple[Tensor, ...] | None = None
 ) -> tuple[Tensor, ...]:
     """The tensors named in _KEPT, then `cut` and which of _GRADS are needed. `into`: what an earlier call of these sizes
@@ -138,7 +138,7 @@ def _grad(
 class _Eager(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, ...]:
-        output = _run_forward(*inputs)
+        output = run_forward(*inputs)
         _save(ctx, inputs, output)
         y, h_n, c_n, _, cells = output
         ctx.mark_non_differentiable(cells)
@@ -149,7 +149,7 @@ class _Eager(torch.autograd.Function):
     def backward(
         ctx: Any, dy: Tensor | None, dh_n: Tensor | None, dc_n: Tensor | None, _: Any
     ) -> tuple[Tensor | None, ...]:
-        return _grad(_run_backward, ctx, dy, dh_n, dc_n)
+        return _grad(run_backward, ctx, dy, dh_n, dc_n)
 
 
 @custom_op("holdfast::native_forward", mutates_args=())
@@ -167,7 +167,7 @@ def _forward(
     cut: bool,
     keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    return _run_forward(x, h0, c0, resets, fill_h, fill_c, w_ih, w_hh, b_ih, b_hh, cut, keep)  # type: ignore[return-value]
+    return run_forward(x, h0, c0, resets, fill_h, fill_c, w_ih, w_hh, b_ih, b_hh, cut, keep)  # type: ignore[return-value]
 
 
 @_forward.register_fake
@@ -194,7 +194,7 @@ def _backward(
     cut: bool,
     need: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    grads = _run_backward(dy, dh_n, dc_n, x, h0, c0, resets, fill_h, fill_c, w_ih, w_hh, y, gates, cells, cut, need)
+    grads = run_backward(dy, dh_n, dc_n, x, h0, c0, resets, fill_h, fill_c, w_ih, w_hh, y, gates, cells, cut, need)
     return grads  # type: ignore[return-value]
 
 
@@ -215,7 +215,7 @@ def _sequence(*arguments: Any, cells: bool = False) -> Any:
     grad = torch.is_grad_enabled() and any([isinstance(a, Tensor) and a.requires_grad for a in arguments])
     if torch.compiler.is_compiling():
         return _forward(*arguments, grad or cells)
-    return _Eager.apply(*arguments, grad) if grad else _run_forward(*arguments, cells)  # type: ignore[no-untyped-call]
+    return _Eager.apply(*arguments, grad) if grad else run_forward(*arguments, cells)  # type: ignore[no-untyped-call]
 
 
 def lstm(

@@ -1,6 +1,6 @@
 """A chain of linear layers with activations on a CPU in float32: one call of C forward, one backward.
 
-For small batches, where most of torch's time goes into calling it. There is no autograd here; `ppo_by_hand.py` calls both
+For small batches, where most of torch's time goes into calling it. There is no autograd here; `ppo_native.py` calls both
 passes itself.
 """
 

@@ -17,14 +17,12 @@ import holdfast as hf
 from holdfast.actor_critic import ActorCritic
 from holdfast.collect import Segment
 from holdfast.config import TrainConfig
-from holdfast.kernels import native_library
+from holdfast.kernels import native
 from holdfast.ppo import PPO, PPOTerms, ppo_terms
-from holdfast.ppo_by_hand import ByHand
+from holdfast.ppo_native import NativeGradient
 from holdfast.state import tree_map
 
-pytestmark = pytest.mark.skipif(
-    native_library.load().handle is None, reason=f"no native kernel: {native_library.load().reason}"
-)
+pytestmark = pytest.mark.skipif(not native.in_use(), reason=f"no native kernel: {native.status()['reason']}")
 
 ACTIONS: dict[str, spaces.Space[Any]] = {
     "discrete": spaces.Discrete(3),
@@ -83,11 +81,11 @@ def in_float64(segment: Segment) -> Segment:
 
 
 def check_against_autograd(policy: ActorCritic, segment: Segment, config: TrainConfig, all_valid: bool) -> None:
-    by_hand = ByHand.of(policy, config)
-    assert by_hand is not None
+    native_gradient = NativeGradient.of(policy, config)
+    assert native_gradient is not None
     for p in policy.parameters():
         p.grad = torch.full_like(p, torch.nan)  # what was there before does not matter
-    terms = PPOTerms(*by_hand(segment, all_valid))
+    terms = PPOTerms(*native_gradient(segment, all_valid))
 
     exact = copy.deepcopy(policy).double()
     exact.zero_grad()
@@ -163,7 +161,7 @@ def test_a_whole_update_ends_at_the_weights_of_autograds(monkeypatch: pytest.Mon
     second = copy.deepcopy(first)
     segment = a_segment(first, 16, 4)
     metrics = PPO(first, config).update(segment, 0.0)
-    monkeypatch.setattr(ByHand, "of", lambda policy, config: None)
+    monkeypatch.setattr(NativeGradient, "of", lambda policy, config: None)
     expected = PPO(second, config).update(segment, 0.0)
     for p, q in zip(first.parameters(), second.parameters()):
         torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-5)
@@ -192,8 +190,8 @@ def test_a_nan_in_a_step_that_does_not_count_does_no_harm():
     segment.valid[3, 1] = False
     for name in ("advantage", "returns", "log_prob", "value"):
         getattr(segment, name)[3, 1] = torch.nan
-    by_hand = ByHand.of(policy, TrainConfig())
-    assert by_hand is not None and all(term.isfinite() for term in by_hand(segment, False))
+    native_gradient = NativeGradient.of(policy, TrainConfig())
+    assert native_gradient is not None and all(term.isfinite() for term in native_gradient(segment, False))
     assert all(p.grad is not None and p.grad.isfinite().all() for p in policy.parameters())
 
 
@@ -254,23 +252,23 @@ LEFT_TO_AUTOGRAD = {
 
 
 @pytest.mark.parametrize("case", LEFT_TO_AUTOGRAD)
-def test_what_cannot_be_had_by_hand_is_left_to_autograd(case: str):
-    assert ByHand.of(LEFT_TO_AUTOGRAD[case](), TrainConfig()) is None
-    assert ByHand.of(a_policy(), TrainConfig()) is not None, "or else this test would show nothing"
+def test_what_cannot_be_had_here_is_left_to_autograd(case: str):
+    assert NativeGradient.of(LEFT_TO_AUTOGRAD[case](), TrainConfig()) is None
+    assert NativeGradient.of(a_policy(), TrainConfig()) is not None, "or else this test would show nothing"
 
 
 def test_debugging_and_anomaly_detection_are_left_to_autograd():
     policy = a_policy()
     with torch.autograd.detect_anomaly(check_nan=False):
-        assert ByHand.of(policy, TrainConfig()) is None
+        assert NativeGradient.of(policy, TrainConfig()) is None
     hf.debug(True)
     try:
-        assert ByHand.of(policy, TrainConfig()) is None
+        assert NativeGradient.of(policy, TrainConfig()) is None
     finally:
         hf.debug(False)
 
 
 def test_without_the_native_kernel_everything_is_left_to_autograd(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HOLDFAST_CPU_KERNEL", "portable")
-    assert ByHand.of(a_policy(), TrainConfig()) is None
-    assert ByHand.of(a_policy(core=None), TrainConfig()) is None
+    assert NativeGradient.of(a_policy(), TrainConfig()) is None
+    assert NativeGradient.of(a_policy(core=None), TrainConfig()) is None

@@ -2,7 +2,7 @@
 
 In a thin minibatch (one environment's 128 steps through 64 units) autograd's records, module calls and small operations
 take as long as the arithmetic (docs/cpu.md). The numbers are those of `ppo_terms` and `backward()`, to rounding.
-`ByHand.of` says for which policies; every other one goes through autograd.
+`NativeGradient.of` says for which policies; every other one goes through autograd.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class _Recurrence:
             mask, fills = core._reset_arguments(layer, resets)
             h, c = (state[leaf][:, layer] if leaf in state else None for leaf in ("h", "c"))
             inputs = (x, h, c, mask, fills[0], fills[-1] if c is not None else None, *core._weights(layer, x.dtype))
-            y, _, _, gates, cells = native._run_forward(*inputs, core.reset == "detach", True)
+            y, _, _, gates, cells = native.run_forward(*inputs, core.reset == "detach", True)
             self._kept.append((*inputs[:8], y, gates, cells))
             x = y
         return x
@@ -78,7 +78,7 @@ class _Recurrence:
             dx_here, learned, two = need_dx or layer > 0, core.reset == "learned", len(core.leaf_names) == 2
             need = [dx_here, False, False, learned, learned and two, True, True, core.bias, core.bias]
             kept, key = self._kept[layer], (layer, dy.shape)
-            grads = native._run_backward(
+            grads = native.run_backward(
                 d, None, None, *kept, core.reset == "detach", need, into=self._gradients.get(key)
             )
             self._gradients[key] = grads
@@ -93,8 +93,8 @@ class _Recurrence:
         return d
 
 
-class ByHand:
-    """`ByHand(policy, config)(segment, all_valid)` leaves gradients in the policy's parameters; terms as `ppo_terms`'."""
+class NativeGradient:
+    """`NativeGradient(policy, config)(segment, all_valid)` leaves gradients in the policy's parameters; terms as `ppo_terms`'."""
 
     def __init__(self, policy: ActorCritic, config: TrainConfig) -> None:
         self.policy, self.config = policy, config
@@ -105,9 +105,9 @@ class ByHand:
         self.critic = _Layers(policy.critic_head, policy.critic)
 
     @staticmethod
-    def of(policy: nn.Module, config: TrainConfig) -> ByHand | None:
+    def of(policy: nn.Module, config: TrainConfig) -> NativeGradient | None:
         """For policies whose gradients can be had here, where nobody would miss autograd's."""
-        return ByHand(policy, config) if isinstance(policy, ActorCritic) and _fits(policy) else None
+        return NativeGradient(policy, config) if isinstance(policy, ActorCritic) and _fits(policy) else None
 
     @torch.no_grad()
     def __call__(self, segment: Segment, all_valid: bool) -> tuple[Tensor, ...]:
