@@ -19,7 +19,7 @@ class NativeKernelHook(BuildHookInterface):  # type: ignore[type-arg]
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         if version == "editable" or os.environ.get("HOLDFAST_CPU_KERNEL") == "portable":
             return
-        native_build = self._load("src/holdfast/kernels/native_build.py")
+        native_build = self._load("src/holdfast/kernels/cpu/build.py")
         compiler = native_build.find_compiler()
         if compiler is None:
             self.app.display_warning("no C compiler: a wheel without the compiled CPU kernel")
@@ -27,7 +27,7 @@ class NativeKernelHook(BuildHookInterface):  # type: ignore[type-arg]
         library = Path(self.root) / "build" / native_build.PREBUILT.name
         library.parent.mkdir(exist_ok=True)
         native_build.compile_library(library, compiler)
-        build_data["force_include"][str(library)] = f"holdfast/kernels/native/{library.name}"
+        build_data["force_include"][str(library)] = f"holdfast/kernels/cpu/c/{library.name}"
         build_data["pure_python"] = False
         # Any Python 3 will do, since the library knows nothing of Python: only the platform matters.
         build_data["tag"] = "py3-none-" + sysconfig.get_platform().replace("-", "_").replace(".", "_")

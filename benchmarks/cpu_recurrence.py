@@ -29,7 +29,7 @@ from recurrence_steps import step_rows, step_table
 from rich.console import Console
 from rich.table import Table
 
-from holdfast.kernels import native
+from holdfast.kernels.cpu import recurrence as native
 
 SHAPES = ("64,128,0", "64,128,.01", "64,128,.1", "8,128,.01", "8,128,.1", "8,2048,.01")
 GRID = [f"{b},{t},{p}" for b, t in ((1, 128), (8, 16), (8, 128), (64, 128), (256, 64), (8, 2048)) for p in (0.01, 0.1)]

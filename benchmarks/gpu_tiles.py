@@ -16,8 +16,11 @@ from typing import Any
 import torch
 from gpu_recurrence import SHAPES
 
-from holdfast.kernels import cuda_kernels, cuda_plans, cuda_recurrence, cuda_tiles
-from holdfast.kernels.cuda_tiles import Tile
+from holdfast.kernels.cuda import kernels as cuda_kernels
+from holdfast.kernels.cuda import plans as cuda_plans
+from holdfast.kernels.cuda import recurrence as cuda_recurrence
+from holdfast.kernels.cuda import tiles as cuda_tiles
+from holdfast.kernels.cuda.tiles import Tile
 
 ROWS = ((1, 1, 1), (1, 1, 2), (2, 1, 1), (2, 1, 2), (2, 1, 4), (2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 2))
 PIPELINES = ((64, 3), (64, 4), (128, 2), (256, 2))

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.run_log import read_progress
+from holdfast.runs.log import read_progress
 
 OUT = Path(__file__).parent / "results" / "nccl_one_rank.json"
 

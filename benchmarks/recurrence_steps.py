@@ -16,7 +16,7 @@ from rich.table import Table
 from torch import nn
 
 import holdfast as hf
-from holdfast.kernels import native
+from holdfast.kernels.cpu import recurrence as native
 
 BATCH, HIDDEN, PATTERNS = 64, 128, 40
 ROUNDS_PER_REPEAT = 4

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 import holdfast as hf
-from holdfast.run_log import MAX_ROWS, read_progress
+from holdfast.runs.log import MAX_ROWS, read_progress
 
 RESULTS = Path(__file__).parent / "results"
 LARGEST_FILE = 32 * 2**20  # bytes; what no file of a run of this size may exceed

@@ -24,11 +24,11 @@ import vs_sb3
 
 import holdfast as hf
 from holdfast import envs
-from holdfast.kernels import native
-from holdfast.kernels.native_adam import NativeAdam
-from holdfast.ppo import PPO, normalize_advantage, ppo_terms
-from holdfast.ppo_native import NativeGradient
-from holdfast.saved_policy import policy_from
+from holdfast.algorithms.ppo import PPO, normalize_advantage, ppo_terms
+from holdfast.engines.native import NativeGradient
+from holdfast.kernels.cpu import recurrence as native
+from holdfast.kernels.cpu.adam import NativeAdam
+from holdfast.runs.saved_policy import policy_from
 
 RESULTS = Path(__file__).parent / "results" / "update_profile.json"
 REPEATS = 60

@@ -37,8 +37,8 @@ def holdfast_run(config: Any, until: Any) -> dict[str, Any]:
     """Train until `until(steps, recent_returns, cpu_seconds)`; CPU-seconds, steps, returns of finished episodes."""
     import holdfast as hf
     from holdfast import envs
-    from holdfast.ppo import PPO
-    from holdfast.saved_policy import policy_from
+    from holdfast.algorithms.ppo import PPO
+    from holdfast.runs.saved_policy import policy_from
 
     torch.manual_seed(config.seed)
     env = envs.make(config.env, config.num_envs, mask_velocity=config.mask_velocity)

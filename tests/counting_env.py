@@ -16,7 +16,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from torch import Tensor, nn
 
 import holdfast as hf
-from holdfast.heads import Categorical
+from holdfast.policies.heads import Categorical
 from holdfast.state import RowShape, State
 
 MODES = (AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED)

@@ -21,14 +21,14 @@ import torch
 import torch.distributed as dist
 
 import holdfast as hf
-from holdfast import ppo
-from holdfast.distributed import Ranks
-from holdfast.encoders import Vector
-from holdfast.ppo import PPO, normalize_advantage
-from holdfast.reward_scale import RewardScale
+from holdfast.algorithms import ppo
+from holdfast.algorithms.ppo import PPO, normalize_advantage
+from holdfast.distributed.ranks import Ranks
+from holdfast.policies.encoders import Vector
+from holdfast.rollout.reward_scale import RewardScale
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["holdfast.trainer", "torch.nn.parallel", "torch._dynamo"])
+_context.set_forkserver_preload(["holdfast.training.trainer", "torch.nn.parallel", "torch._dynamo"])
 
 
 def run_ranks(size: int, job: Callable[..., Any], *args: Any) -> list[Any]:

@@ -46,7 +46,7 @@ def test_the_readme_shows_a_policy_and_both_legs_in_under_40_lines_without_state
 
 
 def test_the_commands_of_the_readme_exist():
-    from holdfast import cli
+    from holdfast.cli import commands as cli
 
     makefile = (ROOT / "Makefile").read_text()
     for block in re.findall(r"```\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL):
@@ -76,7 +76,7 @@ def test_the_training_page_runs(short_trainings):
 
 def test_the_training_page_names_every_metric_that_a_run_writes(short_trainings):
     import holdfast as hf
-    from holdfast.run_log import read_progress
+    from holdfast.runs.log import read_progress
 
     run = hf.Trainer(hf.TrainConfig.preset("repeat-previous-easy")).run().run_dir
     page = (ROOT / "docs/training.md").read_text()

@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributions import Categorical
 
 import holdfast as hf
-from holdfast.heads import MultiCategorical
+from holdfast.policies.heads import MultiCategorical
 
 OBS, VERBS, OBJECTS, HIDDEN, ENVS, STEPS = 6, 3, 5, 16, 4, 24
 

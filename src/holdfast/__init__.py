@@ -6,40 +6,41 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from holdfast.checks import debug
+from holdfast.cores import GRU, LSTM, Core, Memoryless, Parallel, Stack
+from holdfast.memory import Memory
+from holdfast.policies.base import Evaluation, RecurrentPolicy, Step
+from holdfast.rollout.advantages import gae, resets_from
 
 # Not lazily: importing a module named like its function would otherwise put the module in the function's place.
-from holdfast.collect import Collector, Segment, collect
-from holdfast.cores import GRU, LSTM, Core, Memoryless, Parallel, Stack
-from holdfast.gae import gae, resets_from
-from holdfast.memory import Memory
-from holdfast.policy import Evaluation, RecurrentPolicy, Step
+from holdfast.rollout.collector import Collector, collect
+from holdfast.rollout.segment import Segment
 
 if TYPE_CHECKING:
     from holdfast import doctor as doctor
-    from holdfast.actor_critic import ActorCritic
+    from holdfast.algorithms.ppo import ppo_loss
     from holdfast.config import TrainConfig
-    from holdfast.evaluation import evaluate
-    from holdfast.export import export_policy
-    from holdfast.ppo import ppo_loss
-    from holdfast.profile import Profile
-    from holdfast.runner import Runner
-    from holdfast.saved_policy import load
-    from holdfast.trainer import Callback, Trainer
+    from holdfast.deploy.export import export_policy
+    from holdfast.deploy.runner import Runner
+    from holdfast.policies.actor_critic import ActorCritic
+    from holdfast.profiling.profile import Profile
+    from holdfast.runs.saved_policy import load
+    from holdfast.training.evaluation import evaluate
+    from holdfast.training.trainer import Callback, Trainer
 
 __version__ = "0.1.0"
 
 # What needs gymnasium or more is imported when it is first used: `import holdfast` costs little more than torch.
 _LAZY = {
-    "ActorCritic": "holdfast.actor_critic",
-    "Callback": "holdfast.trainer",
-    "Profile": "holdfast.profile",
-    "Runner": "holdfast.runner",
+    "ActorCritic": "holdfast.policies.actor_critic",
+    "Callback": "holdfast.training.trainer",
+    "Profile": "holdfast.profiling.profile",
+    "Runner": "holdfast.deploy.runner",
     "TrainConfig": "holdfast.config",
-    "Trainer": "holdfast.trainer",
-    "evaluate": "holdfast.evaluation",
-    "export_policy": "holdfast.export",
-    "load": "holdfast.saved_policy",
-    "ppo_loss": "holdfast.ppo",
+    "Trainer": "holdfast.training.trainer",
+    "evaluate": "holdfast.training.evaluation",
+    "export_policy": "holdfast.deploy.export",
+    "load": "holdfast.runs.saved_policy",
+    "ppo_loss": "holdfast.algorithms.ppo",
     "doctor": "holdfast.doctor",
 }
 

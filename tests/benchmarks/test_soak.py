@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.run_log import RunLog
+from holdfast.runs.log import RunLog
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 MB = 2**20

@@ -6,7 +6,7 @@ import sys
 import pytest
 from patients.sb3_policies import shipped
 
-from holdfast.doctor.command import find, main
+from holdfast.cli.doctor import find, main
 
 MODULE = """
 import torch

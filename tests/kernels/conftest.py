@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.kernels import native_build, native_library
+from holdfast.kernels.cpu import build as native_build
+from holdfast.kernels.cpu import library as native_library
 
 
 @pytest.fixture(params=native_build.isas())

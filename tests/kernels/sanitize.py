@@ -7,7 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from holdfast.kernels import native_build
+from holdfast.kernels.cpu import build as native_build
 
 TOOLS = {
     "address, undefined behaviour": ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"],

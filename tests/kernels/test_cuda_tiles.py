@@ -2,7 +2,7 @@
 
 import pytest
 
-from holdfast.kernels.cuda_tiles import Tile, choose_tile, step_tile, tile_for
+from holdfast.kernels.cuda.tiles import Tile, choose_tile, step_tile, tile_for
 
 H200 = {"processors": 132, "shared_bytes": 232448}
 BATCHES = (1, 8, 200, 1000, 2000, 3000, 65536)

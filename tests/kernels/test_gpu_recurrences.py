@@ -149,7 +149,8 @@ def test_a_core_compiles_without_a_break_and_computes_what_eager_mode_does(name:
 
 
 def test_sequences_of_many_lengths_share_their_kernels() -> None:
-    from holdfast.kernels import cuda_kernels, gpu
+    from holdfast.kernels import gpu
+    from holdfast.kernels.cuda import kernels as cuda_kernels
 
     values = _inputs("gru", (3, 40, 8, 32), 0.1, False)
     gpu.gru(**values)

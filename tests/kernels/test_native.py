@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import holdfast as hf
-from holdfast.kernels import native, native_library, reference
+from holdfast.kernels import reference
+from holdfast.kernels.cpu import library as native_library
+from holdfast.kernels.cpu import recurrence as native
 
 pytestmark = pytest.mark.skipif(
     native_library.load().handle is None, reason=f"no native kernel: {native_library.load().reason}"

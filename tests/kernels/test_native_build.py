@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.kernels import native, native_build, native_library
+from holdfast.kernels.cpu import build as native_build
+from holdfast.kernels.cpu import library as native_library
+from holdfast.kernels.cpu import recurrence as native
 
 needs_compiler = pytest.mark.skipif(native_build.find_compiler() is None, reason="no C compiler on PATH")
 
@@ -25,7 +27,7 @@ print(module.library_path())
 
 RUN = """
 import torch, holdfast as hf
-from holdfast.kernels import native
+from holdfast.kernels.cpu import recurrence as native
 x, resets = torch.randn(5, 3, 4), torch.rand(5, 3) < 0.3
 for _ in range(2):
     hf.LSTM(4, 6)(x, None, resets)[0].sum().backward()

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from holdfast.heads import Categorical
-from holdfast.kernels import native_library
-from holdfast.kernels.native_adam import NativeAdam
-from holdfast.kernels.native_objective import clipped
-from holdfast.kernels.native_perceptron import MAX_LAYERS, Perceptron, layers_of
-from holdfast.ppo_objective import ClippedObjective
+from holdfast.engines.objective import ClippedObjective
+from holdfast.kernels.cpu import library as native_library
+from holdfast.kernels.cpu.adam import NativeAdam
+from holdfast.kernels.cpu.objective import clipped
+from holdfast.kernels.cpu.perceptron import MAX_LAYERS, Perceptron, layers_of
+from holdfast.policies.heads import Categorical
 
 pytestmark = pytest.mark.skipif(
     native_library.load().handle is None, reason=f"no native kernel: {native_library.load().reason}"

@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from holdfast import checkpoint
-from holdfast.run_log import read_progress
+from holdfast.runs import checkpoint
+from holdfast.runs.log import read_progress
 
 KILLS, UPDATES = 6, 400
 FLAGS = f"""--env holdfast/TMaze-v0 --hidden-size 8 --num-envs 12 --num-steps 8 --minibatches 2 --epochs 1 --device cpu
@@ -26,7 +26,8 @@ FLAGS = f"""--env holdfast/TMaze-v0 --hidden-size 8 --num-envs 12 --num-steps 8 
 MORTAL = """
 import os, signal, sys
 from pathlib import Path
-from holdfast import cli, trainer
+from holdfast.cli import commands as cli
+from holdfast.training import trainer
 one_update = trainer.Trainer._one_update
 def mortal(self):
     if os.environ["RANK"] == "1" and self.update == 7 and not Path("died").exists():

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from holdfast.integrations import entries
 from holdfast.integrations.lstm_wrapper import LSTMWrapper
 from holdfast.memory import EnvIds, Memory
-from holdfast.policy import RecurrentPolicy
+from holdfast.policies.base import RecurrentPolicy
 from holdfast.state import State, tree_map
 
 __all__ = ["LSTMWrapper", "TensorDictPolicy"]

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from holdfast.kernels import native, portable, reference
+from holdfast.kernels import portable, reference
+from holdfast.kernels.cpu import recurrence as native
 
 if TYPE_CHECKING:
     from holdfast.cores.gated import GatedCore

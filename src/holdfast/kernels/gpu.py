@@ -10,8 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from holdfast.kernels import cuda_step, gpu_gru, gpu_lstm, portable
-from holdfast.kernels.cuda_step import gru_step, lstm_step
+from holdfast.kernels import gpu_gru, gpu_lstm, portable
+from holdfast.kernels.cuda import step as cuda_step
+from holdfast.kernels.cuda.step import gru_step, lstm_step
 from holdfast.kernels.gpu_backend import has_backend
 
 __all__ = ["gru", "gru_step", "lstm", "lstm_step", "supports", "supports_step"]

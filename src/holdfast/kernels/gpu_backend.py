@@ -8,8 +8,8 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from holdfast.kernels import cuda_recurrence
-from holdfast.kernels.triton_tiles import LARGEST_HIDDEN
+from holdfast.kernels.cuda import recurrence as cuda_recurrence
+from holdfast.kernels.triton.tiles import LARGEST_HIDDEN
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -33,6 +33,6 @@ def backend(gates: int, hidden_size: int, device: torch.device) -> ModuleType:
             f"no GPU kernel takes hidden size {hidden_size} on {device}: multiples of 8 up to 1024 on compute "
             f"capability 8.0 and above, or any size up to {LARGEST_HIDDEN}; use the portable kernel"
         )
-    from holdfast.kernels import triton_layer  # Triton is imported only where it runs
+    from holdfast.kernels.triton import layer as triton_layer  # Triton is imported only where it runs
 
     return triton_layer

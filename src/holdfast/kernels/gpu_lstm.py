@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from holdfast.kernels.fp16_layout import kept_layout
 from holdfast.kernels.gpu_backend import backend
-from holdfast.kernels.half_products import kept_layout
 
 
 def _forward(x, h0, c0, resets, fill_h, fill_c, w_ih, w_hh, b_ih, b_hh, cut, save):

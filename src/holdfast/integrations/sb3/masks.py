@@ -15,7 +15,7 @@ from sb3_contrib.common.maskable.utils import get_action_masks
 from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor
 
-from holdfast.heads import check_mask
+from holdfast.policies.heads import check_mask
 
 
 class MaskedStates(NamedTuple):

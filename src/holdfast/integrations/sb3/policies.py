@@ -27,10 +27,10 @@ from sb3_contrib.common.recurrent.type_aliases import RNNStates
 from stable_baselines3.common.distributions import Distribution
 from torch import Tensor, nn
 
-from holdfast.actor_critic import CORES
 from holdfast.cores import LSTM, Core
 from holdfast.integrations.sb3 import state_pairs
 from holdfast.integrations.sb3.masks import MaskedStates, MaskSource, masked_logits
+from holdfast.policies.actor_critic import CORES
 
 
 class CorePolicy(RecurrentActorCriticPolicy):

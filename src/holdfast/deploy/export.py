@@ -1,0 +1,247 @@
+"""`holdfast export`: a trained policy as one file for other programs, with memory as named inputs and outputs.
+
+    export_policy(policy, "policy.onnx")       # onnxruntime, in any language; or "policy.pt2": torch.export.load
+
+The file holds weights, normaliser, and a description of its inputs and outputs; beside it lies a short program that
+shows its use. Before it gets its name it is run against the policy. What is traced is in `export_graph.py`.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+import re
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from holdfast.deploy.export_graph import ExportError, plain_copy, quietly, trace
+from holdfast.deploy.export_usage import usage_program
+from holdfast.deploy.exported_signature import KEY, Signature, sample_observations
+from holdfast.deploy.runner import Runner
+from holdfast.policies.base import RecurrentPolicy
+from holdfast.state import leaves, tree_map
+
+FORMATS = ("onnx", "pt2")
+TOLERANCE = 1e-4  # between the file and the policy, in units of the larger of 1 and the value
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What `export_policy` wrote."""
+
+    path: Path
+    usage: Path
+    """A program that shows the file's use."""
+    signature: Signature
+    difference: float
+    """Largest between the file's and the policy's numbers over some steps with random resets."""
+
+
+def export_policy(
+    policy: RecurrentPolicy,
+    path: str | Path,
+    format: str | None = None,
+    *,
+    masks: bool = False,
+    example_obs: Any = None,
+    action_space: Any = None,
+    about: dict[str, Any] | None = None,
+) -> Exported:
+    """Write one step of `policy` to `path`; the format is the suffix's unless given.
+
+    masks: take action masks as an input. example_obs: a batch of observations, for a policy that has no
+    `observation_space`. action_space: whose Box clips actions, for a policy that has none. about: plain data to put
+    into the file's description.
+    """
+    policy = getattr(policy, "_orig_mod", policy)  # torch.compile's wrapper
+    if not isinstance(policy, RecurrentPolicy):
+        raise TypeError(f"export takes a policy (hf.ActorCritic, hf.RecurrentPolicy), got a {type(policy).__name__}")
+    path, format = _target(path, format)
+    policy = plain_copy(policy)
+    examples = _examples(policy, example_obs)
+    action_space = getattr(policy, "action_space", None) if action_space is None else action_space
+    if format == "onnx":
+        _require_onnx()
+    program, signature = trace(policy, examples, masks=masks, action_space=action_space)
+    signature = replace(signature, about={**_about(policy), **(about or {})})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".exporting") as folder:
+        unchecked = Path(folder) / path.name
+        (_write_onnx if format == "onnx" else _write_pt2)(program, signature, unchecked, policy)
+        difference = compare(policy, unchecked, examples)
+        os.replace(unchecked, path)
+    usage = path.with_name(f"{path.stem}_{format}_usage.py")
+    usage.write_text(usage_program(path.name, format, signature))
+    return Exported(path, usage, signature, difference)
+
+
+def compare(policy: RecurrentPolicy, file: Path, examples: Any, steps: int = 30) -> float:
+    """Run file and policy side by side with random resets; the largest difference, or an ExportError."""
+    ours, theirs = Runner(policy), Runner(file)
+    random = np.random.default_rng(0)
+    count = len(leaves(examples)[0])
+    largest = 0.0
+    for _ in range(steps):
+        rows, resets = random.integers(0, count, 3), random.random(3) < 0.2
+        obs = tree_map(operator.itemgetter(rows), examples)
+        a, b = ours.act(obs, resets), theirs.act(obs, resets)
+        pairs = [(a.value, b.value), *zip(_numbers(ours), _numbers(theirs))]
+        if np.asarray(a.raw_action).dtype.kind == "f":
+            pairs.append((a.raw_action, b.raw_action))
+        for want, got in pairs:
+            largest = max(largest, float(np.max(np.abs(want - got) / np.maximum(1.0, np.abs(want)), initial=0.0)))
+    if not largest <= TOLERANCE:
+        raise ExportError(
+            f"the exported graph and {type(policy).__name__} differ by {largest:.2g}, more than {TOLERANCE:g}: "
+            "look for randomness, or for something that encode or decode keeps from call to call"
+        )
+    return largest
+
+
+def _numbers(runner: Runner) -> list[np.ndarray[Any, Any]]:
+    return [leaf.float().cpu().numpy() for leaf in leaves(runner.memory.read())]
+
+
+def _target(path: str | Path, format: str | None) -> tuple[Path, str]:
+    path = Path(path)
+    format = path.suffix[1:] if format is None else format
+    if format not in FORMATS:
+        raise ValueError(f"unknown format {format!r} for {path}; one of {', '.join(FORMATS)}")
+    if path.suffix != f".{format}":
+        raise ValueError(f"{path}: a file of format {format} ends in .{format}")
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder; name a file in it")
+    return path, format
+
+
+def _examples(policy: RecurrentPolicy, example_obs: Any) -> Any:
+    space = getattr(policy, "observation_space", None)
+    if example_obs is None and space is None:
+        raise ExportError(
+            f"{type(policy).__name__} has no observation_space; pass example_obs=, a batch of its observations [N, ...]"
+        )
+    if example_obs is None:
+        return sample_observations(space, 16)
+
+    def plain(part: Any) -> np.ndarray[Any, Any]:
+        array = part.detach().cpu().numpy() if isinstance(part, Tensor) else np.asarray(part)
+        return array.astype(np.float32) if array.dtype == np.float64 else array
+
+    return tree_map(plain, example_obs)
+
+
+def _about(policy: RecurrentPolicy) -> dict[str, Any]:
+    from holdfast import __version__
+
+    core = f"{type(policy.core).__name__}({policy.core.extra_repr()})"
+    return {"holdfast": __version__, "torch": torch.__version__, "policy": type(policy).__name__, "core": core}
+
+
+# --- formats --------------------------------------------------------------------------------------------------------
+
+
+def _require_onnx() -> None:
+    try:
+        import onnx  # noqa: F401
+        import onnxruntime  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ModuleNotFoundError as missing:
+        raise ImportError(f"ONNX needs {missing.name}: pip install 'holdfast[onnx]'; or export to .pt2") from missing
+
+
+def _write_onnx(
+    program: torch.export.ExportedProgram, signature: Signature, path: Path, policy: RecurrentPolicy
+) -> None:
+    try:
+        with quietly("torch.onnx", "onnxscript"):
+            written = torch.onnx.export(
+                program,
+                input_names=[port.name for port in signature.inputs()],
+                output_names=signature.outputs,
+                dynamo=True,
+                verbose=False,
+            )
+    except Exception as error:
+        raise ExportError(_onnx_lacks(error, policy)) from error
+    assert written is not None
+    for value in (*written.model.graph.inputs, *written.model.graph.outputs):
+        if value.shape is not None:
+            value.shape[0] = "batch"
+    written.model.metadata_props[KEY] = signature.to_json()
+    written.model.producer_name = "holdfast"
+    written.save(str(path), external_data=False)
+
+
+def _onnx_lacks(error: BaseException, policy: RecurrentPolicy) -> str:
+    """The operator that ONNX does not have, from the exporter's chain of errors."""
+    said, link = [], error
+    while link is not None:
+        said.append(str(link))
+        link = link.__cause__ or link.__context__  # type: ignore[assignment]
+    name = type(policy).__name__
+    missing = re.search(r"No ONNX function found for <OpOverload\(op='([\w.:]+)'", "\n".join(said))
+    if missing is not None:
+        return (
+            f"{name} uses the operator {missing[1]}, which ONNX lacks; write encode or decode without it, or export "
+            "to .pt2"
+        )
+    return f"{name} cannot be converted to ONNX: {said[-1].splitlines()[0] if said[-1] else type(error).__name__}"
+
+
+def _write_pt2(
+    program: torch.export.ExportedProgram, signature: Signature, path: Path, policy: RecurrentPolicy
+) -> None:
+    with quietly("torch.export"):
+        torch.export.save(program, path, extra_files={f"{KEY}.json": signature.to_json()})
+
+
+# --- the command ----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class ExportFlags:
+    """Write a trained policy to one file that other programs can run, memory and normaliser included."""
+
+    run: Path
+    """A run folder, or one of its checkpoints."""
+    out: Path | None = None
+    """The file to write (-o); policy.onnx or policy.pt2 by default."""
+    format: Literal["onnx", "pt2"] | None = None
+    """onnx, for onnxruntime in any language; pt2, for torch.export.load. By default what the file's name says."""
+    masks: bool = False
+    """Take action masks as an input."""
+
+
+def main(argv: list[str]) -> int:
+    """`holdfast export`."""
+    from holdfast.cli.flags import mistakes, parse
+
+    flags = parse(ExportFlags, ["--out" if argument == "-o" else argument for argument in argv], "export")
+    with mistakes():
+        from holdfast.config import TrainConfig
+        from holdfast.runs import saved_policy
+
+        file, saved = saved_policy.read(flags.run)
+        policy = saved_policy.load(file)
+        config = TrainConfig.from_dict(saved["config"])
+        about = {
+            "env": config.env,
+            "steps": int(saved["steps"]),
+            "checkpoint": file.name,
+            "inputs": list(config.inputs),
+        }
+        out = flags.out or Path(f"policy.{flags.format or 'onnx'}")
+        made = export_policy(policy, out, flags.format, masks=flags.masks, about=about)
+    signature = made.signature
+    print(f"{made.path}  {made.path.stat().st_size / 1024:,.0f} KiB, {config.env}, {signature.about['core']}")
+    print(f"inputs   {', '.join(port.describe() for port in signature.inputs())}")
+    print(f"outputs  {', '.join(signature.outputs)}")
+    print(f"checked against the policy over 30 steps with resets: largest difference {made.difference:.1e}")
+    print(f"use it   python {made.usage}, or hf.Runner({str(made.path)!r})")
+    return 0

@@ -1,0 +1,250 @@
+"""Traces one step of a policy into a graph of plain tensor operations, with memory as inputs and outputs.
+
+The step is `encode -> core -> decode -> most likely action`, as `policy.act(deterministic=True)` takes it, in float32
+on the CPU. Fast kernels are custom operators that other programs do not have, so the cores run their readable
+reference here. Writing files is `export.py`'s affair.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import io
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from holdfast.cores.gated import GatedCore
+from holdfast.deploy.exported_signature import Port, Signature, nest, next_name, observation_ports, paths, unique_names
+from holdfast.policies import heads
+from holdfast.policies.base import RecurrentPolicy
+from holdfast.state import leaves, tree_map
+
+
+class ExportError(ValueError):
+    """A policy that a format cannot hold, and what to change."""
+
+
+class StepGraph(nn.Module):
+    """One step of `policy` as a function of named tensors that returns named tensors."""
+
+    def __init__(self, policy: RecurrentPolicy, signature: Signature, action_space: Any = None) -> None:
+        super().__init__()
+        self.policy, self.signature, self.action_space = policy, signature, action_space
+        self.action: dict[str, Any] = {}  # filled in by the first step
+
+        def forward(**inputs: Tensor) -> dict[str, Tensor]:
+            return self.step(inputs)
+
+        # torch.export names a graph's inputs by the signature of forward.
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        names = [inspect.Parameter(port.name, kind) for port in signature.inputs()]
+        forward.__signature__ = inspect.Signature(names)  # type: ignore[attr-defined]
+        self.forward = forward
+
+    def step(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        policy, signature = self.policy, self.signature
+        obs = nest(signature.observations, [inputs[port.name] for port in signature.observations])
+        state_names = iter(port.name for port in signature.states)
+        state = tree_map(lambda _: inputs[next(state_names)], policy.core.row_shapes())
+        masks = [inputs[port.name] for port in signature.masks]
+        y, state = policy.core._step(policy._encode(obs), state, inputs["resets"])
+        dist, value = policy._decode(y, None if not masks else masks[0] if len(masks) == 1 else masks)
+        try:
+            action = dist.mode
+        except NotImplementedError as error:
+            raise ExportError(
+                f"the distribution {type(dist).__name__} has no most likely action; give it a property `mode`"
+            ) from error
+        self.action, parameters = distribution_parameters(dist)
+        out = {"action": clipped(action, self.action_space), "value": value}
+        for port, leaf in zip(signature.states, leaves(state)):
+            out[next_name(port.name)] = leaf
+        return {**out, **parameters}
+
+
+def clipped(action: Tensor, space: Any) -> Tensor:
+    """The action as the environment takes it: clipped to its Box."""
+    low, high = getattr(space, "low", None), getattr(space, "high", None)
+    if low is None or high is None or not (np.isfinite(low).any() or np.isfinite(high).any()):
+        return action
+    # In the bounds' own precision: 0.1 in float32 is more than 0.1.
+    return action.clamp(*(torch.as_tensor(bound, device=action.device) for bound in (low, high)))
+
+
+def distribution_parameters(dist: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """What is needed to sample: a description of the distribution, and its tensors by name."""
+    if isinstance(dist, heads.Categorical):
+        return {"kind": "categorical", "start": dist.start}, {"logits": dist.logits}
+    if isinstance(dist, heads.MultiCategorical):
+        # A head that depends on another's choice is masked when that choice is known.
+        parts = [
+            dist._head(j, []).logits if m is None or m.dim() == 2 else dist.logits[j] for j, m in enumerate(dist.masks)
+        ]
+        parents = [[j, dist.parents.get(j, j - 1)] for j, m in enumerate(dist.masks) if m is not None and m.dim() == 3]
+        return {"kind": "multi_categorical", "nvec": dist.nvec, "parents": parents}, {"logits": torch.cat(parts, -1)}
+    if isinstance(dist, heads.Gaussian):
+        shape = (-1, *dist.shape)
+        return {"kind": "gaussian"}, {"mean": dist.mean.view(shape), "std": dist.log_std.exp().reshape(shape)}
+    inner = dist.base_dist if isinstance(dist, torch.distributions.Independent) else dist
+    if isinstance(inner, torch.distributions.Normal):
+        return {"kind": "gaussian"}, {"mean": inner.mean.clone(), "std": inner.stddev.clone()}
+    if isinstance(inner, torch.distributions.Categorical) and inner is dist:
+        return {"kind": "categorical", "start": 0}, {"logits": inner.logits}
+    if isinstance(inner, (heads.Bernoulli, torch.distributions.Bernoulli)):
+        return {"kind": "bernoulli"}, {"logits": inner.logits}
+    return {"kind": None, "name": type(dist).__name__}, {}
+
+
+def trace(
+    policy: RecurrentPolicy, examples: Any, *, masks: bool, action_space: Any
+) -> tuple[torch.export.ExportedProgram, Signature]:
+    """The graph of one step of a `plain_copy`, and its inputs and outputs. `examples`: nested arrays [N, ...]."""
+    portable = _without_custom_operators(policy)
+    signature = Signature(
+        observations=observation_ports(examples),
+        states=_state_ports(portable),
+        masks=_mask_ports(portable, action_space) if masks else [],
+    )
+    graph = StepGraph(portable, signature, action_space).eval()
+    inputs = example_inputs(signature, examples, batch=3)
+    batch = torch.export.Dim("batch")
+    with torch.no_grad(), _unchecked_distributions():
+        outputs = list(graph.step(dict(inputs)))  # what is wrong with the policy itself shows here
+        try:
+            with quietly("torch.fx", "torch.export"):
+                program = torch.export.export(
+                    graph, (), kwargs=inputs, dynamic_shapes={name: {0: batch} for name in inputs}, strict=False
+                )
+        except Exception as error:
+            raise ExportError(_cannot_trace(policy, error)) from error
+    _refuse_foreign_operators(program, policy)
+    for node in program.graph.nodes:
+        node.meta.pop("stack_trace", None)  # the folders of whoever exports are nobody's affair
+    action = {**graph.action, **_bounds(action_space)}
+    return program, Signature(signature.observations, signature.states, signature.masks, outputs, action)
+
+
+def example_inputs(signature: Signature, examples: Any, batch: int) -> dict[str, Tensor]:
+    """Inputs of a batch that is neither 0 nor 1, which torch.export would take for constants."""
+    rows = np.arange(batch) % len(paths(examples)[0][1])
+    inputs = {
+        port.name: torch.as_tensor(leaf[rows]) for port, (_, leaf) in zip(signature.observations, paths(examples))
+    }
+    for port in signature.inputs()[len(inputs) :]:
+        dtype = getattr(torch, port.dtype)
+        fill = torch.ones if port in signature.masks else torch.zeros
+        inputs[port.name] = fill((batch, *port.shape), dtype=dtype)
+    return inputs
+
+
+def plain_copy(policy: RecurrentPolicy) -> RecurrentPolicy:
+    """A copy in float32 on the CPU, in evaluation mode."""
+    try:
+        return copy.deepcopy(policy).cpu().float().eval()
+    except Exception as error:
+        raise ExportError(f"{type(policy).__name__} cannot be copied ({error}); remove what holds a graph") from error
+
+
+def _without_custom_operators(policy: RecurrentPolicy) -> RecurrentPolicy:
+    twin = copy.deepcopy(policy).requires_grad_(False)  # or a state that is carried would carry a graph
+    for module in twin.modules():
+        if isinstance(module, GatedCore):
+            module.kernel = "reference"
+    return twin
+
+
+def _state_ports(policy: RecurrentPolicy) -> list[Port]:
+    rows, initial = policy.core.row_shapes(), policy.initial_state(1)
+    found = [(path, row.shape) for path, row in paths(rows)]
+    names = unique_names("state", [path for path, _ in found])
+    starts = [leaf[0].detach() for leaf in leaves(initial)]
+    return [
+        Port(name, tuple(shape), "float32", path, start.tolist() if bool(start.any()) else None)
+        for name, (path, shape), start in zip(names, found, starts)
+    ]
+
+
+def _mask_ports(policy: RecurrentPolicy, space: Any) -> list[Port]:
+    from gymnasium import spaces
+
+    if not policy._decode_takes_mask:
+        raise ExportError(f"{type(policy).__name__}.decode takes no action_mask; export it without masks")
+    if isinstance(space, spaces.Discrete):
+        return [Port("action_mask", (int(space.n),), "bool")]
+    if isinstance(space, spaces.MultiBinary):
+        return [Port("action_mask", tuple(space.shape), "bool")]
+    if isinstance(space, spaces.MultiDiscrete):
+        nvec = [int(n) for n in space.nvec]
+        parents: dict[int, int] = getattr(policy, "mask_parents", None) or {}
+        if not parents:
+            return [Port("action_mask", (sum(nvec),), "bool")]
+        shapes = [(nvec[parents[j]], n) if j in parents else (n,) for j, n in enumerate(nvec)]
+        return [Port(f"action_mask_{j}", shape, "bool") for j, shape in enumerate(shapes)]
+    raise ExportError(f"there are no action masks for the action space {space}; export it without masks")
+
+
+def _bounds(space: Any) -> dict[str, Any]:
+    """Of a Box: nested lists, None where there is no bound (JSON has no infinity). And the dtype of actions."""
+    if space is None:
+        return {}
+    out: dict[str, Any] = {"dtype": str(space.dtype)}
+    for name in ("low", "high"):
+        if hasattr(space, name):
+            bound = np.asarray(getattr(space, name), dtype=np.float64)
+            out[name] = np.where(np.isfinite(bound), bound, None).tolist()  # type: ignore[call-overload]
+    return out
+
+
+@contextmanager
+def quietly(*loggers: str) -> Iterator[None]:
+    """Without what torch's exporters print and warn of; their errors say what is needed."""
+    logs = [logging.getLogger(name) for name in loggers]
+    levels = [log.level for log in logs]
+    try:
+        for log in logs:
+            log.setLevel(logging.CRITICAL)
+        with warnings.catch_warnings(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for log, level in zip(logs, levels):
+            log.setLevel(level)
+
+
+@contextmanager
+def _unchecked_distributions() -> Iterator[None]:
+    """torch.distributions look at the numbers they are given; a trace has none."""
+    checks = torch.distributions.Distribution._validate_args
+    torch.distributions.Distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        torch.distributions.Distribution.set_default_validate_args(checks)
+
+
+def _refuse_foreign_operators(program: torch.export.ExportedProgram, policy: RecurrentPolicy) -> None:
+    """Operators that torch alone does not have would make a file that other programs cannot run."""
+    called = {node.target for node in program.graph.nodes if isinstance(node.target, torch._ops.OpOverload)}
+    foreign = sorted({op.name().partition(".")[0] for op in called if op.namespace not in ("aten", "prim", "prims")})
+    if foreign:
+        raise ExportError(
+            f"{type(policy).__name__} uses the custom operator {', '.join(foreign)}, which no exported file can hold; "
+            "use plain torch operations in encode, decode and the core's _step while torch.compiler.is_exporting()"
+        )
+
+
+def _cannot_trace(policy: RecurrentPolicy, error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    said = lines[0] if lines else "no message"
+    return (
+        f"{type(policy).__name__} cannot be traced into a graph ({type(error).__name__}: {said}). encode, decode and "
+        "the core's _step must be tensor operations whose course does not depend on values: no .item(), .numpy(), "
+        "print of a tensor or `if tensor`, and no fixed batch size"
+    )

@@ -1,0 +1,213 @@
+"""Reads .onnx and .pt2 files that `holdfast export` wrote, and runs their step. Memory is `runner.py`'s affair."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from holdfast.cores.base import Core
+from holdfast.deploy.exported_signature import KEY, Port, Signature, batch_size, next_name, take
+from holdfast.policies import heads
+from holdfast.state import RowShape, State
+
+Array = np.ndarray[Any, Any]
+Arrays = dict[str, Array]  # by the name of an input or output
+
+SUFFIXES = (".onnx", ".pt2")
+
+
+class ExportedState(Core):
+    """The shape of an exported policy's state, so that `hf.Memory` can keep it. The step is in the file."""
+
+    def __init__(self, ports: list[Port]) -> None:
+        super().__init__()
+        self.input_size = self.output_size = 0
+        self._rows = {port.name: RowShape(port.shape) for port in ports}
+        self._starts = {
+            port.name: torch.zeros(port.shape) if port.example is None else torch.tensor(port.example) for port in ports
+        }
+
+    def row_shapes(self) -> State:
+        return self._rows
+
+    def initial_rows(self) -> State:
+        return self._starts
+
+    def state_dtype(self) -> torch.dtype:
+        return torch.float32
+
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+
+class ExportedPolicy:
+    """One step of an exported policy, for any number of environments, in numpy."""
+
+    def __init__(self, path: Path, threads: int = 1) -> None:
+        if not path.is_file():
+            raise FileNotFoundError(f"{path}: there is no such file; `holdfast export RUN -o {path}` writes it")
+        self.file = path
+        self._run, text = _open_onnx(path, threads) if path.suffix == ".onnx" else _open_pt2(path)
+        self.signature = Signature.from_json(text, str(path))
+        self.core: Core = ExportedState(self.signature.states)
+        self._next = [(port.name, next_name(port.name)) for port in self.signature.states]
+        self._action_dtype = self.signature.action.get("dtype")
+        self._bounds = _bounds(self.signature.action)
+
+    def __repr__(self) -> str:
+        return str(self.file)
+
+    def inputs(self, obs: Any) -> tuple[Arrays, int | None]:
+        """Observations by input name with a batch dimension, and B; None: they came without one."""
+        ports = self.signature.observations
+        feed = {port.name: _as(take(obs, port), port) for port in ports}
+        batch = batch_size(ports, [array.shape for array in feed.values()])
+        return feed if batch is not None else {name: array[None] for name, array in feed.items()}, batch
+
+    def flags(self, resets: Any, batch: int) -> Array:
+        """[B] bool, checked."""
+        if resets is None:
+            return np.zeros(batch, bool)
+        flags: Array = resets.cpu().numpy() if isinstance(resets, Tensor) else np.asarray(resets)
+        if flags.dtype != bool:
+            raise TypeError(f"resets has dtype {flags.dtype}, expected bool; use flags.astype(bool)")
+        if flags.shape != (batch,):
+            raise ValueError(
+                f"resets has shape {flags.shape}, expected ({batch},): one flag per environment, True where the "
+                "observation is the first of an episode"
+            )
+        return flags
+
+    def from_memory(self, state: State) -> Arrays:
+        return {name: leaf.numpy() for name, leaf in state.items()}
+
+    def to_memory(self, state: Arrays) -> State:
+        return {name: torch.from_numpy(leaf) for name, leaf in state.items()}
+
+    def step(
+        self, feed: Arrays, flags: Array, state: Arrays, action_mask: Any, deterministic: bool
+    ) -> tuple[Array, Array, Array, Arrays]:
+        """(action as the environment takes it, value, raw action, state) of B environments."""
+        masks = self._masks(action_mask, len(flags))
+        out = self._run({**feed, "resets": flags, **state, **masks})
+        if deterministic:
+            action = out["action"]
+            raw = out.get("mean", action)
+        else:
+            raw = self._distribution(out, masks).sample().numpy()
+            action = raw if self._bounds is None else np.clip(raw, *self._bounds)
+        if self._action_dtype is not None and action.dtype != self._action_dtype:
+            action = action.astype(self._action_dtype)
+        return action, out["value"], raw, {name: out[later] for name, later in self._next}
+
+    def result(self, array: Array, numpy: bool) -> Any:
+        return array if numpy else torch.as_tensor(array)
+
+    def _masks(self, given: Any, batch: int) -> Arrays:
+        ports = self.signature.masks
+        if not ports:
+            if given is not None:
+                raise ValueError(f"{self.file} was exported without action masks; export the policy again with --masks")
+            return {}
+        parts = [None] * len(ports) if given is None else [given] if len(ports) == 1 else list(given)
+        if len(parts) != len(ports):
+            raise ValueError(f"{len(parts)} action masks came, expected one per head: {len(ports)}")
+        masks = {
+            port.name: np.ones((batch, *port.shape), bool) if part is None else np.asarray(part)
+            for port, part in zip(ports, parts)
+        }
+        if given is not None:
+            self._check_masks([torch.from_numpy(mask) for mask in masks.values()], batch)
+        return masks
+
+    def _check_masks(self, masks: list[Tensor], batch: int) -> None:
+        """As the heads of a policy check them."""
+        kind, shape = self.signature.action["kind"], (batch, *self.signature.masks[0].shape)
+        if kind == "multi_categorical":
+            nvec, parents = self.signature.action["nvec"], dict(self.signature.action["parents"])
+            heads.MultiCategorical(torch.zeros(batch, sum(nvec)), nvec, masks[0] if len(masks) == 1 else masks, parents)
+        elif kind == "bernoulli":
+            heads.Bernoulli(torch.zeros(shape), masks[0])
+        else:
+            heads.check_mask(masks[0], shape, f"for {shape[1]} actions")
+
+    def _distribution(self, out: Arrays, masks: Arrays) -> Any:
+        about = self.signature.action
+        tensors = {name: torch.from_numpy(out[name]) for name in ("logits", "mean", "std") if name in out}
+        if about["kind"] == "gaussian":
+            return torch.distributions.Normal(tensors["mean"], tensors["std"], validate_args=False)
+        if about["kind"] == "categorical":
+            return heads.Categorical(tensors["logits"], start=about["start"])
+        if about["kind"] == "bernoulli":
+            return heads.Bernoulli(tensors["logits"])
+        if about["kind"] == "multi_categorical":
+            parents = dict(about["parents"])  # heads whose mask depends on a choice; the others' is in the logits
+            late = [torch.from_numpy(mask) if j in parents else None for j, mask in enumerate(masks.values())]
+            return heads.MultiCategorical(tensors["logits"], about["nvec"], late if parents else None, parents)
+        raise ValueError(
+            f"{self.file} cannot sample: Holdfast does not know the distribution {about['name']}; "
+            "use deterministic=True"
+        )
+
+
+def _bounds(action: dict[str, Any]) -> tuple[Array, Array] | None:
+    if "low" not in action:
+        return None
+    dtype = np.dtype(action["dtype"]) if np.dtype(action["dtype"]).kind == "f" else np.float32
+    low, high = (np.array(action[name], dtype=dtype) for name in ("low", "high"))  # None, no bound, becomes NaN
+    return np.where(np.isnan(low), -np.inf, low), np.where(np.isnan(high), np.inf, high)
+
+
+def _as(part: Any, port: Port) -> Array:
+    """An array of the port's dtype; refuses what would lose more than precision."""
+    array: Array = part.cpu().numpy() if isinstance(part, Tensor) else np.asarray(part)
+    if array.dtype == port.dtype:
+        return array
+    if not np.can_cast(array.dtype, port.dtype, "same_kind"):
+        raise TypeError(
+            f"{port.name} has dtype {array.dtype}, expected {port.dtype}; convert it with .astype(np.{port.dtype})"
+        )
+    return array.astype(port.dtype)
+
+
+def _open_onnx(path: Path, threads: int) -> tuple[Callable[[Arrays], Arrays], str | None]:
+    try:
+        import onnxruntime
+    except ModuleNotFoundError as missing:
+        raise ImportError(f"{path} needs onnxruntime: pip install 'holdfast[onnx]'") from missing
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    try:
+        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        raise ValueError(f"{path}: onnxruntime cannot read it ({_first_line(error)})") from error
+    names = [output.name for output in session.get_outputs()]
+
+    def run(feed: Arrays) -> Arrays:
+        return dict(zip(names, session.run(names, feed)))
+
+    return run, session.get_modelmeta().custom_metadata_map.get(KEY)
+
+
+def _open_pt2(path: Path) -> tuple[Callable[[Arrays], Arrays], str | None]:
+    texts = {f"{KEY}.json": ""}
+    try:
+        module = torch.export.load(path, extra_files=texts).module()
+    except Exception as error:
+        raise ValueError(f"{path}: torch.export cannot read it ({_first_line(error)})") from error
+
+    def run(feed: Arrays) -> Arrays:
+        with torch.no_grad():
+            out = module(**{name: torch.as_tensor(array) for name, array in feed.items()})
+        return {name: tensor.numpy() for name, tensor in out.items()}
+
+    return run, texts[f"{KEY}.json"]
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).split("\n")[0] or type(error).__name__

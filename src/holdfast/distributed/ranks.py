@@ -1,0 +1,183 @@
+"""One run in many processes, started by torchrun: who am I, which environments are mine, sums over everybody.
+
+    torchrun --nproc-per-node 4 -m holdfast train --num-envs 256
+
+All of it is `torch.distributed`: gloo between CPUs, NCCL between GPUs. Without torchrun there is one rank, and every
+function here gives back what it was given. Nothing here knows what is trained.
+"""
+
+from __future__ import annotations
+
+import atexit
+import inspect
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from holdfast.distributed.rendezvous import fresh_store
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The processes of a run and this one's place among them. `joined`: there is a process group to talk through."""
+
+    rank: int = 0
+    size: int = 1
+    joined: bool = False
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process keeps the run: folder, logs, evaluation."""
+        return self.rank == 0
+
+    def share(self, count: int, rank: int | None = None) -> range:
+        """Which of `count` environments are a rank's; the first ranks have one more where it does not come out even.
+
+        >>> [list(Ranks(r, 3, True).share(7)) for r in range(3)]
+        [[0, 1, 2], [3, 4], [5, 6]]
+        """
+        rank = self.rank if rank is None else rank
+        each, more = divmod(count, self.size)
+        first = rank * each + min(rank, more)
+        return range(first, first + each + (rank < more))
+
+    def seed(self, seed: int, *salt: int) -> int:
+        """A seed of this rank's own: that of the run on rank 0, far from it and always the same elsewhere."""
+        if self.rank == 0 and not salt:
+            return seed
+        return int(np.random.SeedSequence([seed, self.rank, *salt]).generate_state(1)[0])
+
+    # --- numbers -----------------------------------------------------------------------------------------------------
+
+    def sum(self, x: Tensor) -> Tensor:
+        """Over all ranks; no gradient passes."""
+        if not self.joined:
+            return x
+        total = x.detach().clone()
+        dist.all_reduce(total)
+        return total
+
+    def moments(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Mean and variance over the rows [N, ...] of all ranks, and how many rows those are, in float64."""
+        x = x.double()
+        count = self.sum(torch.tensor(float(len(x)), dtype=torch.float64, device=x.device))
+        mean = self.sum(x.sum(0)) / count
+        return mean, self.sum((x - mean).square().sum(0)) / count, count
+
+    def everybody(self, numbers: list[float], device: torch.device) -> list[list[float]]:
+        """The numbers of every rank, in order of ranks; all give as many."""
+        if not self.joined:
+            return [numbers]
+        mine = torch.tensor(numbers, dtype=torch.float64, device=device)
+        all_of_them = [torch.empty_like(mine) for _ in range(self.size)]
+        dist.all_gather(all_of_them, mine)
+        return torch.stack(all_of_them).tolist()
+
+    # --- data --------------------------------------------------------------------------------------------------------
+
+    def gather(self, value: Any) -> list[Any]:
+        """Everybody's plain data on rank 0, in order of ranks; nothing elsewhere."""
+        if not self.joined:
+            return [value]
+        parts: list[Any] | None = [None] * self.size if self.leads else None
+        dist.gather_object(value, parts)
+        return parts or []
+
+    def from_leader(self, value: Any) -> Any:
+        """What rank 0 passed."""
+        if not self.joined:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=0)
+        return box[0]
+
+    # --- gradients ---------------------------------------------------------------------------------------------------
+
+    def averaging(self, policy: nn.Module, some_unused: bool) -> nn.Module | None:
+        """The policy wrapped so that its gradients are averaged over ranks as they appear; None for one process.
+
+        some_unused: parameters may get no gradient in some minibatch (a start that is learned and not used there).
+        """
+        if not self.joined:
+            return None
+        from torch.nn.parallel import DistributedDataParallel
+
+        # Buffers (normalisers) move equally on every rank, between updates: nothing to copy in each forward pass.
+        known = inspect.signature(DistributedDataParallel).parameters
+        buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+        options: dict[str, Any] = {buffers: False, "find_unused_parameters": some_unused}
+        return DistributedDataParallel(policy, gradient_as_bucket_view=True, **options)
+
+
+ALONE = Ranks()
+"""One process."""
+
+
+def join(device: str) -> tuple[Ranks, torch.device]:
+    """This process's place among those torchrun started, and its device; one rank without torchrun."""
+    chosen = pick_device(device, int(os.environ.get("LOCAL_RANK", 0)) if launched() else None)
+    if not dist.is_available():
+        return ALONE, chosen
+    if not dist.is_initialized():
+        if not launched():
+            return ALONE, chosen
+        from torch.distributed.rendezvous import rendezvous
+
+        # Tensors on a GPU go through NCCL, what a checkpoint gathers on the host through gloo.
+        patience = timedelta(seconds=float(os.environ.get("HOLDFAST_RANK_TIMEOUT", 1800)))
+        store, rank, size = next(rendezvous("env://", timeout=patience))
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo",
+            store=fresh_store(store, rank, size, patience),
+            rank=rank,
+            world_size=size,
+            timeout=patience,
+        )
+        atexit.register(_leave)
+    return Ranks(dist.get_rank(), dist.get_world_size(), True), chosen
+
+
+def _leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def launched() -> bool:
+    """Whether torchrun, or something that speaks as it does, started this process."""
+    return all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"))
+
+
+def restarted() -> bool:
+    """Whether torchrun (`--max-restarts`) has started this machine's processes again after one of the job died."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
+
+
+def begun_again(ranks: Ranks, device: torch.device) -> bool:
+    """Whether any machine's processes were started again: one that has joined since then does not know."""
+    return any(flag for (flag,) in ranks.everybody([float(restarted())], device))
+
+
+def pick_device(name: str, local_rank: int | None = None) -> torch.device:
+    """The device of a setting; with torchrun, `cuda` is the GPU of this process's number on its machine."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(name)
+    if device.type != "cuda":
+        return device
+    if not torch.cuda.is_available():
+        raise ValueError("device='cuda', but torch sees no GPU; use device='cpu' or 'auto'")
+    if device.index is None and local_rank is not None:
+        if local_rank >= torch.cuda.device_count():
+            raise ValueError(
+                f"process {local_rank} of this machine has no GPU: torch sees {torch.cuda.device_count()}; "
+                "start as many processes as GPUs (torchrun --nproc-per-node)"
+            )
+        device = torch.device("cuda", local_rank)
+        torch.cuda.set_device(device)
+    return device

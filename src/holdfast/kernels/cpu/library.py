@@ -1,0 +1,135 @@
+"""Finds, loads and calls the compiled kernel: ctypes and pointers, nothing of torch's ABI.
+
+`HOLDFAST_CPU_ISA=avx512|avx2|plain` forces an instruction set, which must be one that the CPU has.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from holdfast.kernels.cpu import build as native_build
+
+_INTEGERS = ("steps", "batch", "inputs", "hidden", "is_lstm", "cut", "threads")
+_POINTERS = (
+    *("x", "h0", "c0", "resets", "fill_h", "fill_c", "w_ih", "w_hh", "b_ih", "b_hh"),
+    *("y", "h_n", "c_n", "gates", "cells"),
+    *("dy", "dh_n", "dc_n"),
+    *("dx", "dh0", "dc0", "dfill_h", "dfill_c", "dw_ih", "dw_hh", "db_ih", "db_hh"),
+)
+# Rows are worth a second thread from about this many multiplications on (some 0.2 ms of work).
+_PAYS = 10_000_000
+
+
+class _Job(ctypes.Structure):
+    """c/job.h, field by field."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in _INTEGERS),
+        *((name, ctypes.c_void_p) for name in _POINTERS),
+    ]
+
+
+@dataclass(frozen=True)
+class Library:
+    """The loaded kernel, or why there is none."""
+
+    handle: ctypes.CDLL | None
+    path: Path | None = None
+    isa: str | None = None
+    lanes: int = 1
+    reason: str | None = None
+
+
+@functools.cache
+def load() -> Library:
+    """Loads the kernel, building it first if need be. Never raises: a library without handle says why."""
+    try:
+        path, handle = _find()
+        return Library(handle, path, *_choose_isa(handle))
+    except (native_build.BuildError, OSError, AttributeError) as error:
+        return Library(None, reason=str(error))
+
+
+def _find() -> tuple[Path, ctypes.CDLL]:
+    """The wheel's own library if it was made from these sources, or else the one in the cache."""
+    if native_build.PREBUILT.exists():
+        handle = _open(native_build.PREBUILT)
+        if handle.holdfast_key().decode() == native_build.key():
+            return native_build.PREBUILT, handle
+    path = native_build.library_path()
+    return path, _open(path)
+
+
+def _open(path: Path) -> ctypes.CDLL:
+    handle = ctypes.CDLL(str(path))
+    handle.holdfast_key.restype = ctypes.c_char_p
+    handle.holdfast_choose.restype = ctypes.c_char_p
+    handle.holdfast_lanes.restype = ctypes.c_int64
+    return handle
+
+
+def _choose_isa(handle: ctypes.CDLL) -> tuple[str, int]:
+    wanted = os.environ.get("HOLDFAST_CPU_ISA", "")
+    chosen = handle.holdfast_choose(wanted.encode())
+    if chosen is None:
+        raise native_build.BuildError(
+            f"HOLDFAST_CPU_ISA={wanted!r} is not an instruction set of this CPU and build; one of "
+            f"{', '.join(map(repr, native_build.isas()))}"
+        )
+    return chosen.decode(), handle.holdfast_lanes()
+
+
+def padded(hidden: int) -> int:
+    """`hidden` rounded up to whole vectors: the width of a gate in what the forward keeps."""
+    lanes = load().lanes
+    return (hidden + lanes - 1) // lanes * lanes
+
+
+def run(call: str, cut: bool, tensors: dict[str, Tensor]) -> None:
+    """Calls "forward", "backward" or "step" on contiguous tensors, by their names in c/job.h."""
+    library = load()
+    if library.handle is None:
+        raise RuntimeError(f"the native kernel is not available: {library.reason}")
+    *time, B, inputs = tensors["x"].shape
+    T = time[0] if time else 1
+    H = tensors["w_hh"].shape[1]
+    job = _Job(T, B, inputs, H, "c0" in tensors, cut, threads_for(B, T * B * (inputs + H) * H * 4))
+    sizes = _sizes(T, B, inputs, H, 4 if "c0" in tensors else 3)
+    for name, tensor in tensors.items():
+        # C trusts its pointers, so nothing with another size or dtype gets there.
+        dtype = torch.bool if name == "resets" else torch.float32
+        if tensor.numel() != sizes[name] or tensor.dtype is not dtype or not tensor.is_cpu:
+            raise ValueError(
+                f"{name} is {tensor.dtype} {list(tensor.shape)} on {tensor.device}; with T={T}, B={B}, I={inputs}, "
+                f"H={H} the native kernel takes {sizes[name]} elements of {dtype} on the CPU"
+            )
+        setattr(job, name, tensor.data_ptr())
+    if getattr(library.handle, f"holdfast_{call}")(ctypes.byref(job)):
+        raise MemoryError(f"the native kernel found no memory for T={T}, B={B}, I={inputs}, H={H}")
+
+
+def threads_for(rows: int, products: int) -> int:
+    """How many threads share `rows` of a call with so many multiplications."""
+    return max(1, min(torch.get_num_threads(), rows, products // _PAYS))
+
+
+def _sizes(T: int, B: int, inputs: int, H: int, gates: int) -> dict[str, int]:
+    """Elements of each tensor."""
+    x, y, state, w_ih, w_hh, bias = T * B * inputs, T * B * H, B * H, gates * H * inputs, gates * H * H, gates * H
+    width = padded(H)
+    return {
+        **{"x": x, "resets": T * B, "h0": state, "c0": state, "fill_h": H, "fill_c": H},
+        **{"w_ih": w_ih, "w_hh": w_hh, "b_ih": bias, "b_hh": bias},
+        **{"y": y, "h_n": state, "c_n": state if gates == 4 else 0},
+        **{"gates": 4 * T * B * width, "cells": T * B * width if gates == 4 else 0},
+        **{"dy": y, "dh_n": state, "dc_n": state},
+        **{"dx": x, "dh0": state, "dc0": state, "dfill_h": H, "dfill_c": H},
+        **{"dw_ih": w_ih, "dw_hh": w_hh, "db_ih": bias, "db_hh": bias},
+    }

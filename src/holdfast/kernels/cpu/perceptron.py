@@ -1,0 +1,115 @@
+"""A chain of linear layers with activations on a CPU in float32: one call of C forward, one backward.
+
+For small batches, where most of torch's time goes into calling it. There is no autograd here; `ppo_native.py` calls both
+passes itself.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from holdfast.kernels.cpu import library as native_library
+
+MAX_LAYERS = 8
+ACTIVATIONS: dict[type[nn.Module], int] = {nn.Identity: 0, nn.Tanh: 1, nn.ReLU: 2}
+
+_Pointers = ctypes.c_void_p * MAX_LAYERS
+
+
+class _Job(ctypes.Structure):
+    """`Perceptron` in c/job.h, field by field."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("rows", "layers", "threads")),
+        ("sizes", ctypes.c_int64 * (MAX_LAYERS + 1)),
+        ("activation", ctypes.c_int64 * MAX_LAYERS),
+        ("x", ctypes.c_void_p),
+        *((name, _Pointers) for name in ("w", "b", "out")),
+        *((name, ctypes.c_void_p) for name in ("d_out", "dx")),
+        *((name, _Pointers) for name in ("dw", "db")),
+    ]
+
+
+def layers_of(module: nn.Module) -> list[tuple[nn.Linear, int]] | None:
+    """The linear layers inside `module`, each with the code of the activation after it; None if this file has no kernel
+    for it. Takes what `encoders.mlp` builds, and a single linear layer."""
+    parts = list(module) if type(module) is nn.Sequential else [module]
+    layers: list[tuple[nn.Linear, int]] = []
+    for part in parts:
+        if type(part) is nn.Linear and part.bias is not None:
+            layers.append((part, 0))
+        elif type(part) in ACTIVATIONS and layers and layers[-1][1] == 0:
+            layers[-1] = (layers[-1][0], ACTIVATIONS[type(part)])
+        else:
+            return None
+    return layers if len(layers) <= MAX_LAYERS else None
+
+
+class Perceptron:
+    """Layers as `layers_of` gives them, at least one."""
+
+    def __init__(self, layers: Sequence[tuple[nn.Linear, int]]) -> None:
+        self.linears = [linear for linear, _ in layers]
+        self.sizes = [self.linears[0].in_features, *[linear.out_features for linear in self.linears]]
+        self._sizes = (ctypes.c_int64 * (MAX_LAYERS + 1))(*self.sizes)
+        self._codes = (ctypes.c_int64 * MAX_LAYERS)(*[code for _, code in layers])
+        self._products = sum(a * b for a, b in zip(self.sizes, self.sizes[1:]))
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        """x [N, sizes[0]] -> the output of every layer; the last is the result."""
+        job, kept = self._job(x)
+        outputs = [x.new_empty(x.shape[0], size) for size in self.sizes[1:]]
+        job.out = _Pointers(*[out.data_ptr() for out in outputs])
+        self._call("forward", job)
+        del kept
+        return outputs
+
+    def backward(self, d_out: Tensor, x: Tensor, outputs: list[Tensor], need_dx: bool) -> Tensor | None:
+        """The gradient of x, if it is needed. The layers' own gradients become their parameters' `grad`."""
+        job, kept = self._job(x)
+        d_out = _checked(d_out, x.shape[0] * self.sizes[-1], "d_out")
+        job.out = _Pointers(*[out.data_ptr() for out in outputs])
+        job.d_out = d_out.data_ptr()
+        dx = torch.empty_like(x) if need_dx else None
+        job.dx = None if dx is None else dx.data_ptr()
+        dw = [torch.empty_like(linear.weight, memory_format=torch.contiguous_format) for linear in self.linears]
+        db = [torch.empty_like(linear.bias) for linear in self.linears]
+        job.dw, job.db = _Pointers(*[d.data_ptr() for d in dw]), _Pointers(*[d.data_ptr() for d in db])
+        self._call("backward", job)
+        del kept
+        for linear, of_weight, of_bias in zip(self.linears, dw, db):
+            linear.weight.grad, linear.bias.grad = of_weight, of_bias
+        return dx
+
+    def _job(self, x: Tensor) -> tuple[_Job, list[Tensor]]:
+        """The sizes and inputs of a call, and what must live as long as the call."""
+        rows = x.shape[0]
+        kept = [_checked(x, rows * self.sizes[0], "x")]
+        for number, linear in enumerate(self.linears):
+            size = self.sizes[number + 1]
+            kept += [_checked(linear.weight, self.sizes[number] * size, "weight"), _checked(linear.bias, size, "bias")]
+        pointers = [tensor.data_ptr() for tensor in kept]
+        threads = native_library.threads_for(rows // 32, rows * self._products)
+        job = _Job(rows, len(self.linears), threads, self._sizes, self._codes, pointers[0])
+        job.w, job.b = _Pointers(*pointers[1::2]), _Pointers(*pointers[2::2])
+        return job, kept
+
+    def _call(self, which: str, job: _Job) -> None:
+        handle = native_library.load().handle
+        assert handle is not None
+        if getattr(handle, f"holdfast_perceptron_{which}")(ctypes.byref(job)):
+            raise MemoryError(f"the native kernel found no memory for {job.rows} rows of layers {self.sizes}")
+
+
+def _checked(tensor: Tensor, elements: int, name: str) -> Tensor:
+    """`tensor`, contiguous. C trusts its pointers, so nothing with another size or dtype gets there."""
+    if tensor.numel() != elements or tensor.dtype is not torch.float32 or not tensor.is_cpu:
+        raise ValueError(
+            f"{name} is {tensor.dtype} {list(tensor.shape)} on {tensor.device}; the native kernel takes {elements} "
+            "elements of torch.float32 on the CPU"
+        )
+    return tensor.contiguous()

@@ -1,0 +1,223 @@
+"""Everything about a layer's launches that sizes and dtypes decide, worked out once: kernels, grids, memory.
+
+A plan is a few numbers and functions that take addresses. At the sizes policies have, the host's time is what a call
+takes, so a call does nothing that a plan can hold. Offsets are in bytes.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from typing import NamedTuple
+
+import torch
+
+from holdfast.kernels.cuda import tiles as cuda_tiles
+from holdfast.kernels.cuda.cublaslt import product
+from holdfast.kernels.cuda.kernels import KIND, compiled, limits
+from holdfast.kernels.cuda.nvrtc import Kernel, Launch
+from holdfast.kernels.fp16_layout import kept_layout, packed_layout
+
+_CONVERSION_THREADS = 256
+_PLANS = 1024  # sequences of many lengths make many plans; a plan is about a kilobyte, its kernels are shared
+
+
+class Recurrence(NamedTuple):
+    """A recurrence kernel and how to launch it for one batch size."""
+
+    launch: Launch
+    chunks: int
+    groups: int
+    partials: int  # rows of partial sums that the backward leaves
+
+
+@functools.cache
+def recurrence(
+    direction: str, gates: int, hidden: int, batch: int, kind: int, w_kind: int, resets: bool, fill: bool, save: bool,
+    device: int,
+) -> Recurrence:  # fmt: skip
+    backward = direction == "backward"
+    processors, shared, _ = limits(device)
+    tile = cuda_tiles.tile_for(gates, hidden, batch, backward, processors, shared)
+    if tile is None:
+        raise ValueError(f"no tile of a recurrence with hidden size {hidden} fits this GPU")
+    split, chunks = tile.split(hidden), -(-batch // tile.rows)
+    groups = -(-chunks // tile.teams) if split == 1 else min(chunks, processors // split)
+    constants = {
+        "GRU": gates == 3, "HIDDEN": hidden, "NH": tile.units, "WU": tile.warp_units, "MT": tile.row_tiles,
+        "WARP_ROWS": tile.warp_rows, "HALVES": tile.halves, "TEAMS": tile.teams, "STAGES": tile.stages,
+        "KC": tile.columns or tile.depth(hidden, gates, backward), "W_REGISTERS": tile.registers, "SAVE": save,
+        "RESETS": resets, "FILL": fill, "ONE_CHUNK": chunks <= groups * tile.teams, "Y_KIND": kind, "W_KIND": w_kind,
+    }  # fmt: skip
+    kernel = compiled(
+        direction, f"recurrence_{direction}", constants, tile.shared_bytes(hidden, gates, backward), device
+    )
+    launch = kernel.launcher(split * groups, tile.threads, "16q6i0q" if backward else "15q5i0q", together=split > 1)
+    return Recurrence(launch, chunks, groups, groups * tile.teams * tile.warp_rows)
+
+
+def _conversion(name: str, gates: int, hidden: int, inputs: int, x_kind: int, w_kind: int, device: int) -> Kernel:
+    first, width = packed_layout(inputs, hidden)
+    constants = {
+        "X_KIND": x_kind, "W_KIND": w_kind, "GATES": gates, "HIDDEN": hidden, "INPUTS": inputs, "FIRST_H": first,
+        "WIDTH": width,
+    }  # fmt: skip
+    return compiled("conversions", name, constants, 0, device)
+
+
+def _blocks(elements: int, most: int) -> int:
+    return min(most, -(-elements // (8 * _CONVERSION_THREADS)))
+
+
+def _offsets(*sizes: int) -> list[int]:
+    """Where parts of these sizes begin, each at a multiple of 256 bytes; the total last."""
+    return [0, *itertools.accumulate(-(-size // 256) * 256 for size in sizes)]
+
+
+class ForwardPlan(NamedTuple):
+    prepare: Launch
+    project: Launch
+    recur: Launch
+    kept: int  # elements of what the backward gets, 0 without `save`
+    scratch: int  # bytes of what only this call needs
+    w_hh: int  # offsets in the scratch, which W_ih begins
+    workspace: int
+    arrivals: int
+    packed: int  # without `save`: [x | h], gates and two slots of h are scratch too
+    slots: int
+    gates: int  # offsets from the packed operand
+    saved: int
+    h_in: int
+    width: int
+    rows: int
+    chunks: int
+    groups: int
+
+
+@functools.lru_cache(_PLANS)
+def forward_plan(
+    gate_rows: int, hidden: int, inputs: int, steps: int, batch: int, dtype: torch.dtype, w_dtype: torch.dtype,
+    resets: bool, fill: bool, save: bool, device: int,
+) -> ForwardPlan:  # fmt: skip
+    gates, rows, kind, w_kind = gate_rows // hidden, steps * batch, KIND[dtype], KIND[w_dtype]
+    launch, chunks, groups, _ = recurrence("forward", gates, hidden, batch, kind, w_kind, resets, fill, save, device)
+    first, width = packed_layout(inputs, hidden)
+    gates_at, saved_at, total = kept_layout(rows, inputs, hidden, gates)
+    # A step must compute what a sequence does, so a row's sums must not depend on the number of rows.
+    project = product(rows, gate_rows, inputs, (width, inputs, gate_rows), device, transposed="b", in_parts=False)
+    w_hh, workspace, arrivals, packed, slots, scratch = _offsets(
+        2 * gate_rows * inputs, 2 * gate_rows * hidden, project.workspace, 4 * chunks, 0 if save else 2 * saved_at,
+        0 if save else 4 * batch * hidden,
+    )[1:]  # fmt: skip
+    prepare = _conversion("prepare_forward", gates, hidden, inputs, kind, w_kind, device)
+    blocks = _blocks(rows * inputs + gate_rows * (inputs + hidden), 1056)
+    return ForwardPlan(
+        prepare.launcher(blocks, _CONVERSION_THREADS, "8qi0q"),
+        project.run,
+        launch,
+        total if save else 0,
+        scratch,
+        w_hh,
+        workspace,
+        arrivals,
+        packed,
+        slots,
+        2 * gates_at,
+        2 * saved_at,
+        2 * first,
+        width,
+        rows,
+        chunks,
+        groups,
+    )
+
+
+class BackwardPlan(NamedTuple):
+    prepare: Launch
+    recur: Launch
+    inputs_product: Launch
+    weights_product: Launch
+    finish: Launch
+    scratch: int  # bytes of what only this call needs; then offsets in it, W_ih first
+    w_t: int
+    workspace: int
+    maxima: int
+    arrivals: int
+    bias_sums: int
+    fill_h: int
+    fill_c: int
+    d_gates: int
+    dx: int
+    dw: int
+    dh0: int
+    dc0: int
+    gates: int  # offsets in what the forward kept
+    saved: int
+    h_in: int
+    width: int
+    steps: int
+    rows: int
+    chunks: int
+    groups: int
+    partials: int
+    blocks: int
+
+
+@functools.lru_cache(_PLANS)
+def backward_plan(
+    gate_rows: int, hidden: int, inputs: int, kept: int, batch: int, dtype: torch.dtype, w_dtype: torch.dtype,
+    resets: bool, fill: bool, need_dx: bool, device: int,
+) -> BackwardPlan:  # fmt: skip
+    gates, kind, w_kind = gate_rows // hidden, KIND[dtype], KIND[w_dtype]
+    rows = kept // kept_layout(1, inputs, hidden, gates)[2]
+    launch, chunks, groups, partials = recurrence(
+        "backward", gates, hidden, batch, kind, w_kind, resets, fill, True, device
+    )
+    first, width = packed_layout(inputs, hidden)
+    gates_at, saved_at, _ = kept_layout(rows, inputs, hidden, gates)
+    blocks = _blocks(rows * hidden + gate_rows * (inputs + hidden), 528)
+    fills = 4 * partials * hidden if fill else 0
+    inputs_product = product(rows, inputs, gate_rows, (4 * hidden, inputs, inputs), device)
+    weights_product = product(4 * hidden, width, rows, (4 * hidden, width, width), device, transposed="a", single=True)
+    workspace_size = max(inputs_product.workspace, weights_product.workspace)
+    parts = _offsets(
+        2 * gate_rows * inputs, 2 * gate_rows * hidden, workspace_size, 4 * blocks, 4 * chunks, 16 * partials * hidden,
+        fills, fills, 8 * rows * hidden, 2 * rows * inputs if need_dx else 0, 16 * hidden * width, 4 * batch * hidden,
+        4 * batch * hidden,
+    )  # fmt: skip
+    prepare, finish = (
+        _conversion(name, gates, hidden, inputs, kind, w_kind, device)
+        for name in ("prepare_backward", "finish_backward")
+    )
+    finish_blocks = _blocks(rows * inputs + 8 * gate_rows * (inputs + hidden), 1056)
+    w_t, workspace, maxima, arrivals, bias_sums, fill_h, fill_c, d_gates, dx, dw, dh0, dc0, scratch = parts[1:]
+    return BackwardPlan(
+        prepare.launcher(blocks, _CONVERSION_THREADS, "11qi0q"),
+        launch,
+        inputs_product.run,
+        weights_product.run,
+        finish.launcher(finish_blocks, _CONVERSION_THREADS, "14q2i0q"),
+        scratch,
+        w_t,
+        workspace,
+        maxima,
+        arrivals,
+        bias_sums,
+        fill_h,
+        fill_c,
+        d_gates,
+        dx,
+        dw,
+        dh0,
+        dc0,
+        2 * gates_at,
+        2 * saved_at,
+        2 * first,
+        width,
+        rows // batch,
+        rows,
+        chunks,
+        groups,
+        partials,
+        blocks,
+    )

@@ -1,0 +1,173 @@
+"""Observation encoders for `hf.ActorCritic`: any gymnasium space to a flat feature vector [N, size]."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from gymnasium import spaces
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from holdfast.distributed.ranks import Ranks
+
+
+def _rows(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """`x`, if it is [N, *shape]: never a silent reshape of time into environments."""
+    if tuple(x.shape[1:]) != tuple(shape) or x.dim() == 0:
+        raise ValueError(
+            f"observations of shape {tuple(x.shape)} came, expected {('N', *shape)}: one row per environment in act, "
+            "[T, B, ...] in evaluate"
+        )
+    return x
+
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "silu": nn.SiLU, "gelu": nn.GELU}
+
+
+def orthogonal(layer: nn.Module, gain: float) -> nn.Module:
+    nn.init.orthogonal_(layer.weight, gain)  # type: ignore[arg-type]
+    nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
+    return layer
+
+
+def mlp(size: int, hidden: Sequence[int], activation: str = "tanh") -> tuple[nn.Sequential, int]:
+    """Linear layers with an activation after each, and the size of the result; empty `hidden` passes through."""
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"unknown activation {activation!r}; one of {', '.join(ACTIVATIONS)}")
+    layers: list[nn.Module] = []
+    for width in hidden:
+        layers += [orthogonal(nn.Linear(size, width), 2**0.5), ACTIVATIONS[activation]()]
+        size = width
+    return nn.Sequential(*layers), size
+
+
+class Vector(nn.Module):
+    """A numeric Box, flattened; optionally normalised by running statistics that only `update` moves."""
+
+    mean: Tensor  # [size]
+    var: Tensor  # [size]
+    count: Tensor  # observations taken in
+
+    def __init__(self, space: spaces.Box, normalize: bool) -> None:
+        super().__init__()
+        self.shape = space.shape
+        self.size = int(np.prod(space.shape)) if space.shape else 1
+        self.normalize = normalize
+        if normalize:
+            self.register_buffer("mean", torch.zeros(self.size))
+            self.register_buffer("var", torch.ones(self.size))
+            self.register_buffer("count", torch.tensor(1e-4, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = _rows(x, self.shape).reshape(x.shape[0], self.size)
+        if not self.normalize:
+            return x
+        return ((x - self.mean) * torch.rsqrt(self.var + 1e-8)).clamp(-10.0, 10.0)
+
+    @torch.no_grad()
+    def update(self, x: Tensor, ranks: Ranks | None = None) -> None:
+        """Take [N, ...] observations, those of all `ranks`, into the statistics."""
+        x = x.reshape(-1, self.size).double()
+        if ranks is not None and ranks.joined:
+            self.merge(*ranks.moments(x))
+            return
+        self.merge(
+            x.mean(0), x.var(0, unbiased=False), torch.tensor(float(len(x)), dtype=torch.float64, device=x.device)
+        )
+
+    @torch.no_grad()
+    def merge(self, mean: Tensor, var: Tensor, n: Tensor) -> None:
+        """Take in the statistics of `n` observations (parallel variance formula); none if not finite."""
+        n = torch.where((mean.isfinite() & var.isfinite()).all(), n, 0.0)
+        mean, var = (torch.nan_to_num(part, 0.0, 0.0, 0.0) for part in (mean, var))
+        total = self.count + n
+        delta = mean - self.mean.double()
+        new_mean = self.mean.double() + delta * (n / total)
+        m2 = self.var.double() * self.count + var * n + delta**2 * (self.count * n / total)
+        # In place: a captured CUDA graph reads them where they were.
+        self.mean.copy_(new_mean)
+        self.var.copy_(m2 / total)
+        self.count.copy_(total)
+
+
+class OneHot(nn.Module):
+    """Discrete or MultiDiscrete as one-hot vectors side by side."""
+
+    def __init__(self, nvec: Sequence[int], starts: Sequence[int], shape: tuple[int, ...] = ()) -> None:
+        super().__init__()
+        self.shape = shape
+        self.nvec, self.starts, self.size = list(nvec), list(starts), int(sum(nvec))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = _rows(x, self.shape).reshape(x.shape[0], len(self.nvec)).long()
+        parts = [F.one_hot(x[:, i] - self.starts[i], n) for i, n in enumerate(self.nvec)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+
+class Image(nn.Module):
+    """A small convolutional network for uint8 images, channels first or last."""
+
+    def __init__(self, space: spaces.Box) -> None:
+        super().__init__()
+        self.shape = space.shape
+        self.channels_last = space.shape[-1] in (1, 3, 4) and space.shape[0] not in (1, 3, 4)
+        channels, height, width = (space.shape[2], *space.shape[:2]) if self.channels_last else space.shape
+        side = min(height, width)
+        if side >= 36:
+            kernels = [(8, 4, 32), (4, 2, 64), (3, 1, 64)]
+        else:
+            kernels = [(3, 2, 32), (3, 1, 32)] if side >= 7 else [(min(side, 2), 1, 32)]
+        layers: list[nn.Module] = []
+        for kernel, stride, out in kernels:
+            layers += [orthogonal(nn.Conv2d(channels, out, kernel, stride), 2**0.5), nn.ReLU()]
+            channels = out
+        self.network = nn.Sequential(*layers, nn.Flatten())
+        with torch.no_grad():
+            flat = self.network(torch.zeros(1, space.shape[2 if self.channels_last else 0], height, width))
+        self.size = int(flat.shape[1])
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = _rows(x, self.shape)
+        if self.channels_last:
+            x = x.permute(0, 3, 1, 2)
+        first = self.network[0]
+        return self.network(x.to(first.weight.dtype) / 255.0)  # type: ignore[arg-type]
+
+
+class Composite(nn.Module):
+    """Dict and Tuple spaces, nested: every part encoded, side by side."""
+
+    def __init__(self, parts: dict[str, nn.Module], is_tuple: bool) -> None:
+        super().__init__()
+        # Keys may hold dots or be names a ModuleDict refuses, so parts are numbered.
+        self.keys = [int(k) for k in parts] if is_tuple else list(parts)
+        self.parts = nn.ModuleList(parts.values())
+        self.size = sum(part.size for part in self.parts)  # type: ignore[misc]
+
+    def forward(self, x: Any) -> Tensor:
+        return torch.cat([part(x[key]) for key, part in zip(self.keys, self.parts)], -1)  # cat promotes to the widest
+
+
+def for_space(space: spaces.Space[Any], normalize: bool = False) -> nn.Module:
+    """The encoder of a space; its `.size` is the number of features."""
+    if isinstance(space, spaces.Box):
+        if space.dtype == np.uint8 and len(space.shape) == 3:
+            return Image(space)
+        return Vector(space, normalize)
+    if isinstance(space, spaces.Discrete):
+        return OneHot([int(space.n)], [int(space.start)])
+    if isinstance(space, spaces.MultiDiscrete):
+        return OneHot([int(n) for n in space.nvec.flatten()], [int(s) for s in space.start.flatten()], space.shape)
+    if isinstance(space, spaces.MultiBinary):
+        return Vector(spaces.Box(0, 1, space.shape), False)
+    if isinstance(space, spaces.Dict):
+        return Composite({k: for_space(s, normalize) for k, s in space.items()}, is_tuple=False)
+    if isinstance(space, spaces.Tuple):
+        return Composite({str(i): for_space(s, normalize) for i, s in enumerate(space)}, is_tuple=True)
+    raise ValueError(
+        f"no encoder for the observation space {space}; subclass hf.RecurrentPolicy and write encode(self, obs) for it"
+    )

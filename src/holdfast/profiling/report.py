@@ -1,0 +1,93 @@
+"""What `--profile` prints: a table of parts, and one of operations or GPU kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from holdfast.profiling.clock import Path, Spent
+from holdfast.profiling.trace import Cost, Trace, readable
+
+ROWS = 12
+"""Operations or kernels listed."""
+WIDTH = 60
+SMALL = 0.005
+"""A rest below this share of the time gets no line."""
+
+# What is left of a part when the parts inside it are taken away.
+REST = {
+    (): "everything else",
+    ("rollout",): "keeping the steps",
+    ("update",): "cutting minibatches, metrics",
+    ("update", "minibatch", "forward and backward"): "loss and backward",
+}
+
+
+@dataclass
+class Timed:
+    """A window of updates, timed."""
+
+    first: int  # update, counted from 1
+    updates: int
+    steps: int
+    seconds: float
+    parts: Mapping[Path, Spent] = field(default_factory=dict)
+
+
+def parts_table(timed: Timed, unwatched: float | None = None) -> list[str]:
+    """Milliseconds per update and shares, parts inside parts indented. `unwatched`: steps per second before."""
+    each = 1e3 * timed.seconds / timed.updates
+    last = timed.first + timed.updates - 1
+    which = f"update {last}" if timed.updates == 1 else f"updates {timed.first} to {last}"
+    lines = [f"where the time goes: {which}, {each:,.1f} ms each, {timed.steps / timed.seconds:,.0f} steps/s", ""]
+    lines.append(f"  {'part':{WIDTH}}{'ms per update':>14}{'share':>8}{'calls':>8}")
+    lines += _rows((), timed.seconds, timed)
+    if unwatched is not None:
+        lines += ["", f"  (The clock waits for the GPU at every border; unwatched, it was {unwatched:,.0f} steps/s.)"]
+    return lines
+
+
+def _rows(parent: Path, seconds: float, timed: Timed) -> list[str]:
+    children = [path for path in timed.parts if path[:-1] == parent]
+    lines = []
+    for path in children:
+        spent = timed.parts[path]
+        lines.append(_row(path[-1], len(parent), spent.seconds, timed, spent.calls))
+        lines += _rows(path, spent.seconds, timed)
+    rest = seconds - sum(timed.parts[path].seconds for path in children)
+    if children and rest > SMALL * timed.seconds:
+        lines.append(_row(REST.get(parent, "the rest of it"), len(parent), rest, timed, None))
+    return lines
+
+
+def _row(name: str, depth: int, seconds: float, timed: Timed, calls: int | None) -> str:
+    per_update = "" if calls is None else _count(calls / timed.updates)
+    each, share = 1e3 * seconds / timed.updates, seconds / timed.seconds
+    return f"  {'  ' * depth + name:{WIDTH}}{each:14,.2f}{share:8.1%}{per_update:>8}"
+
+
+def costs_table(trace: Trace, on_gpu: bool, updates: int, seconds: float) -> list[str]:
+    """Operations (on a CPU) or kernels (on a GPU) by total time, of `updates` traced in `seconds`."""
+    costs: Sequence[Cost] = trace.kernels() if on_gpu else trace.operations()
+    if not costs:
+        return ["the trace holds no kernels" if on_gpu else "the trace holds no operations"]
+    total = sum(cost.seconds for cost in costs)
+    traced = f"{updates} traced update{'s' if updates > 1 else ''}"
+    if on_gpu:
+        busy = trace.busy_seconds()
+        lines = [f"the GPU was busy for {busy / seconds:.0%} of {1e3 * seconds:,.1f} ms ({traced}); its kernels:"]
+    else:
+        lines = [f"operations, without those inside them ({traced}; tracing slows small ones down):"]
+    lines += ["", f"  {'kernel' if on_gpu else 'operation':{WIDTH}}{'ms per update':>14}{'share':>8}{'calls':>8}"]
+    for cost in costs[:ROWS]:
+        name, calls = readable(cost.name, WIDTH - 2), _count(cost.calls / updates)
+        lines.append(f"  {name:{WIDTH}}{1e3 * cost.seconds / updates:14,.2f}{cost.seconds / total:8.1%}{calls:>8}")
+    others = costs[ROWS:]
+    if others:
+        rest, calls = sum(cost.seconds for cost in others), _count(sum(cost.calls for cost in others) / updates)
+        lines.append(f"  {f'{len(others)} others':{WIDTH}}{1e3 * rest / updates:14,.2f}{rest / total:8.1%}{calls:>8}")
+    return lines
+
+
+def _count(number: float) -> str:
+    return f"{number:,.0f}" if number >= 10 or number == int(number) else f"{number:.2g}"

@@ -1,0 +1,226 @@
+"""Segments from environments: `hf.collect` for your own loop, `Collector` for the trainer.
+
+    for segment in hf.collect(env, policy, steps=128):
+        loss = hf.ppo_loss(policy, segment)
+
+A segment is T steps of B environments with the state it started from. Truncated episodes are bootstrapped with
+V(final observation) from the state *before* the reset, leaving memory as it was. `EnvFeed` reads the environment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from holdfast.memory import Memory
+from holdfast.policies.base import RecurrentPolicy
+from holdfast.rollout.advantages import gae
+from holdfast.rollout.segment import Segment
+from holdfast.state import State, tree_map
+
+
+class Collector:
+    """Rolls a policy through an environment, a segment at a time.
+
+    bptt: length of the training chunks whose start states are kept (None: the whole segment). reward_scale: rewards are
+    multiplied by it before advantages are formed; `segment.rewards` stay raw.
+    """
+
+    def __init__(
+        self,
+        env: Any,
+        policy: RecurrentPolicy,
+        steps: int = 128,
+        *,
+        gamma: float = 0.99,
+        gae_lambda: float = 0.95,
+        bptt: int | None = None,
+        memory: Memory | None = None,
+        inputs: tuple[str, ...] = ("obs",),
+        autocast: torch.dtype | None = None,
+        seed: int | None = None,
+    ) -> None:
+        from holdfast.rollout.vector_env import EnvFeed  # needs gymnasium
+
+        self.feed = EnvFeed(env, policy.core.device(), inputs)
+        self.policy, self.steps, self.gamma, self.gae_lambda = policy, steps, gamma, gae_lambda
+        self.bptt = bptt or steps
+        if steps < 1 or steps % self.bptt:
+            raise ValueError(f"bptt={bptt} must divide steps={steps}")
+        self.memory = policy.memory if memory is None else memory
+        self.autocast = autocast
+        self.seed = seed
+        self.reward_scale = 1.0
+        self.started = False
+        self._forget_open_episodes()
+
+    def start(self) -> None:
+        """Begin new episodes everywhere, with fresh memory."""
+        self.feed.start(self.seed)
+        self.memory.reserve(self.feed.num_envs)
+        self.memory.reset()
+        self._forget_open_episodes()
+        self.started = True
+
+    def _forget_open_episodes(self) -> None:
+        self._open_return = torch.zeros(self.feed.num_envs, dtype=torch.float64, device=self.feed.device)
+        self._open_length = torch.zeros(self.feed.num_envs, dtype=torch.int64, device=self.feed.device)
+
+    def _precision(self) -> Any:
+        if self.autocast is None:
+            return contextlib.nullcontext()
+        return torch.autocast(self.feed.device.type, dtype=self.autocast)
+
+    @torch.no_grad()
+    def rollout(self) -> Segment:
+        """The next segment."""
+        if not self.started:
+            self.start()
+        feed, policy, memory, clock = self.feed, self.policy, self.memory, time.perf_counter
+        names = [name for name in Segment._TIMED if name not in ("advantage", "returns")]
+        rows: dict[str, list[Any]] = {name: [] for name in names}
+        chunk_states: list[State] = []
+        final_values: dict[int, Tensor] = {}
+        failed: list[int] = []  # steps in which the environments failed
+        in_env, began = 0.0, clock()
+        for t in range(self.steps):
+            if t % self.bptt == 0:
+                chunk_states.append(memory._take(feed.num_envs, None)[0])
+            with self._precision():
+                step = policy.act(feed.obs, feed.resets, memory=memory, action_mask=feed.action_mask)
+            for name in ("obs", "resets", "valid", "action_mask"):
+                rows[name].append(getattr(feed, name))
+            rows["actions"].append(step.action)
+            rows["log_prob"].append(step.log_prob)
+            rows["value"].append(step.value)
+            before = clock()
+            out = feed.step(step.action)
+            in_env += clock() - before
+            for name in ("rewards", "terminated", "truncated"):
+                rows[name].append(getattr(out, name))
+            if out.failed:
+                failed.append(t)
+            if out.final_obs is not None:
+                final_values[t] = self._value_of_final(out.final_obs, out.truncated)
+        with self._precision():
+            last = policy.peek_value(feed.obs, resets=feed.resets, memory=memory).float()
+        rows["action_mask"] = _allow_where_unsaid(rows["action_mask"])
+        stacked = {name: _stack(parts) for name, parts in rows.items() if parts}
+        segment = self._finish(stacked, last, final_values, chunk_states, failed)
+        segment.seconds = {"env": in_env, "policy": clock() - began - in_env}
+        return segment
+
+    def _value_of_final(self, final_obs: Any, truncated: Tensor) -> Tensor:
+        """V(final observation) for the truncated rows, from the state they had before the reset: [B]."""
+        rows = truncated.nonzero().squeeze(1)
+        obs = tree_map(lambda o: o.index_select(0, rows), final_obs)
+        with self._precision():
+            value = self.policy.peek_value(obs, rows, memory=self.memory)
+        return torch.zeros(len(truncated), device=truncated.device).index_copy(0, rows, value.float())
+
+    def _finish(
+        self,
+        rows: dict[str, Any],
+        last: Tensor,
+        final_values: dict[int, Tensor],
+        chunk_states: list[State],
+        failed: Sequence[int],
+    ) -> Segment:
+        rows["value"], rows["log_prob"] = rows["value"].float(), rows["log_prob"].float()
+        finals = None
+        if final_values:
+            finals = torch.zeros_like(rows["value"])
+            for t, final in final_values.items():
+                finals[t] = final
+        advantage, returns = self._advantages(rows, last, finals)
+        dones = rows["terminated"] | rows["truncated"]
+        ended_returns, ended_lengths = self._episodes(rows["rewards"], dones, rows["valid"], failed)
+        return Segment(
+            **rows,
+            advantage=advantage,
+            returns=returns,
+            start_state=chunk_states[0],
+            chunk_states=chunk_states,
+            episode_returns=ended_returns,
+            episode_lengths=ended_lengths,
+        )
+
+    def _advantages(self, rows: dict[str, Any], last: Tensor, finals: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Advantages and returns [T, B]; `last` [B] follows the last step, `finals` [T, B] counts where truncated."""
+        value = rows["value"]
+        next_values = torch.cat([value[1:], last.unsqueeze(0)])
+        if finals is not None:
+            next_values = torch.where(rows["truncated"], finals, next_values)
+        next_values = next_values.masked_fill(rows["terminated"], 0.0)
+        dones = rows["terminated"] | rows["truncated"]
+        rewards = rows["rewards"] * self.reward_scale
+        advantage, returns = gae(rewards, value, next_values, dones, self.gamma, self.gae_lambda)
+        if self.feed.has_dummy_steps:
+            advantage = advantage.masked_fill(~rows["valid"], 0.0)
+            returns = torch.where(rows["valid"], returns, value)
+        return advantage, returns
+
+    def _episodes(
+        self, rewards: Tensor, dones: Tensor, valid: Tensor, failed: Sequence[int] = ()
+    ) -> tuple[list[float], list[int]]:
+        """Returns and lengths of the episodes that ended here, in order of time; not of those that failures cut off."""
+        T, device = len(rewards), rewards.device
+        # A reward that is not finite would stay in these sums for ever; the update it spoils is counted and reported.
+        total = torch.where(rewards.isfinite(), rewards, 0.0).double().cumsum(0) + self._open_return
+        length = valid.long().cumsum(0) + self._open_length
+        # The step at which the episode before ended, -1 where there was none: [T + 1, B], the last row for open ones.
+        ends = torch.where(dones, torch.arange(T, device=device).unsqueeze(1), -1).cummax(0).values
+        before = torch.cat([torch.full_like(ends[:1], -1), ends])
+        counted_return = torch.where(before >= 0, total.gather(0, before.clamp(min=0)), 0.0)
+        counted_length = torch.where(before >= 0, length.gather(0, before.clamp(min=0)), 0)
+        self._open_return, self._open_length = total[-1] - counted_return[-1], length[-1] - counted_length[-1]
+        if failed:
+            dones = dones.index_fill(0, torch.tensor(failed, device=device), False)
+        returns, lengths = (total - counted_return[:-1])[dones], (length - counted_length[:-1])[dones]
+        return returns.tolist(), lengths.tolist()
+
+    # --- saving ------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "started": self.started,
+            "feed": self.feed.state_dict() if self.started else None,
+            "memory": self.memory.state_dict(),
+            "open_return": self._open_return.to("cpu", copy=True),
+            "open_length": self._open_length.to("cpu", copy=True),
+        }
+
+    def load_state_dict(self, d: dict[str, Any]) -> bool:
+        """Go on exactly; or, if the environment cannot give back its state, begin all episodes anew: then False."""
+        if not d["started"]:
+            return True
+        if not self.feed.load_state_dict(d["feed"]):
+            self.start()
+            return False
+        self.memory.load_state_dict(d["memory"])
+        self._open_return = d["open_return"].to(self.feed.device, copy=True)
+        self._open_length = d["open_length"].to(self.feed.device, copy=True)
+        self.started = True
+        return True
+
+
+def collect(env: Any, policy: RecurrentPolicy, steps: int = 128, **options: Any) -> Iterator[Segment]:
+    """Segments without end: `for segment in hf.collect(env, policy, steps=128)`. Options as `Collector`'s."""
+    collector = Collector(env, policy, steps, **options)
+    while True:
+        yield collector.rollout()
+
+
+def _allow_where_unsaid(masks: list[Tensor | None]) -> list[Tensor]:
+    """Masks of each step, everything allowed in steps that came without one; [] if none came with one."""
+    known = next((mask for mask in masks if mask is not None), None)
+    return [] if known is None else [torch.ones_like(known) if mask is None else mask for mask in masks]
+
+
+def _stack(parts: list[Any]) -> Any:
+    return tree_map(lambda *x: torch.stack(x), parts[0], *parts[1:])

@@ -1,0 +1,260 @@
+"""`RebuildingEnv`: a vector environment that survives its environments raising, hanging or dying.
+
+    env = RebuildingEnv(lambda: gym.make_vec("CartPole-v1", 8, vectorization_mode="async",
+                        vector_kwargs={"autoreset_mode": AutoresetMode.SAME_STEP}), timeout=60)
+
+A failure closes the whole vector environment and builds it anew. The step in which it happened ends every open episode
+as truncated, with reward 0 and the last observation seen as its final one; the next observations are first ones, so
+memory starts fresh. Failures are counted, and reported with the traceback of the environment's own process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing.connection
+import signal
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
+
+from holdfast import envs
+from holdfast.config import TrainConfig
+from holdfast.envs.base import TorchVectorEnv
+from holdfast.rollout.vector_env import autoreset_mode
+
+LONGEST_REPORT = 20_000  # characters of a traceback
+FAILURES = (Exception, SystemExit)  # an environment that means to leave would take the run with it
+
+
+class EnvFailedError(RuntimeError):
+    """Environments failed, and no more often were they to be built anew."""
+
+
+class RebuildingEnv(VectorWrapper):  # generic in newer gymnasium only
+    """Builds its environments with `make`, and again after each of up to `limit` failures.
+
+    timeout: seconds that a step or reset of an `AsyncVectorEnv` may take; None: any time. report: called at each failure,
+    the last one too, with their number and the traceback, whose last line says what happened. Environments must reset in
+    the step that ends an episode (SAME_STEP).
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], VectorEnv[Any, Any, Any]],
+        *,
+        limit: int = 10,
+        timeout: float | None = None,
+        report: Callable[[int, str], None] | None = None,
+        first: VectorEnv[Any, Any, Any] | None = None,
+    ) -> None:
+        super().__init__(make() if first is None else first)
+        if autoreset_mode(self.env) != AutoresetMode.SAME_STEP:
+            raise ValueError(
+                f"RebuildingEnv needs SAME_STEP autoreset, {type(self.env).__name__} declares "
+                f"{autoreset_mode(self.env).name}; make it with autoreset_mode=AutoresetMode.SAME_STEP"
+            )
+        self._make, self._limit, self._timeout, self.report = make, limit, timeout, report
+        self.failures = 0
+        self._gone = False
+        self._seed: int | None = None
+        self._obs: Any = None
+        self._watch_workers()
+
+    def __getattr__(self, name: str) -> Any:  # what only the environment inside has: action_masks, state_dict
+        if name.startswith("_") or name == "env" or self._gone:
+            raise AttributeError(name)
+        return getattr(self.env, name)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self._seed = seed if seed is not None else self._seed
+        try:
+            self._obs, info = self._wait("reset", seed=seed, options=options)
+            return self._obs, info
+        except FAILURES as error:
+            failure = error
+        info = self._build_anew(failure)
+        return self._obs, info
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        try:
+            obs, *rest = self._wait("step", actions)
+            self._obs = obs
+            return (obs, *rest)
+        except FAILURES as error:
+            failure = error  # to be dealt with outside: new processes would inherit it as the context of their own
+        last, count = self._obs, self.num_envs
+        info = self._build_anew(failure)
+        ends = {"final_obs": last, "_final_obs": np.ones(count, bool), "env_failure": True}
+        return self._obs, np.zeros(count), np.zeros(count, bool), np.ones(count, bool), {**info, **ends}
+
+    # --- inside ------------------------------------------------------------------------------------------------------
+
+    def _wait(self, call: str, *args: Any, **options: Any) -> Any:
+        if self._timeout is None or not hasattr(self.env, f"{call}_async"):
+            return getattr(self.env, call)(*args, **options)
+        getattr(self.env, f"{call}_async")(*args, **options)
+        return getattr(self.env, f"{call}_wait")(timeout=self._timeout)
+
+    def _build_anew(self, error: BaseException) -> dict[str, Any]:
+        """Close what is left, build and reset; `_obs` are then first observations. The info of the reset."""
+        while True:
+            self.failures += 1
+            text = self._describe(error)
+            _tear_down(self.env)
+            if self.report is not None:
+                self.report(self.failures, text)
+            if self.failures > self._limit:
+                self._gone = True
+                times = f"failed {self.failures} times, {self._limit} allowed" if self._limit else "failed"
+                raise EnvFailedError(f"the environments {times}: {what_happened(text)}") from error
+            try:
+                self.env = self._make()
+                self._watch_workers()
+                seed = None if self._seed is None else self._seed + 7_919 * self.failures  # other episodes than before
+                self._obs, info = self._wait("reset", seed=seed)
+                return info
+            except FAILURES as another:
+                error = another
+
+    def _watch_workers(self) -> None:
+        if hasattr(self.env.unwrapped, "error_queue"):
+            self.env.unwrapped.error_queue = _Recorder(self.env.unwrapped.error_queue)
+
+    def _describe(self, error: BaseException) -> str:
+        """A traceback, and in its last line what happened."""
+        recorder = getattr(self.env.unwrapped, "error_queue", None)
+        if isinstance(recorder, _Recorder) and (text := recorder.read()):
+            return text[-LONGEST_REPORT:]
+        if isinstance(error, multiprocessing.TimeoutError):
+            return f"an environment did not answer within {self._timeout:g} seconds"
+        workers = getattr(self.env.unwrapped, "processes", ())
+        ending = multiprocessing.connection.wait([p.sentinel for p in workers], timeout=1.0) if workers else []
+        ends = []
+        for number, process in enumerate(workers):
+            if process.sentinel in ending:
+                process.join(
+                    timeout=1.0
+                )  # its files are closed, but it may not be quite gone, and have no exit code, yet
+                ends.append(f"the process of environment {number} {_how_it_ended(process.exitcode)}")
+        trace = "".join(traceback.format_exception(error))
+        return f"{trace}{', '.join(ends)}"[-LONGEST_REPORT:]
+
+
+def what_happened(text: str) -> str:
+    """The last line of a report."""
+    lines = text.strip().splitlines()
+    return lines[-1] if lines else "no reason given"
+
+
+def _how_it_ended(code: int | None) -> str:
+    if code is None or code >= 0:
+        return f"ended by itself (exit code {code})"
+    try:
+        return f"was killed by {signal.Signals(-code).name} (exit code {code})"
+    except ValueError:  # a signal this system has no name for
+        return f"was killed (exit code {code})"
+
+
+class _Recorder:
+    """A queue of errors from the workers of gymnasium's AsyncVectorEnv, whose tracebacks it remembers.
+
+    gymnasium would also warn of them in the middle of the display: warnings are silent from here until the report.
+    """
+
+    def __init__(self, queue: Any) -> None:
+        self._queue, self.traceback = queue, ""
+        self._silence: warnings.catch_warnings[None] | None = None
+
+    def get(self, *args: Any, **options: Any) -> Any:
+        item = self._queue.get(*args, **options)
+        self.traceback = str(item[-1])
+        if self._silence is None:
+            self._silence = warnings.catch_warnings()
+            self._silence.__enter__()
+            warnings.simplefilter("ignore")
+        return item
+
+    def read(self) -> str:
+        """The last traceback; "" if there was none."""
+        if self._silence is not None:
+            self._silence.__exit__(None, None, None)
+            self._silence = None
+        return self.traceback
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._queue, name)
+
+
+def _tear_down(env: VectorEnv[Any, Any, Any]) -> None:
+    """Close an environment in any state: one that hangs would not answer a request to close."""
+    processes = getattr(env.unwrapped, "processes", None)
+    if processes is None:
+        with contextlib.suppress(Exception):
+            env.close()
+        return
+    for process in processes:
+        process.kill()
+    for process in processes:
+        process.join()
+    for pipe in env.unwrapped.parent_pipes:  # type: ignore[attr-defined]
+        if pipe is not None:
+            pipe.close()
+    env.unwrapped.closed = True
+
+
+# --- a training run's ------------------------------------------------------------------------------------------------
+
+
+class FailureLog:
+    """Counts a run's failures, says each in a line, and appends the tracebacks to a file in the run's folder."""
+
+    def __init__(self, config: TrainConfig, rank: int, say: Callable[[str], None]) -> None:
+        self.config, self.say, self.count = config, say, 0
+        self.limit = config.max_env_failures if config.env_failure == "rebuild" else 0
+        self.file = config.folder / f"env_failures-rank{rank}.txt"
+
+    def __call__(self, number: int, text: str) -> None:
+        self.count += 1
+        with contextlib.suppress(OSError), open(self.file, "a") as log:
+            log.write(f"--- failure {self.count}\n{text.rstrip()}\n\n")
+        if number <= self.limit:
+            self.say(
+                f"an environment failed ({what_happened(text)}). All beside it are built anew, open episodes truncated; "
+                f"failure {number} of at most {self.limit}, traceback in {self.file}"
+            )
+
+    def last_words(self, error: EnvFailedError, saved: Path | None) -> EnvFailedError:
+        """The error that ends a run: what happened, where the tracebacks are, what is left, what can be done."""
+        goes_on = f"holdfast train --resume {self.config.folder} goes on"
+        kept = f"What was learnt is in {saved}, and {goes_on}" if saved else "No update was finished, nothing is saved"
+        more = (
+            "--env-failure rebuild builds them anew"
+            if self.config.env_failure == "stop"
+            else "allow more with --max-env-failures"
+        )
+        return EnvFailedError(f"{error}. Tracebacks are in {self.file}. {kept}; {more}")
+
+
+def training_env(config: TrainConfig, num_envs: int, device: torch.device, report: FailureLog) -> Any:
+    """The environments a config describes; those that can fail survive it as the config says."""
+
+    def make() -> Any:
+        return envs.make(
+            config.env,
+            num_envs,
+            device=device,
+            vectorization=config.vectorization,
+            mask_velocity=config.mask_velocity,
+            env_kwargs=config.env_kwargs,
+        )
+
+    env = make()
+    if isinstance(env, TorchVectorEnv) or autoreset_mode(env) != AutoresetMode.SAME_STEP:
+        return env
+    return RebuildingEnv(make, limit=report.limit, timeout=config.env_timeout, report=report, first=env)

@@ -1,0 +1,117 @@
+"""What this machine and installation are: for `holdfast info` and for the `meta.json` of a run."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+REQUIRED = ("holdfast", "torch", "numpy", "gymnasium", "tensordict", "tyro", "rich")
+OPTIONAL = {
+    "tensorboard": "event files; pip install 'holdfast[tensorboard]'",
+    "matplotlib": "plots; pip install 'holdfast[plot]'",
+    "popgym": "POPGym's environments; pip install 'holdfast[popgym]'",
+    "sb3-contrib": "Stable-Baselines3; pip install 'holdfast[sb3]'",
+    "torchrl": "TorchRL; pip install 'holdfast[torchrl]'",
+    "onnx": "export to ONNX; pip install 'holdfast[onnx]'",
+    "triton": "the GPU kernels; comes with torch's CUDA builds",
+    "wandb": "--track; pip install wandb",
+}
+
+
+def describe_process() -> dict[str, Any]:
+    """Versions, processor, devices, git commit and command line of this process, as plain data."""
+    import torch
+
+    return {
+        "command": sys.argv,
+        "git": git_state(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpu": cpu_name(),
+        "cpu_count": os.cpu_count(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+        "devices": device_names(),
+        "packages": package_versions((*REQUIRED, *OPTIONAL)),
+    }
+
+
+def package_versions(names: Iterable[str]) -> dict[str, str]:
+    """The installed ones among `names`, with their versions."""
+    versions = {}
+    for name in names:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def cpu_name() -> str:
+    """The processor as its maker calls it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def device_names() -> list[str]:
+    """The accelerators that torch can use."""
+    import torch
+
+    names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    if torch.backends.mps.is_available():
+        names.append("Apple GPU (mps)")
+    return names
+
+
+def git_state() -> dict[str, Any] | None:
+    """Commit of the working folder and whether tracked files changed; None outside a repository."""
+
+    def git(*arguments: str) -> str:
+        call = subprocess.run(["git", *arguments], capture_output=True, text=True, timeout=10, check=True)
+        return call.stdout.strip()
+
+    try:
+        return {"commit": git("rev-parse", "HEAD"), "changed": bool(git("status", "--porcelain", "-uno"))}
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def cpu_kernel() -> str:
+    """Which recurrence kernel the CPU uses, and why if it is not the native one."""
+    try:
+        from holdfast.kernels.cpu import recurrence as native
+    except ImportError:
+        return "portable (PyTorch)"
+    status = native.status()
+    if status["kernel"] == "native":
+        return f"native, {status['isa']}, {status['library']}"
+    return f"portable (PyTorch): {status['reason']}"
+
+
+def report() -> list[tuple[str, str]]:
+    """What `holdfast info` prints, as (name, text)."""
+    import torch
+
+    versions = package_versions((*REQUIRED, *OPTIONAL))
+    cores = os.cpu_count()
+    capability = torch.backends.cpu.get_cpu_capability()
+    lines = [
+        ("holdfast", f"{versions.get('holdfast', 'not installed')}, {Path(__file__).parent}"),
+        ("python", f"{platform.python_version()}, {platform.platform()}"),
+        ("cpu", f"{cpu_name()}, {cores} cores, {torch.get_num_threads()} threads, {capability}"),
+        ("devices", ", ".join(device_names()) or "cpu only"),
+        ("cpu kernel", cpu_kernel()),
+    ]
+    lines += [(name, versions.get(name, "missing")) for name in REQUIRED if name != "holdfast"]
+    lines += [(name, versions.get(name) or f"not installed ({what})") for name, what in OPTIONAL.items()]
+    return lines

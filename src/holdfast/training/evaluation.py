@@ -1,0 +1,130 @@
+"""`evaluate`: how good a policy is, over a number of whole episodes, without anybody noticing.
+
+It has its own memory and its own resets, so nothing about recurrence is left to the caller; random number streams, the
+policy's memory and its train/eval mode are as before when it returns. It does not train and does not log.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from holdfast.memory import Memory
+from holdfast.policies.base import RecurrentPolicy
+from holdfast.rollout.vector_env import EnvFeed
+
+PATIENCE = 200_000
+"""Steps of every environment without one episode's end, after which an evaluation gives up."""
+
+
+@dataclass
+class EvalResult:
+    """Returns and lengths of `episodes` whole episodes, those of the first environment first."""
+
+    mean_return: float
+    std_error: float
+    """Of the mean return; NaN for one episode."""
+    mean_length: float
+    returns: list[float]
+    lengths: list[int]
+
+    @classmethod
+    def of(cls, returns: list[float], lengths: list[int]) -> EvalResult:
+        count = len(returns)
+        deviation = float(np.std(returns, ddof=1)) if count > 1 else math.nan
+        return cls(float(np.mean(returns)), deviation / math.sqrt(count), float(np.mean(lengths)), returns, lengths)
+
+
+def evaluate(
+    policy: RecurrentPolicy,
+    env: Any,
+    episodes: int,
+    *,
+    deterministic: bool = False,
+    seed: int | None = None,
+    inputs: tuple[str, ...] = ("obs",),
+    record: Callable[[Tensor], None] | None = None,
+) -> EvalResult:
+    """Play exactly `episodes` episodes in a gymnasium vector environment, whatever its autoreset mode.
+
+    Every environment has a quota fixed beforehand: taking the first episodes to end would favour short ones.
+    `seed` seeds the environment and the sampling of actions. `inputs` as in `TrainConfig`. `record(resets)` is
+    called before each step with the flags [B] of the observations about to be acted on.
+
+    >>> import holdfast as hf, holdfast.envs
+    >>> env = holdfast.envs.make("holdfast/RepeatPreviousEasy-v0", num_envs=4)
+    >>> policy = hf.ActorCritic(env.single_observation_space, env.single_action_space, hidden_size=8)
+    >>> evaluate(policy, env, episodes=6, seed=0).lengths
+    [51, 51, 51, 51, 51, 51]
+    """
+    if episodes < 1:
+        raise ValueError(f"episodes must be at least 1, got {episodes}")
+    device = policy.core.device()
+    with _undisturbed(policy, device):
+        if seed is not None:
+            _seed(seed, device)
+        feed = EnvFeed(env, device, inputs)
+        memory = Memory(policy.core)
+        quota = [episodes // feed.num_envs + (i < episodes % feed.num_envs) for i in range(feed.num_envs)]
+        returns: list[list[float]] = [[] for _ in quota]
+        lengths: list[list[int]] = [[] for _ in quota]
+        open_return, open_length = np.zeros(feed.num_envs), np.zeros(feed.num_envs, dtype=np.int64)
+        missing, waited = episodes, 0
+        feed.start(seed)
+        memory.reserve(feed.num_envs)
+        while missing:
+            if record is not None:
+                record(feed.resets)
+            mask = feed.action_mask
+            step = policy.act(feed.obs, feed.resets, memory=memory, action_mask=mask, deterministic=deterministic)
+            valid = feed.valid.cpu().numpy()  # False where this step only plays an environment's reset
+            out = feed.step(step.action)
+            open_return += out.rewards.cpu().numpy()
+            open_length += valid
+            ended = np.flatnonzero((out.terminated | out.truncated).cpu().numpy())
+            for b in ended:
+                if len(returns[b]) < quota[b] and not out.failed:
+                    returns[b].append(float(open_return[b]))
+                    lengths[b].append(int(open_length[b]))
+                    missing -= 1
+            open_return[ended], open_length[ended] = 0.0, 0
+            waited = 0 if len(ended) else waited + 1
+            if waited > PATIENCE:
+                raise RuntimeError(
+                    f"no episode ended in {PATIENCE:,} steps of {feed.num_envs} environments; "
+                    "evaluation needs episodes that end: give the environment a time limit"
+                )
+    return EvalResult.of([r for part in returns for r in part], [n for part in lengths for n in part])
+
+
+def _seed(seed: int, device: torch.device) -> None:
+    """Sampling of actions, on this device only."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+
+
+@contextmanager
+def _undisturbed(policy: RecurrentPolicy, device: torch.device) -> Iterator[None]:
+    """Eval mode inside; random streams and every module's mode as before outside."""
+    modes = [(module, module.training) for module in policy.modules()]
+    numpy_state, python_state = np.random.get_state(), random.getstate()
+    try:
+        with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.no_grad():
+            policy.eval()
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training
+        np.random.set_state(numpy_state)
+        random.setstate(python_state)

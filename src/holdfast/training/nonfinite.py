@@ -1,0 +1,128 @@
+"""When loss or gradients are not finite: count it, keep what is needed to find out why, clear what would stay spoiled.
+
+The optimiser has already skipped those steps (`ppo.py`), so weights are sound. What a NaN can still spoil is memory: a
+row that holds one gives NaN until its episode ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from holdfast.config import TrainConfig
+from holdfast.memory import Memory
+from holdfast.policies.base import RecurrentPolicy
+from holdfast.rollout.segment import Segment
+from holdfast.runs import checkpoint
+from holdfast.state import leaves
+
+FOLDER = "nonfinite"
+KEPT = 2  # files of a rank: the first, and the latest
+
+
+class NonFiniteError(RuntimeError):
+    """Training stopped: updates in a row came to nothing."""
+
+
+class Watch:
+    """Looks at every update of a run. `total`: updates with skipped steps. `in_a_row`: those of late that took none."""
+
+    def __init__(self, config: TrainConfig, rank: int, say: Callable[[str], None]) -> None:
+        self.config, self.rank, self.say = config, rank, say
+        self.total = self.in_a_row = 0
+
+    def look(self, row: dict[str, float], segment: Segment, policy: RecurrentPolicy, memory: Memory) -> None:
+        """Count and report skipped steps; keep what they were computed from; stop when nothing is learnt any more."""
+        if row.get("memory/nan", 0) > 0:
+            clear_memory(memory)
+        skipped = row["train/skipped_steps"]
+        if skipped == 0:
+            self.in_a_row = 0
+            return
+        self.total += 1
+        spoiled = skipped >= row["train/epochs"] * self.config.minibatches
+        self.in_a_row = self.in_a_row + 1 if spoiled else 0
+        evidence: Path | str
+        try:
+            evidence = keep_evidence(self.config.folder, self.rank, row, segment, policy.state_dict())
+        except OSError as error:
+            evidence = f"nowhere ({error})"
+        origin = where_from(segment)
+        # Now and then one: the first, the second, the fourth, ... are told. In a row: all, until it stops.
+        if self.total & (self.total - 1) == 0 or self.in_a_row > 1:
+            what = "the update was" if spoiled else f"{skipped:.0f} of its steps were"
+            so_far = f" (update number {self.total} of this kind)" if self.total > 1 else ""
+            self.say(
+                f"loss or gradients were not finite, {what} skipped{so_far}: {origin}; rollout and weights are in {evidence}"
+            )
+        if self.in_a_row >= self.config.max_bad_updates:
+            good = checkpoint.rolling(self.config.folder)
+            last = f"The last good checkpoint is {good[-1]}" if good else "No checkpoint had been written yet"
+            raise NonFiniteError(
+                f"loss or gradients were not finite in {self.in_a_row} updates in a row, and training stopped: {origin}. "
+                f"{last}. Rollout and weights of the last update are in {evidence}"
+            )
+
+
+def where_from(segment: Segment) -> str:
+    """Which of what the policy was given is not finite: [T, B, ...] from the environments, or the memory it began with."""
+    given = {"observations": leaves(segment.obs), "rewards": [segment.rewards]}
+    for name, parts in given.items():
+        bad = torch.stack([~part.isfinite().flatten(2).all(2) for part in map(_flat, parts)]).any(0)  # [T, B]
+        if bad.any():
+            step, env = bad.nonzero()[0].tolist()
+            how_many = int(bad.any(0).sum())
+            others = f", and of {how_many} environments in all" if how_many > 1 else ""
+            return f"{name} of environment {env} were NaN or infinite in step {step} of the rollout{others}"
+    memory = [leaf for leaf in leaves(segment.start_state) if leaf.is_floating_point()]
+    if not all(bool(leaf.isfinite().all()) for leaf in memory):
+        return "the memory held NaN or Inf when the rollout began"
+    return "observations, rewards and memory here were finite, so it came of the network, the loss or another rank"
+
+
+def _flat(x: torch.Tensor) -> torch.Tensor:
+    return x[..., None] if x.dim() == 2 else x
+
+
+def inputs_are_finite(segment: Segment) -> bool:
+    """Whether what the policy was given is finite: observations, rewards, the state it started from."""
+    given = [*leaves(segment.obs), segment.rewards, *leaves(segment.start_state)]
+    return all(bool(leaf.isfinite().all()) for leaf in given if leaf.is_floating_point())
+
+
+@torch.no_grad()
+def clear_memory(memory: Memory) -> list[int]:
+    """Make the rows fresh that hold NaN or Inf; which."""
+    state = leaves(memory.read())
+    if not state:
+        return []
+    bad = torch.stack([~leaf.isfinite().flatten(1).all(1) for leaf in state]).any(0).nonzero().squeeze(1)
+    memory.reset(bad)
+    return bad.tolist()
+
+
+def keep_evidence(folder: Path, rank: int, row: dict[str, float], segment: Segment, policy: dict[str, Any]) -> Path:
+    """Write the rollout and the weights of an update that went wrong; of earlier ones only the first is kept."""
+    path = folder / FOLDER / f"update_{int(row['update']):08d}-rank{rank}.pt"
+    timed = {f.name: getattr(segment, f.name) for f in fields(segment)}
+    content = {
+        "segment": _on_host({**timed, "seconds": {}}),
+        "policy": _on_host(policy),
+        "row": {name: float(number) for name, number in row.items()},
+    }
+    checkpoint.save(path, content)
+    for old in sorted(path.parent.glob(f"update_*-rank{rank}.pt"))[1 : 1 - KEPT]:
+        old.unlink(missing_ok=True)
+    return path
+
+
+def _on_host(tree: Any) -> Any:
+    if isinstance(tree, dict):
+        return {str(key): _on_host(part) for key, part in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        return [_on_host(part) for part in tree]
+    return tree.detach().cpu() if isinstance(tree, torch.Tensor) else tree

@@ -1,0 +1,191 @@
+"""The replay check: before the first optimiser step, the training leg must give what the rollout gave.
+
+Law 1 of the library. A gap means that something differs between acting and training: resets shifted, a wrong start
+state, dropout, a normaliser that moved. The check measures the gap and, when it is too large, says where and why, by
+trying which other resets or start states would make it vanish.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from holdfast.policies.base import RecurrentPolicy
+from holdfast.rollout.segment import Segment
+from holdfast.state import leaves, tree_map
+
+
+class ReplayError(RuntimeError):
+    """Training would not replay what the rollout did."""
+
+
+class Gap(NamedTuple):
+    """The largest difference of log-probabilities, or of values against their scale; at step t, environment b."""
+
+    size: float
+    t: int
+    b: int
+
+
+class Leg(NamedTuple):
+    """How a segment is trained on: which policy, in chunks of `bptt`, in which precision."""
+
+    policy: RecurrentPolicy
+    bptt: int | None
+    autocast: torch.dtype | None
+
+    @torch.no_grad()
+    def difference(self, segment: Segment, resets: Tensor | None = None, zero_start: bool = False) -> Tensor:
+        """How far the stored numbers are from recomputed ones, [T, B]; 0 in dummy steps."""
+        cut = (segment if resets is None else replace(segment, resets=resets)).columns(self.bptt)
+        start = tree_map(torch.zeros_like, cut.start_state) if zero_start else cut.start_state
+        with torch.autocast(cut.resets.device.type, self.autocast, enabled=self.autocast is not None):
+            new = self.policy.evaluate(cut.obs, cut.actions, start, cut.resets, action_mask=cut.action_mask)
+        scale = cut.value.abs().max().clamp(min=1.0)
+        apart = torch.maximum(
+            (new.log_prob.float() - cut.log_prob).abs(), (new.value.float() - cut.value).abs() / scale
+        )
+        apart = torch.where(cut.valid, apart, 0.0)  # [length, chunks * B]
+        return apart.unflatten(1, (-1, segment.num_envs)).transpose(0, 1).flatten(0, 1)
+
+
+def tolerance(device: torch.device, half_precision: bool) -> float:
+    """What law 1 allows on log-probabilities."""
+    if half_precision:
+        return 1e-2
+    return 1e-3 if device.type == "cuda" else 1e-5
+
+
+def measure(
+    policy: RecurrentPolicy, segment: Segment, autocast: torch.dtype | None = None, bptt: int | None = None
+) -> Gap:
+    """Recompute the stored log-probabilities and values with the present weights."""
+    return _largest(Leg(policy, bptt, autocast).difference(segment))
+
+
+def check(
+    policy: RecurrentPolicy,
+    segment: Segment,
+    autocast: torch.dtype | None = None,
+    bptt: int | None = None,
+    allowed: float | None = None,
+) -> float:
+    """The gap; above ten times the tolerance a `ReplayError` that explains it."""
+    allowed = tolerance(segment.resets.device, autocast is not None) if allowed is None else allowed
+    leg = Leg(policy, bptt, autocast)
+    gap = _largest(leg.difference(segment))
+    if gap.size <= 10 * allowed:  # NaN fails this too
+        return gap.size
+    where = f"at step t={gap.t}, environment {gap.b}, with unchanged weights"
+    if gap.size != gap.size:
+        raise ReplayError(
+            f"log-probabilities or values are NaN {where}. Look at observations, rewards and weights; "
+            "hf.debug(True) stops at the first step and environment where it happens."
+        )
+    raise ReplayError(
+        f"training does not replay the rollout: log-probabilities or values differ by {gap.size:.3g} "
+        f"(allowed {allowed:.0e}) {where}.\n{_boundary(segment, gap)}\n{_cause(leg, segment, 10 * allowed)}"
+    )
+
+
+def _largest(difference: Tensor) -> Gap:
+    flat = int(torch.where(difference.isnan(), torch.inf, difference).argmax())
+    t, b = divmod(flat, difference.shape[1])
+    return Gap(float(difference[t, b]), t, b)
+
+
+def _boundary(segment: Segment, gap: Gap) -> str:
+    starts = segment.resets[:, gap.b].nonzero().squeeze(1).tolist()
+    if not starts:
+        return "No episode begins in that environment's sequence, so the start state is the first suspect."
+    nearest = min(starts, key=lambda t: abs(t - gap.t))
+    side = "before" if nearest < gap.t else "after"
+    when = "at that very step" if nearest == gap.t else f"{abs(gap.t - nearest)} steps {side} it"
+    return f"The nearest episode start is at t={nearest}, {when}."
+
+
+# --- why ---------------------------------------------------------------------------------------------------------
+
+
+def _cause(leg: Leg, segment: Segment, limit: float) -> str:
+    layers = _layers_to_blame(leg.policy)
+    if layers:
+        return layers
+    present = leg.difference(segment)
+    if float((present - leg.difference(segment)).abs().max()) > limit / 10:
+        return "Cause: two evaluations of the same segment differ, so something in encode or decode is random."
+    if float(leg.difference(segment, zero_start=True).max()) <= limit:
+        return (
+            "Cause: the gap vanishes from a zero start state: the rollout began from zeros, the stored state says "
+            "otherwise."
+        )
+    for words, resets in _other_resets(segment):
+        if _fits(leg, segment, resets, limit):
+            return f"Cause: the gap vanishes when the stored resets are {words}: that is how the rollout really reset."
+    if _only_before_first_reset(leg, segment, present, limit):
+        zeros = all(not leaf.any() for leaf in leaves(segment.start_state))
+        return (
+            "Cause: only steps between a sequence's start and its first episode start differ: the stored start state "
+            f"is not the one the rollout had{' (it is all zeros)' if zeros else ''}."
+        )
+    return (
+        "No usual cause found. Look for anything that differs between act and evaluate: a normaliser that moved, "
+        "noise, weights changed after the rollout, precision in one leg only. `holdfast doctor` examines the policy."
+    )
+
+
+def rollout_failed(policy: nn.Module, error: ValueError) -> None:
+    """Say so if layers that the check refuses are behind an error in the rollout: BatchNorm fails on a single row."""
+    layers = _layers_to_blame(policy)
+    if layers:
+        raise ReplayError(f"the rollout failed: {error}.\n{layers}") from error
+
+
+def _layers_to_blame(policy: nn.Module) -> str | None:
+    kinds = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm)
+    found = [
+        f"{type(m).__name__} ({name})"
+        for name, m in policy.named_modules()
+        if isinstance(m, kinds) and m.training and getattr(m, "p", 1.0) > 0
+    ]
+    if not found:
+        return None
+    return (
+        f"Cause: {', '.join(found)} in training mode. Dropout and batch statistics differ between the two legs; "
+        "remove them from the policy, or set them to eval()."
+    )
+
+
+def _other_resets(segment: Segment) -> list[tuple[str, Tensor]]:
+    """Resets that the rollout may have used in place of the stored ones; entry 0 is not known."""
+    resets = segment.resets
+    none = torch.zeros_like(resets)
+    earlier, later, ends = none.clone(), none.clone(), none.clone()
+    earlier[:-1], later[1:] = resets[1:], resets[:-1]
+    ended = ~segment.valid if not segment.valid.all() else segment.terminated | segment.truncated
+    ends[1:] = ended[:-1]
+    found = [
+        ("one step earlier (they are late by one)", earlier),
+        ("one step later (they are early by one)", later),
+        ("completed: where an episode ended, the next step begins another (some are missing)", ends),
+        ("left out (the rollout never reset)", none),
+    ]
+    return [(words, other) for words, other in found if not torch.equal(other[1:], resets[1:])]
+
+
+def _fits(leg: Leg, segment: Segment, resets: Tensor, limit: float) -> bool:
+    """Whether these resets explain the rollout. What step 0 had is not known, so each environment may have either;
+    nor what the last step had, so it does not count."""
+    begins, goes_on = resets.clone(), resets.clone()
+    begins[0], goes_on[0] = True, False
+    worst = [leg.difference(segment, r)[:-1].amax(0) for r in (begins, goes_on)] if len(resets) > 1 else []
+    return bool(worst) and bool((torch.minimum(*worst) <= limit).all())
+
+
+def _only_before_first_reset(leg: Leg, segment: Segment, present: Tensor, limit: float) -> bool:
+    length = leg.bptt or segment.num_steps
+    begun = segment.resets.unflatten(0, (-1, length)).cumsum(1).flatten(0, 1) > 0  # [T, B]
+    return bool((present[begun] <= limit).all()) and bool(begun.any())

@@ -1,0 +1,164 @@
+"""A run's state as checkpoint data, and back: everything that is needed to go on as if nothing had happened.
+
+A distributed run's checkpoint is one file with a part per rank: its environments, their memory, its random streams.
+Resumed with as many ranks each takes its part; with another number the environments are dealt out anew, every one with
+its memory. `checkpoint.py` writes the file; this module knows what is in it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from holdfast import __version__
+from holdfast.policies.actor_critic import ActorCritic
+from holdfast.runs import rng_state, space_data
+from holdfast.state import tree_map
+
+if TYPE_CHECKING:
+    from holdfast.training.trainer import Trainer
+
+COUNTERS = ("update", "steps", "best_return")
+
+
+def payload(trainer: Trainer) -> dict[str, Any]:
+    """What a checkpoint holds. Every rank takes part; the result is whole on rank 0 and empty elsewhere."""
+    parts = trainer.ranks.gather(_part(trainer))
+    if not parts:
+        return {}
+    known = trainer.policy if isinstance(trainer.policy, ActorCritic) else None
+    first, *others = parts
+    scale = trainer.reward_scale
+    return {
+        "holdfast": __version__,
+        "config": trainer.config.to_dict(),
+        "policy": {k: v.cpu() for k, v in trainer.policy.state_dict().items()},
+        "own_policy": trainer._own_policy,
+        "observation_space": None if known is None else space_data.to_data(known.observation_space),
+        "action_space": None if known is None else space_data.to_data(known.action_space),
+        "ppo": trainer.ppo.state_dict(),
+        "collector": first["collector"],
+        "reward_scale": None if scale is None else scale.state_dict(),
+        "rng": first["rng"],
+        "env_failures": first["env_failures"],
+        "other_ranks": others,
+        "spoiled_updates": trainer.spoiled.total,
+        "threads": torch.get_num_threads(),
+        "seconds": trainer.seconds,
+        **{name: getattr(trainer, name) for name in COUNTERS},
+        "recent_returns": list(trainer.recent_returns),
+        "recent_lengths": list(trainer.recent_lengths),
+    }
+
+
+def _part(trainer: Trainer) -> dict[str, Any]:
+    """What is a rank's own."""
+    scale = trainer.reward_scale
+    return {
+        "collector": trainer.collector.state_dict(),
+        "open_return": None if scale is None else scale.open_return.cpu().clone(),
+        "generator": trainer.ppo.generator.get_state(),
+        "env_failures": trainer.env_failures.count,
+        "rng": rng_state.capture(trainer.device),
+    }
+
+
+def restore(trainer: Trainer, saved: dict[str, Any]) -> bool:
+    """Put a trainer where the checkpoint's was; False if its environments had to begin new episodes."""
+    ranks, config = trainer.ranks, trainer.config
+    updates = [int(update) for (update,) in ranks.everybody([float(saved["update"])], trainer.device)]
+    if len(set(updates)) > 1:
+        raise ValueError(
+            f"the ranks found checkpoints of different updates, {updates}; with several machines the run's folder must "
+            "be on a disk they share"
+        )
+    trainer.policy.load_state_dict(saved["policy"])
+    trainer.ppo.load_state_dict(saved["ppo"])
+    first = {
+        "collector": saved["collector"],
+        "open_return": None if saved["reward_scale"] is None else saved["reward_scale"]["open_return"],
+        "generator": saved["ppo"]["generator"],
+        "env_failures": saved.get("env_failures", 0),
+        "rng": saved["rng"],
+    }
+    parts = [first, *saved.get("other_ranks", [])]
+    mine = parts[ranks.rank] if len(parts) == ranks.size else _dealt_anew(trainer, parts, saved["update"])
+    if mine["generator"] is not None:
+        trainer.ppo.generator.set_state(mine["generator"])
+    else:
+        trainer.ppo.generator.manual_seed(ranks.seed(config.seed, saved["update"]))
+    # If episodes must start anew: other ones than at first.
+    trainer.collector.seed = ranks.seed(config.seed + saved["update"])
+    exact = trainer.collector.load_state_dict(mine["collector"])
+    if trainer.reward_scale is not None and saved["reward_scale"] is not None:
+        trainer.reward_scale.load_state_dict({**saved["reward_scale"], "open_return": mine["open_return"]})
+        trainer.collector.reward_scale = trainer.reward_scale.value
+        if not exact:
+            trainer.reward_scale.drop_open_episodes()
+    for name in COUNTERS:
+        setattr(trainer, name, saved[name])
+    trainer.env_failures.count, trainer.spoiled.total = mine["env_failures"], saved.get("spoiled_updates", 0)
+    trainer._earlier_seconds = saved["seconds"]
+    trainer.recent_returns.extend(saved["recent_returns"])
+    trainer.recent_lengths.extend(saved["recent_lengths"])
+    if mine["rng"] is not None:
+        rng_state.restore(mine["rng"], trainer.device)
+    else:
+        rng_state.seed(ranks.seed(config.seed, saved["update"]))
+    return exact
+
+
+# --- another number of ranks -----------------------------------------------------------------------------------------
+
+
+def _dealt_anew(trainer: Trainer, parts: list[dict[str, Any]], update: int) -> dict[str, Any]:
+    """This rank's part when there were `len(parts)` ranks and are now others. Ranks that are new have no streams."""
+    ranks, share = trainer.ranks, trainer.env_share
+    seed = ranks.seed(trainer.config.seed, update, 1)
+    own = parts[ranks.rank] if ranks.rank < len(parts) else {"generator": None, "rng": None}
+    opened = [part["open_return"] for part in parts]
+    return {
+        "collector": regroup_collectors([part["collector"] for part in parts], share, trainer.env, ranks.rank, seed),
+        "open_return": None if opened[0] is None else torch.cat(opened)[share.start : share.stop],
+        "generator": own["generator"],
+        "env_failures": 0 if ranks.rank else sum(part["env_failures"] for part in parts),
+        "rng": own["rng"],
+    }
+
+
+def regroup_collectors(parts: list[dict[str, Any]], share: range, env: Any, rank: int, seed: int) -> dict[str, Any]:
+    """The collector state of the environments in `share`, numbered through all parts.
+
+    Random numbers of the environment go on from part number `rank`, or from `seed` if there is none. An environment
+    that saves its state but has no `regroup` cannot be cut: then it is left out, and begins anew.
+    """
+    if not parts[0]["started"]:
+        return parts[0]
+    feeds, memories = [part["feed"] for part in parts], [part["memory"] for part in parts]
+
+    def rows(*tensors: Any) -> Any:
+        return torch.cat(tensors)[share.start : share.stop].clone()
+
+    states = [feed["env"] for feed in feeds]
+    can = states[0] is not None and hasattr(env, "regroup")
+    masks = [feed["action_mask"] for feed in feeds]
+    return {
+        "started": True,
+        "feed": {
+            "env": env.regroup(states, share.start, rank, seed) if can else None,
+            "speaks_torch": feeds[0]["speaks_torch"],
+            "obs": tree_map(rows, *(feed["obs"] for feed in feeds)),
+            "resets": rows(*(feed["resets"] for feed in feeds)),
+            "valid": rows(*(feed["valid"] for feed in feeds)),
+            "action_mask": None if any(mask is None for mask in masks) else rows(*masks),
+        },
+        "memory": {
+            "num_rows": len(share),
+            "known": rows(*(memory["known"] for memory in memories)),
+            "fresh": rows(*(memory["fresh"] for memory in memories)),
+            "leaves": [rows(*leaves) for leaves in zip(*(memory["leaves"] for memory in memories))],
+        },
+        "open_return": rows(*(part["open_return"] for part in parts)),
+        "open_length": rows(*(part["open_length"] for part in parts)),
+    }

@@ -1,0 +1,49 @@
+"""Why a run stops before its end: Ctrl-C, a callback, a target reached; on any rank, and then on all."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import torch
+
+from holdfast.distributed.ranks import Ranks
+
+REASONS = ("callback", "target", "interrupt")
+
+
+class Stopping:
+    """`reason`: one of REASONS, or None while the run goes on."""
+
+    def __init__(self) -> None:
+        self.reason: str | None = None
+
+    def agree(self, ranks: Ranks, device: torch.device) -> bool:
+        """Whether any rank has a reason to stop; then all have it."""
+        mine = 0 if self.reason is None else 1 + REASONS.index(self.reason)
+        found = int(max(number for (number,) in ranks.everybody([float(mine)], device)))
+        self.reason = REASONS[found - 1] if found else None
+        return self.reason is not None
+
+    @contextmanager
+    def on_ctrl_c(self, say: Callable[[str], None]) -> Iterator[None]:
+        """Ctrl-C finishes the present update, then stops; a second one stops at once."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def stop(*_: Any) -> None:
+            if self.reason == "interrupt":
+                raise KeyboardInterrupt
+            self.reason = "interrupt"
+            with suppress(RuntimeError, ImportError):  # the signal may come in the middle of a print, or of its imports
+                say("stopping after this update; Ctrl-C again to stop at once")
+
+        previous = signal.signal(signal.SIGINT, stop)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, previous)

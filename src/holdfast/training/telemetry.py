@@ -1,0 +1,104 @@
+"""What a run says about its memory: numbers (`memory/*`) and warnings for when "the RNN does not learn".
+
+One device-to-host copy per update. Nothing here changes anything.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from holdfast.config import TrainConfig
+from holdfast.rollout.segment import Segment
+from holdfast.state import State, named_leaves
+
+SATURATED = 0.99  # |h| above this: the unit hardly moves, and hardly passes a gradient
+
+
+@torch.no_grad()
+def memory_metrics(state: State, resets: Tensor) -> dict[str, float]:
+    """Health of a state and the resets of a rollout, in one copy to the host."""
+    parts = named_leaves(state)
+    if not parts:
+        return {"memory/resets": float(resets.sum())}
+    flat = torch.cat([leaf.float().flatten() for leaf in parts.values()])
+    finite = torch.isfinite(flat)
+    values = torch.where(finite, flat, 0.0)
+    bounded = [leaf.float().flatten() for name, leaf in parts.items() if name.rpartition(".")[2] == "h"]
+    saturation = (torch.cat(bounded).abs() > SATURATED).float().mean() if bounded else values.new_zeros(())
+    numbers = torch.stack(
+        [values.square().mean().sqrt(), values.abs().max(), saturation, (~finite).sum().float(), resets.sum().float()]
+    ).tolist()
+    names = ("rms", "max", "saturation", "nan", "resets")
+    return {f"memory/{name}": number for name, number in zip(names, numbers)}
+
+
+@torch.no_grad()
+def staleness(stored: State, recomputed: State) -> float:
+    """How far stored states are from what the present weights give: RMS of the difference over that of the state."""
+    pairs = list(zip(named_leaves(stored).values(), named_leaves(recomputed).values()))
+    if not pairs:
+        return 0.0
+    difference = sum(((a - b).float().square().sum() for a, b in pairs), torch.zeros((), device=pairs[0][0].device))
+    size = sum((a.float().square().sum() for a, _ in pairs), torch.zeros((), device=pairs[0][0].device))
+    return float((difference / size.clamp(min=1e-12)).sqrt())
+
+
+class Warnings:
+    """Says each thing once."""
+
+    def __init__(self, config: TrainConfig, action_space: spaces.Space[Any] | None) -> None:
+        self.config = config
+        self.max_entropy = _max_entropy(action_space)
+        self._said: set[str] = set()
+
+    def look(self, row: dict[str, float], segment: Segment) -> list[str]:
+        found = []
+        saturation = row.get("memory/saturation", 0.0)
+        if saturation > 0.5:
+            found.append(
+                (
+                    "saturation",
+                    f"{saturation:.0%} of the memory's units are saturated (|h| > {SATURATED}): gradients hardly pass. "
+                    "Try a lower learning rate, normalize_obs, or a smaller max_grad_norm.",
+                )
+            )
+        if row.get("memory/nan", 0.0) > 0:
+            found.append(("nan", "the memory holds NaN or Inf. hf.debug(True) finds the environment and step."))
+        entropy = row.get("train/entropy", math.nan)
+        young = row.get("steps", 0) < 0.2 * self.config.total_steps
+        if young and self.max_entropy and entropy < 0.02 * self.max_entropy:
+            found.append(
+                (
+                    "entropy",
+                    f"the policy has all but stopped exploring (entropy {entropy:.3f} of {self.max_entropy:.2f}) in "
+                    "the first fifth of the run. Raise entropy_coef or lower learning_rate.",
+                )
+            )
+        length = self.config.bptt or self.config.num_steps
+        episode = row.get("rollout/ep_len_mean", 0.0)
+        if self.config.core != "none" and episode > 2 * length:
+            found.append(
+                (
+                    "bptt",
+                    f"episodes last {episode:.0f} steps on average, but gradients reach only {length} steps back. "
+                    "If the task needs longer memory, raise num_steps" + (" or bptt." if self.config.bptt else "."),
+                )
+            )
+        new = [text for name, text in found if name not in self._said]
+        self._said |= {name for name, _ in found}
+        return new
+
+
+def _max_entropy(space: spaces.Space[Any] | None) -> float | None:
+    if isinstance(space, spaces.Discrete):
+        return math.log(max(2, int(space.n)))
+    if isinstance(space, spaces.MultiDiscrete):
+        return float(sum(math.log(max(2, int(n))) for n in space.nvec.flatten()))
+    if isinstance(space, spaces.MultiBinary):
+        return math.log(2) * math.prod(space.shape)
+    return None

@@ -1,0 +1,69 @@
+"""Episodes of a policy as animated GIFs, for environments that render."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from holdfast import envs
+from holdfast.config import TrainConfig
+from holdfast.policies.base import RecurrentPolicy
+from holdfast.training.evaluation import evaluate
+
+MAX_FRAMES = 1000
+"""Frames kept of an episode."""
+
+
+class Recorder:
+    """Frames of a one-environment vector environment, by episode; pass it to `evaluate` as `record`."""
+
+    def __init__(self, env: Any) -> None:
+        self.env = env
+        self.episodes: list[list[np.ndarray[Any, Any]]] = []
+
+    def __call__(self, resets: Tensor) -> None:
+        if bool(resets[0]) or not self.episodes:
+            self.episodes.append([])
+        if len(self.episodes[-1]) < MAX_FRAMES:
+            self.episodes[-1].append(_frame(self.env))
+
+
+def record_episodes(
+    policy: RecurrentPolicy, config: TrainConfig, folder: Path, *, episodes: int, deterministic: bool, seed: int
+) -> list[Path]:
+    """Play `episodes` episodes in one rendering environment and write `episode_1.gif`, ... into `folder`."""
+    try:
+        from PIL import Image
+    except ImportError as missing:
+        raise ModuleNotFoundError("--video needs Pillow: pip install 'holdfast[plot]'") from missing
+    if config.env.startswith("holdfast/"):
+        raise ValueError(
+            f"{config.env} has nothing to render; --video works with environments that draw rgb_array frames"
+        )
+    kwargs = {**config.env_kwargs, "render_mode": "rgb_array"}
+    env = envs.make(config.env, 1, mask_velocity=config.mask_velocity, env_kwargs=kwargs)
+    try:
+        recorder = Recorder(env)
+        evaluate(policy, env, episodes, deterministic=deterministic, seed=seed, inputs=config.inputs, record=recorder)
+    finally:
+        env.close()
+    folder.mkdir(parents=True, exist_ok=True)
+    milliseconds = round(1000 / float((env.metadata or {}).get("render_fps") or 30))
+    paths = []
+    for i, frames in enumerate(recorder.episodes[:episodes], 1):
+        images = [Image.fromarray(frame) for frame in frames]
+        path = folder / f"episode_{i}.gif"
+        images[0].save(path, save_all=True, append_images=images[1:], duration=milliseconds, loop=0)
+        paths.append(path)
+    return paths
+
+
+def _frame(env: Any) -> np.ndarray[Any, Any]:
+    frames = env.render()
+    frame = frames[0] if isinstance(frames, (tuple, list)) else frames
+    if not isinstance(frame, np.ndarray) or frame.ndim != 3:
+        raise ValueError(f"{type(env).__name__}.render() gave no rgb_array frame; this environment does not draw any")
+    return frame.astype(np.uint8)

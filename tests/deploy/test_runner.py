@@ -1,0 +1,264 @@
+"""`hf.Runner` keeps the memory of any number of environments, whatever the policy is stored in."""
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+import holdfast as hf
+from holdfast.deploy.exported_signature import sample_observations
+from holdfast.state import tree_map
+
+BOX = spaces.Box(-1, 1, (3,))
+NESTED = spaces.Dict(position=BOX, card=spaces.Discrete(4))
+
+
+def make_policy(action_space=None, obs=BOX, core="lstm", **options):
+    torch.manual_seed(2)
+    policy = hf.ActorCritic(obs, action_space or spaces.Discrete(4), core, 8, **options)
+    with torch.no_grad():
+        for p in policy.parameters():
+            p.normal_(0, 0.8 if p.dim() > 1 else 0.1)
+    return policy
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory):
+    """One policy with a learned start, as itself and in both formats."""
+    policy, folder = make_policy(reset="learned"), tmp_path_factory.mktemp("exported")
+    files = {suffix: hf.export_policy(policy, folder / f"policy.{suffix}").path for suffix in ("onnx", "pt2")}
+    return {"policy": policy, **files}
+
+
+@pytest.fixture(params=["policy", "onnx", "pt2"])
+def source(request, sources):
+    return sources[request.param]
+
+
+CLIPPED = spaces.Box(np.array([-0.1, -np.inf]), np.array([0.1, np.inf]), dtype=np.float64)
+
+
+@pytest.fixture(scope="module")
+def nested(tmp_path_factory):
+    """A policy with observations in parts and Box actions, as itself and exported."""
+    policy = make_policy(CLIPPED, NESTED, "gru")
+    return {False: policy, True: hf.export_policy(policy, tmp_path_factory.mktemp("nested") / "policy.pt2").path}
+
+
+def observations(count, seed=0):
+    return np.random.default_rng(seed).normal(size=(count, 3)).astype(np.float32)
+
+
+def test_a_runner_acts_as_the_policy_does(source, sources):
+    runner, policy, memory = hf.Runner(source), sources["policy"], hf.Memory(sources["policy"].core)
+    random = np.random.default_rng(1)
+    for t in range(50):
+        obs, resets = observations(5, t), random.random(5) < 0.2
+        step, want = runner.act(obs, resets), policy.act(obs, resets, memory=memory, deterministic=True)
+        np.testing.assert_array_equal(step.action, want.action)
+        np.testing.assert_allclose(step.value, want.value, atol=1e-5)
+    assert runner.num_envs == 5 and policy.memory.num_envs == 0  # the policy's own memory is left alone
+
+
+def test_each_environment_is_what_it_would_be_alone(source):
+    """Environments come and go in any order, in batches and one by one; each trace equals its solo run."""
+    runner, random = hf.Runner(source), np.random.default_rng(3)
+    solo = {env: hf.Runner(source) for env in range(6)}
+    for t in range(60):
+        ids = random.permutation(6)[: random.integers(1, 7)]
+        obs, resets = observations(len(ids), t), random.random(len(ids)) < 0.2
+        if len(ids) == 1:
+            values = [runner.act(obs[0], resets[0], env_ids=int(ids[0])).value]
+        else:
+            values = runner.act(obs, resets, env_ids=ids.tolist()).value
+        alone = [solo[env].act(obs[i], bool(resets[i])).value for i, env in enumerate(ids)]
+        np.testing.assert_allclose(values, alone, atol=1e-5)
+    assert runner.num_envs == 6
+
+
+def test_one_observation_without_a_batch_dimension_is_a_batch_of_one(source):
+    alone, batch = hf.Runner(source), hf.Runner(source)
+    for t in range(20):
+        obs, reset = observations(1, t), t % 7 == 0
+        one, want = alone.act(obs[0], reset), batch.act(obs, np.array([reset]))
+        assert one.action.shape == () and one.action.dtype == np.int64 and one.value.shape == ()
+        np.testing.assert_allclose(one.value, want.value[0], atol=1e-6)
+    # The same memory, in either form.
+    np.testing.assert_allclose(alone.act(obs).value, batch.act(obs[0]).value, atol=1e-6)
+
+
+def test_no_flags_mean_no_reset_and_memory_matters(source):
+    runner, none = hf.Runner(source), hf.Runner(source)
+    obs = observations(3)
+    first = runner.act(obs).value
+    none.act(obs)
+    assert np.abs(runner.act(obs, np.zeros(3, bool)).value - first).min() > 1e-3
+    np.testing.assert_allclose(runner.act(obs, np.ones(3, bool)).value, first, atol=1e-6)
+
+
+def test_after_reset_the_next_step_is_a_first_step(source):
+    runner, obs = hf.Runner(source), observations(3)
+    first = runner.act(obs).value
+    second = runner.act(obs).value
+    runner.reset([1])
+    third = runner.act(obs).value
+    assert abs(third[1] - first[1]) < 1e-6 and abs(third[0] - first[0]) > 1e-4
+    runner.reset()
+    np.testing.assert_allclose(runner.act(obs).value, first, atol=1e-6)
+    np.testing.assert_allclose(runner.act(obs).value, second, atol=1e-6)
+    alone = hf.Runner(source)
+    start = alone.act(obs[0]).value
+    alone.act(obs[0])
+    alone.reset()
+    assert alone.act(obs[0]).value == start
+
+
+def test_memory_goes_on_in_another_runner_and_is_a_copy(source):
+    first, second, obs = hf.Runner(source), hf.Runner(source), observations(2)
+    first.act(obs)
+    saved = first.state_dict()
+    want = first.act(obs).value
+    second.load_state_dict(saved)
+    np.testing.assert_array_equal(second.act(obs).value, want)
+    alone = hf.Runner(source)
+    alone.act(obs[0])
+    second.load_state_dict(alone.state_dict())  # also while an environment acts alone
+    assert second.num_envs == 1
+    assert second.act(obs[0]).value == alone.act(obs[0]).value
+
+
+def test_fewer_environments_than_known_are_refused_and_forgotten_ones_are_gone(source):
+    runner, obs = hf.Runner(source), observations(4)
+    first = runner.act(obs).value
+    with pytest.raises(ValueError, match=r"2 rows came, but this memory knows 4 environments.*env_ids="):
+        runner.act(obs[:2])
+    with pytest.raises(ValueError, match=r"one observation came.* knows other .*\(4 in all\): pass env_ids=ID"):
+        runner.act(obs[0])
+    runner.forget()
+    np.testing.assert_allclose(runner.act(obs[:2]).value, first[:2], atol=1e-6)
+    alone = hf.Runner(source)
+    alone.act(obs[0], env_ids=1)
+    with pytest.raises(ValueError, match=r"one observation came.* knows other .*\(1 in all\)"):
+        alone.act(obs[0])
+
+
+def test_an_error_leaves_memory_as_it_was(source):
+    runner, other = hf.Runner(source), hf.Runner(source)
+    for r in (runner, other):
+        r.act(observations(3))
+    for resets in (np.zeros(2, bool), np.zeros(3)):
+        with pytest.raises((TypeError, ValueError), match="resets has"):
+            runner.act(observations(3, 1), resets)
+    np.testing.assert_array_equal(runner.act(observations(3, 1)).value, other.act(observations(3, 1)).value)
+    fresh = hf.Runner(source)
+    with pytest.raises(ValueError, match="one observation came with 2 resets"):
+        fresh.act(observations(1)[0], np.zeros(2, bool))
+    assert fresh.num_envs == 0
+
+
+def test_tensors_in_tensors_out(source):
+    step = hf.Runner(source).act(torch.as_tensor(observations(2)), torch.zeros(2, dtype=torch.bool))
+    assert all(isinstance(part, torch.Tensor) for part in step)
+    np.testing.assert_allclose(step.value, hf.Runner(source).act(observations(2)).value, atol=1e-6)
+
+
+def test_sampled_actions_follow_the_policys_probabilities(source, sources):
+    torch.manual_seed(0)
+    obs = observations(1).repeat(4000, 0)
+    actions = hf.Runner(source).act(obs, deterministic=False).action
+    policy = sources["policy"]
+    features, _ = policy.core(policy.encode(torch.as_tensor(obs[:1])))
+    probabilities = policy.decode(features)[0].log_probs.exp().detach().numpy()[0]
+    np.testing.assert_allclose(np.bincount(actions, minlength=4) / 4000, probabilities, atol=0.04)
+
+
+@pytest.mark.parametrize("exported", [False, True])
+def test_a_box_is_clipped_as_the_environment_gets_it_and_the_raw_action_is_there(exported, nested):
+    runner, obs, space = hf.Runner(nested[exported]), sample_observations(NESTED, 30), CLIPPED
+    for deterministic in (True, False):
+        step = runner.act(obs, deterministic=deterministic)
+        assert step.action.dtype == np.float64 and np.abs(step.raw_action[:, 0]).max() > 0.1
+        np.testing.assert_array_equal(step.action, np.clip(step.raw_action, space.low, space.high))
+        assert all(space.contains(action) for action in step.action)
+    one = runner.act(tree_map(lambda part: part[0], obs), env_ids=0)
+    assert one.action.shape == (2,)
+
+
+def test_a_policy_without_spaces_takes_batches_and_single_ones_if_told_its_space():
+    class Own(hf.RecurrentPolicy):
+        def __init__(self):
+            super().__init__(core=hf.GRU(3, 4))
+
+        def encode(self, obs):
+            return obs
+
+        def decode(self, features):
+            return torch.distributions.Categorical(logits=features), features.sum(-1)
+
+    policy = Own()
+    assert hf.Runner(policy).act(observations(2)).action.shape == (2,)
+    assert hf.Runner(policy, observation_space=BOX).act(observations(2)[0]).action.shape == ()
+
+
+# --- bad input ------------------------------------------------------------------------------------------------------
+
+
+def test_observations_of_another_shape_or_kind_are_refused(source):
+    runner = hf.Runner(source)
+    with pytest.raises(ValueError, match=r"shape \(2, 4\) came for obs, expected \(3,\), or \('B', 3\)"):
+        runner.act(np.zeros((2, 4), np.float32))
+    with pytest.raises(ValueError, match=r"one observation came with env_ids=\[0, 1\]"):
+        runner.act(np.zeros(3, np.float32), env_ids=[0, 1])
+    with pytest.raises(ValueError, match="2 observations came with 3 env_ids"):
+        runner.act(np.zeros((2, 3), np.float32), env_ids=[0, 1, 2])
+
+
+def test_parts_of_an_observation_that_are_missing_or_differ_are_named(nested):
+    for exported in (False, True):
+        runner = hf.Runner(nested[exported])
+        with pytest.raises(ValueError, match=r"no part 'card': got keys \['position'\]"):
+            runner.act({"position": np.zeros((2, 3), np.float32)})
+        with pytest.raises(ValueError, match="differ in batch size"):
+            runner.act({"position": np.zeros((2, 3), np.float32), "card": np.zeros(3, np.int64)})
+    with pytest.raises(TypeError, match=r"obs_card has dtype float64, expected int64; convert it with \.astype"):
+        runner.act({"position": np.zeros((2, 3)), "card": np.zeros(2)})
+
+
+def test_what_is_no_policy_is_refused(tmp_path):
+    with pytest.raises(TypeError, match=r"a run folder, a checkpoint, an \.onnx or \.pt2 file, or a policy; got a"):
+        hf.Runner(torch.nn.Linear(2, 2))
+    with pytest.raises(FileNotFoundError, match=r"policy\.onnx: there is no such file; `holdfast export RUN"):
+        hf.Runner(tmp_path / "policy.onnx")
+    for suffix in ("onnx", "pt2"):
+        (tmp_path / f"bad.{suffix}").write_bytes(b"no such thing")
+        with pytest.raises(ValueError, match=rf"bad\.{suffix}: .* cannot read it"):
+            hf.Runner(tmp_path / f"bad.{suffix}")
+    with pytest.raises(ValueError, match="runs on the CPU"):
+        hf.Runner(tmp_path / "policy.onnx", device="cuda")
+
+
+def test_a_pt2_of_somebody_else_is_refused(tmp_path):
+    program = torch.export.export(torch.nn.Linear(2, 2), (torch.zeros(1, 2),))
+    torch.export.save(program, tmp_path / "theirs.pt2")
+    with pytest.raises(ValueError, match="no `holdfast export` wrote this file"):
+        hf.Runner(tmp_path / "theirs.pt2")
+
+
+def test_a_memory_of_another_core_or_of_nothing_is_refused(source):
+    runner, other = hf.Runner(source), hf.Runner(make_policy(core="gru"))
+    other.act(observations(2))
+    with pytest.raises(ValueError, match="this memory is of another core"):
+        runner.load_state_dict(other.state_dict())
+
+
+def test_a_state_of_another_batch_size_and_a_state_for_a_model_without_memory_are_refused():
+    remembers, forgets = make_policy(core="gru"), make_policy(core=None)
+    _, state = remembers.predict(observations(3))
+    with pytest.raises(ValueError, match=r"with a batch of 2: state\['h'\]: shape \(3, 1, 8\), expected \(2, 1, 8\)"):
+        remembers.predict(observations(2), state)
+    with pytest.raises(ValueError, match=r"a state came, but this ActorCritic remembers nothing .*pass state=None"):
+        forgets.predict(observations(3), state)
+    _, nothing = forgets.predict(observations(3))
+    forgets.predict(observations(3), nothing)  # what it returned itself is no state
+    runner, obs = hf.Runner(forgets), observations(3)
+    np.testing.assert_array_equal(runner.act(obs).value, runner.act(obs).value)

@@ -1,0 +1,89 @@
+"""Training on a GPU: what a captured graph must not freeze, one rank through NCCL, the profile. Skipped without a GPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import holdfast as hf
+from holdfast.engines import cuda_graph as cuda_graphs
+from holdfast.runs.log import read_progress
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+
+SMALL = dict(
+    hidden_size=32, num_envs=64, num_steps=64, minibatches=4, epochs=2, total_steps=64 * 64 * 12, checkpoint_every=0,
+    final_eval_episodes=1, learning_rate=3e-3, tensorboard=False, quiet=True, device="cuda",
+)  # fmt: skip
+
+
+def config(folder: Path, **settings: Any) -> hf.TrainConfig:
+    return hf.TrainConfig(**{**SMALL, "run_dir": str(folder), **settings})
+
+
+def test_a_captured_rollout_scales_rewards_as_the_statistics_say_now(tmp_path: Path):
+    scales: list[float] = []
+
+    class Look(hf.Callback):
+        def on_rollout_end(self, trainer: hf.Trainer, segment: hf.Segment) -> None:
+            assert trainer.reward_scale is not None and bool(segment.terminated.any())
+            scales.append(trainer.reward_scale.value)
+            # Nothing follows a terminal step: its return is its reward, scaled.
+            torch.testing.assert_close(
+                segment.returns[segment.terminated],
+                segment.rewards[segment.terminated] * scales[-1],
+                rtol=1e-4,
+                atol=1e-5,
+            )
+
+    trainer = hf.Trainer(
+        config(tmp_path / "run", env="holdfast/RepeatPreviousEasy-v0", normalize_reward=True), callbacks=[Look()]
+    )
+    assert isinstance(trainer.collector, cuda_graphs.GraphCollector)
+    trainer.run()
+    assert scales[1] > 2 * scales[0], "they did move"
+
+
+def test_captured_graphs_see_the_observation_statistics_move(tmp_path: Path):
+    """The replay check computes outside of the graphs: statistics that stood still in them would be a gap."""
+    settings: dict[str, Any] = dict(
+        env="holdfast/PositionOnlyCartPoleEasy-v0", normalize_obs=True, replay_check_every=1
+    )
+    trainer = hf.Trainer(config(tmp_path / "run", **settings))
+    trainer.run()
+    gaps = [float(row["memory/replay_gap"]) for row in read_progress(tmp_path / "run")]
+    assert len(gaps) == 12 and max(gaps) < 1e-3
+    assert float(trainer.policy.encoder.var.min()) < 0.5
+
+
+def test_one_nccl_rank_trains_as_no_ranks_do(tmp_path: Path):
+    command = """train --env holdfast/RepeatPreviousEasy-v0 --hidden-size 32 --num-envs 64 --num-steps 64 --minibatches 4
+        --total-steps 16384 --no-tensorboard --quiet --device cuda --run-dir"""
+    torchrun = "-m torch.distributed.run --standalone --nproc-per-node 1"
+    for launcher, name in (("", "alone"), (torchrun, "joined")):
+        words = [sys.executable, *launcher.split(), "-m", "holdfast", *command.split(), str(tmp_path / name)]
+        done = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "NCCL_DEBUG": "INFO"})
+        assert done.returncode == 0, done.stderr[-3000:]
+    assert "Init COMPLETE" in done.stdout + done.stderr, "NCCL was there"
+    alone, joined = read_progress(tmp_path / "alone"), read_progress(tmp_path / "joined")
+    assert len(alone) == len(joined) == 4
+    for name in ("rollout/ep_rew_mean", "train/policy_loss", "train/entropy", "train/grad_norm", "train/approx_kl"):
+        mine, theirs = ([float(row[name]) for row in rows[:2]] for rows in (alone, joined))
+        assert mine == pytest.approx(theirs, rel=1e-3, abs=1e-6), name
+
+
+def test_the_profile_of_a_captured_run_names_graphs_and_kernels(tmp_path: Path):
+    watch = hf.Profile()
+    hf.Trainer(
+        config(tmp_path / "run", env="holdfast/RepeatPreviousEasy-v0", total_steps=64 * 64 * 40), callbacks=[watch]
+    ).run()
+    assert "policy, environment, GAE (one CUDA graph)" in watch.report
+    assert "forward, backward, optimiser (one CUDA graph)" in watch.report
+    assert "the GPU was busy for" in watch.report and "unwatched, it was" in watch.report
+    assert watch.trace is not None and watch.trace.stat().st_size < 16 * 2**20

@@ -1,0 +1,274 @@
+"""PPO's gradient without autograd against autograd's, in float64, for every kind of policy that it takes."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from gymnasium import spaces
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import holdfast as hf
+from holdfast.algorithms.ppo import PPO, PPOTerms, ppo_terms
+from holdfast.config import TrainConfig
+from holdfast.engines.native import NativeGradient
+from holdfast.kernels.cpu import recurrence as native
+from holdfast.policies.actor_critic import ActorCritic
+from holdfast.rollout.segment import Segment
+from holdfast.state import tree_map
+
+pytestmark = pytest.mark.skipif(not native.in_use(), reason=f"no native kernel: {native.status()['reason']}")
+
+ACTIONS: dict[str, spaces.Space[Any]] = {
+    "discrete": spaces.Discrete(3),
+    "from 2": spaces.Discrete(5, start=2),
+    "box": spaces.Box(-1, 1, (2,)),
+    "bits": spaces.MultiBinary(3),
+    "several": spaces.MultiDiscrete([2, 4]),
+}
+OBS = spaces.Box(-1, 1, (4,))
+
+
+def a_segment(policy: ActorCritic, T: int, B: int, seed: int = 0, masked: bool = False) -> Segment:
+    """Anything a rollout could have been, from another policy: ratios away from 1, some of them clipped."""
+    random = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=random)
+
+    obs = (
+        {"a": normal(T, B, 4), "b": torch.randint(3, (T, B), generator=random)}
+        if isinstance(policy.observation_space, spaces.Dict)
+        else normal(T, B, 4)
+    )
+    policy.action_space.seed(seed)
+    samples = torch.stack([torch.as_tensor(policy.action_space.sample()) for _ in range(T * B)])
+    actions = samples.unflatten(0, (T, B))
+    mask = None
+    if masked:
+        mask = torch.rand(T, B, int(policy.action_space.n), generator=random) < 0.5  # type: ignore[attr-defined]
+        mask.scatter_(2, actions.unsqueeze(2), True)
+    state = tree_map(lambda s: 0.5 * normal(*s.shape), policy.initial_state(B))
+    with torch.no_grad():
+        before = policy.evaluate(obs, actions, state, None, action_mask=mask)
+    flags = torch.rand(T, B, generator=random) < 0.2
+    return Segment(
+        obs=obs, actions=actions, resets=flags, rewards=normal(T, B), log_prob=before.log_prob + 0.3 * normal(T, B),
+        value=before.value + 0.2 * normal(T, B), terminated=flags, truncated=flags, advantage=normal(T, B),
+        returns=before.value + normal(T, B), valid=torch.rand(T, B, generator=random) < 0.8, start_state=state,
+        action_mask=mask,
+    )  # fmt: skip
+
+
+def options(config: TrainConfig) -> dict[str, Any]:
+    names = ("clip_range", "clip_value", "entropy_coef", "value_coef")
+    return {name: getattr(config, name) for name in names}
+
+
+def in_float64(segment: Segment) -> Segment:
+    def double(x: Tensor) -> Tensor:
+        return x.double() if x.is_floating_point() else x
+
+    names = ("obs", "log_prob", "value", "advantage", "returns", "start_state")
+    if not isinstance(segment.actions, Tensor) or segment.actions.is_floating_point():
+        names = (*names, "actions")
+    return replace(segment, **{name: tree_map(double, getattr(segment, name)) for name in names})
+
+
+def check_against_autograd(policy: ActorCritic, segment: Segment, config: TrainConfig, all_valid: bool) -> None:
+    native_gradient = NativeGradient.of(policy, config)
+    assert native_gradient is not None
+    for p in policy.parameters():
+        p.grad = torch.full_like(p, torch.nan)  # what was there before does not matter
+    terms = PPOTerms(*native_gradient(segment, all_valid))
+
+    exact = copy.deepcopy(policy).double()
+    exact.zero_grad()
+    expected = ppo_terms(exact, in_float64(segment), **options(config), all_valid=all_valid)
+    expected.loss.backward()
+    for name, got, wanted in zip(PPOTerms._fields, terms, expected):
+        assert float(got) == pytest.approx(float(wanted.detach()), rel=1e-5, abs=1e-6), name
+    for (name, p), q in zip(policy.named_parameters(), exact.parameters()):
+        wanted_grad = torch.zeros_like(q) if q.grad is None else q.grad
+        assert p.grad is not None, name
+        # 5e-8: a mean of terms of order 1 can cancel; what stays of their rounding does not shrink with it.
+        allowed = 1e-5 * float(wanted_grad.abs().max()) + 5e-8
+        assert float((p.grad.double() - wanted_grad).abs().max()) <= allowed, name
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+@pytest.mark.parametrize("critic_core", ["shared", "separate", "none"])
+@pytest.mark.parametrize("core", ["lstm", "gru", None])
+def test_the_gradient_is_autograds_for_every_core_and_action_space(core: str | None, critic_core: str, action: str):
+    torch.manual_seed(1)
+    policy = ActorCritic(OBS, ACTIONS[action], core, 24, critic_core, head_sizes=(16, 8))
+    config = TrainConfig(clip_value=0.1, entropy_coef=0.05)
+    check_against_autograd(policy, a_segment(policy, 20, 3), config, all_valid=False)
+
+
+@pytest.mark.parametrize("reset", ["zero", "learned", "detach", "never"])
+@pytest.mark.parametrize("core", ["lstm", "gru"])
+def test_the_gradient_is_autograds_in_every_reset_mode_and_with_layers(core: str, reset: str):
+    torch.manual_seed(2)
+    policy = ActorCritic(OBS, spaces.Discrete(2), core, 20, num_layers=2, reset=reset)
+    check_against_autograd(policy, a_segment(policy, 15, 4), TrainConfig(), all_valid=True)
+
+
+def test_the_gradient_is_autograds_with_action_masks_and_dict_observations():
+    torch.manual_seed(3)
+    obs = spaces.Dict({"a": OBS, "b": spaces.Discrete(3)})
+    policy = ActorCritic(obs, spaces.Discrete(4), "gru", 16, "separate", encoder_sizes=(), activation="relu")
+    check_against_autograd(policy, a_segment(policy, 12, 2), TrainConfig(), all_valid=False)
+    check_against_autograd(policy, a_segment(policy, 12, 2, masked=True), TrainConfig(), all_valid=False)
+
+
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_the_gradient_is_autograds_for_any_sizes(data: st.DataObject):
+    size = st.integers(1, 70)
+    torch.manual_seed(data.draw(st.integers(0, 99)))
+    policy = ActorCritic(
+        OBS, spaces.Discrete(data.draw(st.integers(1, 40))), data.draw(st.sampled_from(["lstm", "gru"])),
+        data.draw(size), data.draw(st.sampled_from(["shared", "separate"])),
+        encoder_sizes=data.draw(st.lists(size, max_size=2)), head_sizes=data.draw(st.lists(size, max_size=2)),
+        activation=data.draw(st.sampled_from(["tanh", "relu"])),
+    )  # fmt: skip
+    segment = a_segment(policy, data.draw(st.integers(1, 40)), data.draw(st.integers(1, 9)))
+    config = TrainConfig(clip_value=data.draw(st.sampled_from([None, 0.2])), entropy_coef=0.01)
+    check_against_autograd(policy, segment, config, all_valid=data.draw(st.booleans()))
+
+
+def test_two_threads_give_the_same_gradient():
+    torch.manual_seed(4)
+    policy = ActorCritic(OBS, spaces.Discrete(3), "lstm", 128, head_sizes=(256, 256))
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        check_against_autograd(policy, a_segment(policy, 64, 16), TrainConfig(), all_valid=True)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_whole_update_ends_at_the_weights_of_autograds(monkeypatch: pytest.MonkeyPatch):
+    torch.manual_seed(5)
+    config = TrainConfig(minibatches=2, epochs=3, learning_rate=1e-3, lr_schedule="constant")
+    first = ActorCritic(OBS, spaces.Discrete(3), "lstm", 16, "separate")
+    second = copy.deepcopy(first)
+    segment = a_segment(first, 16, 4)
+    metrics = PPO(first, config).update(segment, 0.0)
+    monkeypatch.setattr(NativeGradient, "of", lambda policy, config: None)
+    expected = PPO(second, config).update(segment, 0.0)
+    for p, q in zip(first.parameters(), second.parameters()):
+        torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-5)
+    for name, value in expected.items():
+        assert metrics[name] == pytest.approx(value, rel=1e-3, abs=1e-5, nan_ok=True), name
+
+
+@pytest.mark.parametrize("spoiled", ["advantage", "returns", "obs", "log_prob"])
+@pytest.mark.parametrize("action", ["discrete", "box"])
+def test_a_loss_that_is_not_finite_takes_no_step(spoiled: str, action: str):
+    policy = ActorCritic(OBS, ACTIONS[action], "lstm", 8)
+    segment = a_segment(policy, 6, 2)
+    getattr(segment, spoiled)[2, 1] = torch.nan
+    before = copy.deepcopy(policy.state_dict())
+    config = TrainConfig(minibatches=1, epochs=1, normalize_advantage=False)
+    metrics = PPO(policy, config).update(
+        replace(segment, valid=torch.ones(6, 2, dtype=torch.bool)), 0.0, all_valid=True
+    )
+    assert metrics["train/skipped_steps"] == 1
+    torch.testing.assert_close(dict(policy.state_dict()), dict(before), rtol=0, atol=0)
+
+
+def test_a_nan_in_a_step_that_does_not_count_does_no_harm():
+    policy = ActorCritic(OBS, spaces.Discrete(3), "lstm", 8)
+    segment = a_segment(policy, 6, 2)
+    segment.valid[3, 1] = False
+    for name in ("advantage", "returns", "log_prob", "value"):
+        getattr(segment, name)[3, 1] = torch.nan
+    native_gradient = NativeGradient.of(policy, TrainConfig())
+    assert native_gradient is not None and all(term.isfinite() for term in native_gradient(segment, False))
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in policy.parameters())
+
+
+def test_an_action_that_is_none_is_an_error():
+    policy = ActorCritic(OBS, spaces.Discrete(3), "lstm", 8)
+    segment = a_segment(policy, 4, 2)
+    segment.actions[1, 1] = 3
+    with pytest.raises(IndexError, match="3 that the policy has"):
+        PPO(policy, TrainConfig(minibatches=1)).update(segment, 0.0)
+
+
+class OwnDecode(ActorCritic):
+    def decode(self, features: Tensor, action_mask: Any = None) -> tuple[Any, Tensor]:
+        return super().decode(2 * features, action_mask)
+
+
+def a_policy(**changes: Any) -> ActorCritic:
+    return ActorCritic(OBS, spaces.Discrete(2), **{"core": "lstm", "hidden_size": 8, **changes})
+
+
+def shared_weights() -> ActorCritic:
+    policy = a_policy(head_sizes=(8,))
+    policy.critic_head = policy.actor_head
+    return policy
+
+
+def frozen() -> ActorCritic:
+    policy = a_policy()
+    policy.actor.weight.requires_grad_(False)
+    return policy
+
+
+def watched_module() -> ActorCritic:
+    policy = a_policy()
+    policy.core.register_forward_hook(lambda *_: None)
+    return policy
+
+
+def watched_gradient() -> ActorCritic:
+    policy = a_policy()
+    policy.actor.weight.register_hook(lambda g: g)
+    return policy
+
+
+LEFT_TO_AUTOGRAD = {
+    "own decode": lambda: OwnDecode(OBS, spaces.Discrete(2), "lstm", 8),
+    "own layer": lambda: setattr(p := a_policy(), "actor", nn.utils.parametrizations.weight_norm(p.actor)) or p,
+    "shared weights": shared_weights,
+    "frozen": frozen,
+    "hook on a module": watched_module,
+    "hook on a gradient": watched_gradient,
+    "float64": lambda: a_policy().double(),
+    "activation without a kernel": lambda: a_policy(activation="gelu"),
+    "images": lambda: ActorCritic(spaces.Box(0, 255, (8, 8, 3), "uint8"), spaces.Discrete(2), "lstm", 8),
+    "stack": lambda: a_policy(core=hf.Stack([hf.LSTM(8, 8), hf.GRU(8, 8)])),
+    "portable kernel": lambda: a_policy(core=hf.LSTM(8, 8, kernel="portable")),
+}
+
+
+@pytest.mark.parametrize("case", LEFT_TO_AUTOGRAD)
+def test_what_cannot_be_had_here_is_left_to_autograd(case: str):
+    assert NativeGradient.of(LEFT_TO_AUTOGRAD[case](), TrainConfig()) is None
+    assert NativeGradient.of(a_policy(), TrainConfig()) is not None, "or else this test would show nothing"
+
+
+def test_debugging_and_anomaly_detection_are_left_to_autograd():
+    policy = a_policy()
+    with torch.autograd.detect_anomaly(check_nan=False):
+        assert NativeGradient.of(policy, TrainConfig()) is None
+    hf.debug(True)
+    try:
+        assert NativeGradient.of(policy, TrainConfig()) is None
+    finally:
+        hf.debug(False)
+
+
+def test_without_the_native_kernel_everything_is_left_to_autograd(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HOLDFAST_CPU_KERNEL", "portable")
+    assert NativeGradient.of(a_policy(), TrainConfig()) is None
+    assert NativeGradient.of(a_policy(core=None), TrainConfig()) is None

@@ -1,0 +1,39 @@
+"""Spaces as plain data and back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from holdfast.runs import checkpoint, space_data
+
+SPACES = [
+    spaces.Box(-1.0, 2.0, (3,), np.float32),
+    spaces.Box(np.array([-np.inf, 0.0], np.float32), np.array([np.inf, 1.0], np.float32)),
+    spaces.Box(0, 255, (8, 8, 3), np.uint8),
+    spaces.Box(-1.0, 1.0, (), np.float64),
+    spaces.Box(np.iinfo(np.int64).min, np.iinfo(np.int64).max, (2,), np.int64),
+    spaces.Discrete(5, start=2),
+    spaces.MultiDiscrete([3, 4], start=[1, 0]),
+    spaces.MultiDiscrete([[2, 3], [4, 5]]),
+    spaces.MultiBinary(4),
+    spaces.MultiBinary([2, 3]),
+    spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Dict({"c": spaces.MultiBinary(2)})}),
+    spaces.Tuple([spaces.Discrete(2), spaces.Box(0.0, 1.0, (1,))]),
+]
+
+
+@pytest.mark.parametrize("space", SPACES, ids=str)
+def test_a_space_comes_back_from_a_checkpoint_as_it_was(tmp_path: Path, space: spaces.Space[Any]):
+    checkpoint.save(tmp_path / "space.pt", space_data.to_data(space))
+    back = space_data.from_data(checkpoint.load(tmp_path / "space.pt"))
+    assert back == space and back.dtype == space.dtype
+
+
+def test_a_space_that_cannot_be_saved_is_named():
+    with pytest.raises(TypeError, match=r"Text.* cannot be saved"):
+        space_data.to_data(spaces.Text(5))

@@ -1,0 +1,90 @@
+"""Numbers about memory, worked out by hand, and warnings that come once and only when they should."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from gymnasium import spaces
+
+import holdfast as hf
+from holdfast.training.telemetry import Warnings, memory_metrics, staleness
+
+NO_RESETS = torch.zeros(3, 2, dtype=torch.bool)
+
+
+def test_memory_numbers_by_hand():
+    state = {"actor": {"h": torch.tensor([[1.0, 0.0], [0.5, -0.995]]), "c": torch.tensor([[3.0, 0.0], [0.0, -4.0]])}}
+    resets = NO_RESETS.clone()
+    resets[0] = True
+    row = memory_metrics(state, resets)
+    squares = [1.0, 0.0, 0.25, 0.995**2, 9.0, 0.0, 0.0, 16.0]
+    assert row["memory/rms"] == pytest.approx(math.sqrt(sum(squares) / 8))
+    assert row["memory/max"] == 4.0
+    assert row["memory/saturation"] == 0.5, "of h only: c is not bounded"
+    assert row["memory/nan"] == 0 and row["memory/resets"] == 2
+
+
+def test_values_that_are_not_finite_are_counted_and_kept_out_of_the_other_numbers():
+    row = memory_metrics({"h": torch.tensor([[math.nan, 0.5, math.inf, 0.5]])}, NO_RESETS)
+    assert row["memory/nan"] == 2 and row["memory/max"] == 0.5
+    assert math.isfinite(row["memory/rms"]) and row["memory/saturation"] == pytest.approx(0.25)  # Inf is saturated
+
+
+def test_a_policy_without_memory_has_resets_only():
+    assert memory_metrics({}, ~NO_RESETS) == {"memory/resets": 6.0}
+    assert staleness({}, {}) == 0.0
+
+
+def test_staleness_is_the_difference_against_the_size_of_the_state():
+    stored = {"h": torch.tensor([[3.0, 0.0]]), "c": torch.tensor([[0.0, 4.0]])}
+    moved = {"h": torch.tensor([[3.0, 1.0]]), "c": torch.tensor([[0.0, 4.0]])}
+    assert staleness(stored, stored) == 0.0
+    assert staleness(stored, moved) == pytest.approx(1 / 5)
+
+
+def look(row: dict[str, float], times: int = 1, space: Any = None, **settings: Any) -> list[str]:
+    config = hf.TrainConfig(**{"num_steps": 8, "total_steps": 1000, **settings})
+    warnings = Warnings(config, spaces.Discrete(4) if space is None else space)
+    healthy = {
+        "steps": 100.0,
+        "memory/saturation": 0.1,
+        "memory/nan": 0.0,
+        "train/entropy": 1.0,
+        "rollout/ep_len_mean": 8.0,
+    }
+    return [text for _ in range(times) for text in warnings.look({**healthy, **row}, None)]  # type: ignore[arg-type]
+
+
+def test_a_healthy_run_is_not_warned():
+    assert look({}) == []
+    assert look({"rollout/ep_len_mean": math.nan, "train/entropy": math.nan}) == []
+
+
+@pytest.mark.parametrize(
+    "row, words",
+    [
+        ({"memory/saturation": 0.7}, "70% of the memory's units are saturated"),
+        ({"memory/nan": 3.0}, "NaN or Inf"),
+        ({"train/entropy": 0.001}, "all but stopped exploring"),
+        ({"rollout/ep_len_mean": 50.0}, "episodes last 50 steps on average, but gradients reach only 8 steps back"),
+    ],
+)
+def test_each_trouble_is_said_once_with_what_to_do(row: dict[str, float], words: str):
+    (said,) = look(row, times=3)
+    assert words in said
+
+
+def test_low_entropy_late_in_a_run_is_as_it_should_be():
+    assert look({"train/entropy": 0.001, "steps": 900.0}) == []
+
+
+def test_continuous_actions_have_no_lowest_entropy():
+    assert look({"train/entropy": -5.0}, space=spaces.Box(-1, 1, (2,))) == []
+
+
+def test_short_sequences_are_named_by_the_setting_that_makes_them_short():
+    assert "raise num_steps or bptt" in look({"rollout/ep_len_mean": 50.0}, bptt=4)[0]
+    assert look({"rollout/ep_len_mean": 50.0}, core="none") == []
