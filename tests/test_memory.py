@@ -124,9 +124,9 @@ def test_a_write_copies_and_detaches(memory):
 
 def test_a_core_that_passes_a_leaf_through_does_not_tie_memory_to_an_old_snapshot():
     memory = hf.Memory(core())
-    memory._put(numbered(memory.core, 3), None)
+    memory.put(numbered(memory.core, 3), None)
     snapshot = memory.read()
-    memory._put(memory.read(), None)  # the same tensors come back
+    memory.put(memory.read(), None)  # the same tensors come back
     memory.write(numbered(memory.core, 1, offset=40), [1])
     assert whose(snapshot) == [1, 2, 3] and whose(memory.read()) == [1, 41, 3]
 

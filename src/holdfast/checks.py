@@ -27,7 +27,7 @@ def is_debug() -> bool:
     return _debug and not torch.compiler.is_compiling()
 
 
-def may_look_at(tensor: Tensor) -> bool:
+def values_are_readable(tensor: Tensor) -> bool:
     """Whether the numbers in `tensor` may be looked at: they lie on the host, or the user asked for debugging."""
     return not torch.compiler.is_compiling() and (_debug or tensor.device.type == "cpu")
 

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from holdfast import state as state_ops
-from holdfast.checks import may_look_at
+from holdfast.checks import values_are_readable
 from holdfast.cores.base import Core
 from holdfast.state import State
 
@@ -119,7 +119,7 @@ class Memory:
         if ids is _ALL:
             self._fresh = torch.ones_like(self._fresh)
         else:
-            if may_look_at(ids):
+            if values_are_readable(ids):
                 ids = ids[ids < self.num_rows]
             self._fresh = self._fresh.index_fill(0, ids, True)
         self._any_fresh = self.num_rows > 0
@@ -161,13 +161,16 @@ class Memory:
 
     # --- what a policy uses in its step: no copies that can be avoided -----------------------------------------------
 
-    def _expect(self, batch: int, env_ids: EnvIds) -> None:
+    def expect(self, batch: int, env_ids: EnvIds) -> None:
         """Under the compiler: have the rows ready, so that the first graph serves all later steps too."""
         if env_ids is None and torch.compiler.is_compiling():
             _reserve_while_tracing(self._number, len(range(batch)))  # len(range()) makes a symbolic size a number
 
-    def _take(self, batch: int, env_ids: EnvIds) -> tuple[State, Tensor | None]:
-        """The state of the `batch` environments that act now, and their ids as `_put` wants them; changes nothing."""
+    def take(self, batch: int, env_ids: EnvIds = None) -> tuple[State, Tensor | None]:
+        """The state of the `batch` environments that act now, and their rows as `put` takes them. Changes nothing.
+
+        The state is read-only: it may be the stored tensors themselves.
+        """
         self._follow_core()
         ids = self._ids(env_ids)
         if ids is not _ALL:
@@ -180,8 +183,11 @@ class Memory:
             return state_ops.tree_map(lambda s, n: torch.cat([s, n]), self._read_all(), new), ids
         return self._read_all(), ids
 
-    def _put(self, state: State, ids: Tensor | None) -> None:
-        """Store what the core has just returned. Rows appear here, so that an error before it leaves no trace."""
+    def put(self, state: State, ids: Tensor | None) -> None:
+        """Store the state that the core has just returned; it belongs to the memory from now on.
+
+        Rows appear here and not in `take`, so that an error between the two leaves no trace.
+        """
         self._ensure(_rows_of(state, default=self.num_rows) if ids is None else ids)
         self._store(_without_graph(state), ids)
         if ids is _ALL:
@@ -264,7 +270,7 @@ class Memory:
         if ids.dim() != 1:
             raise ValueError(f"env_ids have shape {tuple(ids.shape)}, expected one dimension [B]")
         ids = ids.long()
-        if may_look_at(ids) and len(ids):
+        if values_are_readable(ids) and len(ids):
             low, high = int(ids.min()), int(ids.max())
             if low < 0:
                 raise ValueError(f"env_ids hold the negative id {low}")
@@ -294,7 +300,7 @@ class Memory:
         ids = ids_or_batch
         if torch.compiler.is_compiling() or len(ids) == 0:
             return
-        if not may_look_at(ids) and len(ids) <= self.num_rows:
+        if not values_are_readable(ids) and len(ids) <= self.num_rows:
             return
         high = int(ids.max())
         if high >= self.num_rows:
@@ -326,7 +332,7 @@ class Memory:
         return self._state
 
     def _read_rows(self, ids: Tensor) -> State:
-        if may_look_at(ids) and len(ids) and int(ids.max()) >= self.num_rows:  # unknown ids are fresh
+        if values_are_readable(ids) and len(ids) and int(ids.max()) >= self.num_rows:  # unknown ids are fresh
             known = ids < self.num_rows
             inside = torch.where(known, ids, 0)
             if self.num_rows == 0:

@@ -17,7 +17,7 @@ import holdfast as hf
 from counting_env import CountingEnv
 from failing_env import EPISODE, FailingEnv
 from holdfast.rollout.env_failures import EnvFailedError, RebuildingEnv
-from holdfast.rollout.vector_env import EnvFeed
+from holdfast.rollout.vector_env import VectorEnvAdapter
 from holdfast.runs import checkpoint
 from holdfast.runs.log import read_progress
 
@@ -144,7 +144,7 @@ def test_action_masks_are_those_of_the_environments_built_anew():
             [lambda: CountingEnv(masks="method", lengths=(9,))], autoreset_mode=AutoresetMode.SAME_STEP
         )
     )
-    feed = EnvFeed(env)
+    feed = VectorEnvAdapter(env)
     feed.start()
     feed.step(torch.tensor([0]))
     assert feed.action_mask.tolist() == [[False, True]]

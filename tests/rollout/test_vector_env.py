@@ -13,14 +13,14 @@ from gymnasium.vector.utils import batch_space
 
 from counting_env import MODES, CountingEnv, vector_env
 from holdfast import envs
-from holdfast.rollout.vector_env import EnvFeed
+from holdfast.rollout.vector_env import VectorEnvAdapter
 
 ACTION = torch.zeros(2, dtype=torch.long)
 TWO = ({"unit": 1.0, "lengths": (2,)}, {"unit": 10.0, "lengths": (3,), "ends": ("truncated",)})
 
 
-def started(env: Any, **options: Any) -> EnvFeed:
-    feed = EnvFeed(env, **options)
+def started(env: Any, **options: Any) -> VectorEnvAdapter:
+    feed = VectorEnvAdapter(env, **options)
     feed.start(seed=0)
     return feed
 
@@ -58,19 +58,19 @@ def test_an_environment_that_does_not_say_how_it_resets_is_refused_with_the_line
     with pytest.raises(
         ValueError, match=r'self\.metadata\["autoreset_mode"\] = gymnasium\.vector\.AutoresetMode\.SAME_STEP'
     ):
-        EnvFeed(env)
+        VectorEnvAdapter(env)
 
 
 @pytest.mark.parametrize("name", ["SameStep", "same_step", "SAME-STEP"])
 def test_a_mode_may_be_declared_as_text(name: str):
     env = StackedEnv()
     env.metadata = {"autoreset_mode": name}
-    assert EnvFeed(env).mode == AutoresetMode.SAME_STEP
+    assert VectorEnvAdapter(env).mode == AutoresetMode.SAME_STEP
 
 
 def test_a_single_environment_is_refused_with_what_to_use():
     with pytest.raises(TypeError, match=r"no num_envs.*make_vec"):
-        EnvFeed(CountingEnv())
+        VectorEnvAdapter(CountingEnv())
 
 
 def test_same_step_gives_the_next_episode_and_the_final_observation_apart():
@@ -262,7 +262,7 @@ class SavingEnv(StackedEnv):
 
 def test_a_numpy_environments_state_comes_back_as_arrays_and_it_is_still_given_arrays():
     env, other = SavingEnv(), SavingEnv()
-    feed, restored = started(env), EnvFeed(other)
+    feed, restored = started(env), VectorEnvAdapter(other)
     feed.step(ACTION)
     saved = feed.state_dict()
     env.obs[:] = 99.0  # a saved state is a copy
@@ -276,4 +276,4 @@ def test_a_numpy_environments_state_comes_back_as_arrays_and_it_is_still_given_a
 def test_an_environment_that_cannot_restore_says_so():
     feed = started(vector_env(AutoresetMode.SAME_STEP, *TWO))
     assert feed.state_dict()["env"] is None
-    assert EnvFeed(vector_env(AutoresetMode.SAME_STEP, *TWO)).load_state_dict(feed.state_dict()) is False
+    assert VectorEnvAdapter(vector_env(AutoresetMode.SAME_STEP, *TWO)).load_state_dict(feed.state_dict()) is False

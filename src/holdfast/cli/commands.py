@@ -15,7 +15,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal
 
-from holdfast.cli.flags import Mistake, mistakes, parse
+from holdfast.cli.flags import UserError, parse, user_errors
 from holdfast.cli.train import read_checkpoint, train
 
 HELP = """\
@@ -51,9 +51,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if name not in COMMANDS:
             likely = get_close_matches(name, COMMANDS, 1)
             hint = f"did you mean {likely[0]}?" if likely else f"one of {', '.join(COMMANDS)}"
-            raise Mistake(f"no command {name!r}; {hint}")
+            raise UserError(f"no command {name!r}; {hint}")
         return COMMANDS[name](arguments[1:])
-    except Mistake as mistake:
+    except UserError as mistake:
         if os.environ.get("HOLDFAST_TRACEBACK"):
             raise
         prefix = f"holdfast {name}" if name in COMMANDS else "holdfast"
@@ -96,7 +96,7 @@ def evaluate(argv: list[str]) -> int:
     from holdfast import envs
     from holdfast.display.dashboard import compact, number
 
-    with mistakes():
+    with user_errors():
         file, saved, config = read_checkpoint(flags.run)
         policy = hf.load(file, device=flags.device)
         env = envs.make(
@@ -128,7 +128,7 @@ def evaluate(argv: list[str]) -> int:
     if flags.video is not None:
         from holdfast.training.video import record_episodes
 
-        with mistakes():
+        with user_errors():
             count = min(3, flags.episodes)
             paths = record_episodes(
                 policy, config, flags.video, episodes=count, deterministic=flags.deterministic, seed=flags.seed
@@ -159,7 +159,7 @@ def plot(argv: list[str]) -> int:
     from holdfast.display.plot import plot_runs
     from holdfast.runs.log import CSV_NAME
 
-    with mistakes():
+    with user_errors():
         # A shell's runs/TMaze-v0/* has plots of earlier times in it; a folder of runs stands for its runs.
         folders = [run for run in flags.runs if run.is_dir() or not run.exists()]
         runs = [r for f in folders for r in ([f] if (f / CSV_NAME).exists() else _runs_below(f) or [f])]
@@ -229,7 +229,7 @@ def doctor(argv: list[str]) -> int:
     try:
         return command.main(**dataclasses.asdict(flags))
     except CheckpointError as error:
-        raise Mistake(str(error)) from error
+        raise UserError(str(error)) from error
 
 
 def export(argv: list[str]) -> int:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 Flags = TypeVar("Flags")
 
 
-class Mistake(Exception):
+class UserError(Exception):
     """Something the user can put right; the message says how."""
 
 
@@ -34,7 +34,7 @@ def parse(kind: type[Flags], argv: list[str], name: str, default: Flags | None =
     except SystemExit as end:
         if not end.code:
             raise
-        raise Mistake(one_line(complaint.getvalue(), name)) from end
+        raise UserError(one_line(complaint.getvalue(), name)) from end
 
 
 def one_line(complaint: str, name: str) -> str:
@@ -65,7 +65,7 @@ def value_of(argv: list[str], flag: str) -> str | None:
 
 
 @contextlib.contextmanager
-def mistakes() -> Iterator[None]:
+def user_errors() -> Iterator[None]:
     """What goes wrong while things are set up is nearly always the user's to put right."""
     import gymnasium as gym
 
@@ -74,8 +74,8 @@ def mistakes() -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        raise Mistake(f"{error.filename}: there is no such file" if error.filename else str(error)) from error
+        raise UserError(f"{error.filename}: there is no such file" if error.filename else str(error)) from error
     except json.JSONDecodeError as error:
-        raise Mistake(f"this is no JSON file: {error}") from error
+        raise UserError(f"this is no JSON file: {error}") from error
     except (ValueError, TypeError, OSError, ImportError, RuntimeError, CheckpointError, gym.error.Error) as error:
-        raise Mistake(str(error)) from error
+        raise UserError(str(error)) from error

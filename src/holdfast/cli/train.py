@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from holdfast.cli.flags import Mistake, mistakes, parse, value_of
+from holdfast.cli.flags import UserError, parse, user_errors, value_of
 from holdfast.config import TrainConfig
 
 
@@ -45,22 +45,22 @@ def train(argv: list[str]) -> int:
     preset, config_file, resume = (value_of(argv, flag) for flag in ("--preset", "--config", "--resume"))
     given = [flag for flag in ("--preset", "--config", "--resume") if value_of(argv, flag)]
     if len(given) > 1:
-        raise Mistake(f"{' and '.join(given)} exclude each other; give one of them")
+        raise UserError(f"{' and '.join(given)} exclude each other; give one of them")
     if resume and value_of(argv, "--seeds"):
-        raise Mistake("--resume goes on with one run; --seeds starts several")
+        raise UserError("--resume goes on with one run; --seeds starts several")
     if resume:
         return _train_on(argv, Path(resume))
-    with mistakes():
+    with user_errors():
         defaults = _defaults(preset, config_file)
     flags = parse(TrainFlags, argv, "train", default=TrainFlags(settings=dataclasses.replace(defaults, env_kwargs={})))
     flags.settings.env_kwargs = {**defaults.env_kwargs, **_env_args(flags.env_args)}
     if flags.seeds and flags.settings.run_dir:
-        raise Mistake("--run-dir is one folder, --seeds are several runs; use --name, or leave it out")
+        raise UserError("--run-dir is one folder, --seeds are several runs; use --name, or leave it out")
     configs = [dataclasses.replace(flags.settings, seed=seed) for seed in flags.seeds or (flags.settings.seed,)]
     configs = [_with_free_folder(config, flags.seeds) for config in configs]
     if len(configs) > 1:
         if flags.profile:
-            raise Mistake("--profile looks at one run; leave out --seeds, or name one seed")
+            raise UserError("--profile looks at one run; leave out --seeds, or name one seed")
         return _train_seeds(configs)
     _train_one(configs[0], flags.profile)
     return 0
@@ -77,10 +77,10 @@ def _train_seeds(configs: list[TrainConfig]) -> int:
     from holdfast.runs.log import RESULT_NAME
 
     if len({config.seed for config in configs}) < len(configs):
-        raise Mistake("--seeds names a seed twice; every run needs its own")
+        raise UserError("--seeds names a seed twice; every run needs its own")
     if distributed.launched():
-        raise Mistake("--seeds starts processes of its own; leave torchrun out, or train one seed")
-    with mistakes():
+        raise UserError("--seeds starts processes of its own; leave torchrun out, or train one seed")
+    with user_errors():
         on_gpu = distributed.pick_device(configs[0].device).type == "cuda"
     problems = []
     if on_gpu:
@@ -93,7 +93,7 @@ def _train_seeds(configs: list[TrainConfig]) -> int:
             print(f"seed {config.seed}  {problem or said}", flush=True)
             problems += [f"seed {config.seed}: {problem}"] if problem else []
     if problems:
-        raise Mistake("; ".join(problems))
+        raise UserError("; ".join(problems))
     runs = [config.folder for config in configs]
     scores = np.array([json.loads((run / RESULT_NAME).read_text())["mean_return"] for run in runs])
     low, high = bootstrap_interval([scores])
@@ -132,7 +132,7 @@ def _train_on(argv: list[str], run: Path) -> int:
     from holdfast.runs import checkpoint
     from holdfast.training.trainer import Trainer
 
-    with mistakes():
+    with user_errors():
         if distributed.restarted() and run.parent.name == checkpoint.folder_of(run).name:
             run = run.parent.parent  # begun from one checkpoint, and since then there may be later ones
         file, _, before = read_checkpoint(run)
@@ -144,8 +144,8 @@ def _train_on(argv: list[str], run: Path) -> int:
     changed = {key: value for key, value in after.items() if value != before.to_dict()[key]}
     fixed = [key for key in changed if key in _FIXED_ON_RESUME]
     if fixed:
-        raise Mistake(f"--{fixed[0].replace('_', '-')} cannot change when a run is resumed; start a new run with it")
-    with mistakes():
+        raise UserError(f"--{fixed[0].replace('_', '-')} cannot change when a run is resumed; start a new run with it")
+    with user_errors():
         trainer = Trainer.resume(file, callbacks=_watching(flags.profile), **{**changed, "run_dir": after["run_dir"]})
     _run(trainer)
     return 0
@@ -164,7 +164,7 @@ def _train_one(config: TrainConfig, profile: bool = False) -> Path:
     from holdfast.runs import checkpoint
     from holdfast.training.trainer import Trainer
 
-    with mistakes():
+    with user_errors():
         ranks, device = distributed.join(config.device)
         # torchrun may have begun this job again; all ranks must then go on, or none.
         if distributed.begun_again(ranks, device) and ranks.from_leader(bool(checkpoint.rolling(config.folder))):
@@ -189,7 +189,7 @@ def _run(trainer: Any) -> Path:
     except (
         ReplayError, NonFiniteError, EnvFailedError, FileExistsError, RunFolderError, ModuleNotFoundError
     ) as error:  # fmt: skip
-        raise Mistake(str(error)) from error
+        raise UserError(str(error)) from error
     run = result.run_dir
     if not trainer.ranks.leads:
         return run
@@ -264,7 +264,7 @@ def _env_args(pairs: Sequence[str]) -> dict[str, Any]:
     for pair in pairs:
         name, equals, text = pair.partition("=")
         if not equals or not name:
-            raise Mistake(f"--env-args {pair!r}: expected name=value, such as length=40")
+            raise UserError(f"--env-args {pair!r}: expected name=value, such as length=40")
         try:
             found[name] = json.loads(text)
         except json.JSONDecodeError:

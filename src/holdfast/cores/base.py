@@ -110,6 +110,10 @@ class Core(nn.Module):
             trace_nonfinite(y, x)
         return y, state
 
+    def step_unchecked(self, x: Tensor, state: State, resets: Tensor | None) -> tuple[Tensor, State]:
+        """One step for a caller that has checked input, state and resets; debugging checks them all the same."""
+        return self(x, state, resets) if is_debug() or state is None else self._step(x, state, resets)
+
     def trace(self, x: Tensor, state: State, resets: Tensor | None) -> tuple[Tensor, State, State]:
         """`forward` on a sequence [T, B, I], and the state after every step: leaves [T, B, ...], no gradients."""
         self._check_input(x)

@@ -220,10 +220,10 @@ class ExportFlags:
 
 def main(argv: list[str]) -> int:
     """`holdfast export`."""
-    from holdfast.cli.flags import mistakes, parse
+    from holdfast.cli.flags import parse, user_errors
 
     flags = parse(ExportFlags, ["--out" if argument == "-o" else argument for argument in argv], "export")
-    with mistakes():
+    with user_errors():
         from holdfast.config import TrainConfig
         from holdfast.runs import saved_policy
 

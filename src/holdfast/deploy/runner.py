@@ -23,7 +23,7 @@ from holdfast.deploy.export_graph import clipped
 from holdfast.deploy.exported_policy import SUFFIXES, ExportedPolicy
 from holdfast.deploy.exported_signature import batch_size, nest, observation_ports, sample_observations, take
 from holdfast.memory import EnvIds, Memory
-from holdfast.policies.base import RecurrentPolicy, _numpy
+from holdfast.policies.base import RecurrentPolicy, to_numpy
 from holdfast.state import State, leaves
 
 
@@ -93,9 +93,9 @@ class Runner:
             return Action(*[model.result(part, numpy)[0] for part in (action, value, raw)])
         self._settle()
         flags = model.flags(resets, batch)
-        stored, ids = self.memory._take(batch, env_ids)
+        stored, ids = self.memory.take(batch, env_ids)
         action, value, raw, state = model.step(inputs, flags, model.from_memory(stored), action_mask, deterministic)
-        self.memory._put(model.to_memory(state), ids)
+        self.memory.put(model.to_memory(state), ids)
         return Action(*[model.result(part, numpy) for part in (action, value, raw)])
 
     def reset(self, env_ids: EnvIds = None) -> None:
@@ -177,7 +177,7 @@ class TorchPolicy:
     def inputs(self, obs: Any) -> tuple[Any, int | None]:
         """Observations as tensors with a batch dimension, and B; None: they came without one."""
         if self._ports is None:
-            tensors = self.policy._tensors(obs)
+            tensors = self.policy.as_tensors(obs)
             return tensors, int(leaves(tensors)[0].shape[0])
         device = self.core.device()
         parts = [torch.as_tensor(take(obs, port), device=device) for port in self._ports]
@@ -190,7 +190,7 @@ class TorchPolicy:
         """[B] bool, checked; None: no reset."""
         if resets is None:
             return None
-        flags = self.policy._flags(resets)
+        flags = self.policy.as_flags(resets)
         check_resets(flags, (batch,), self.core.device())
         return flags
 
@@ -209,7 +209,7 @@ class TorchPolicy:
             x = policy._encode(inputs)
             # State and flags are checked where they come in, so that the core need not.
             y, state = (policy.core if is_debug() else policy.core._step)(x, state, flags)
-            dist, value = policy._decode(y, policy._mask(action_mask))
+            dist, value = policy._decode(y, policy.as_mask(action_mask))
             raw = dist.mode if deterministic else dist.sample()
             action = clipped(raw, self._action_space)
             return action if self._action_dtype is None else action.to(self._action_dtype), value, raw, state
@@ -217,7 +217,7 @@ class TorchPolicy:
     def result(self, tensor: Tensor, numpy: bool) -> Any:
         if not numpy:
             return tensor
-        return _numpy(tensor)
+        return to_numpy(tensor)
 
 
 def _one_flag(resets: Any) -> list[bool] | None:

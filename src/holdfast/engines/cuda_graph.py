@@ -81,7 +81,7 @@ class GraphCollector(Collector):
         self._graph.replay()
         rows, last, state = self._outputs
         feed.obs, feed.resets, env.state = last
-        self.memory._put(state_ops.clone(state), None)
+        self.memory.put(state_ops.clone(state), None)
         returns, lengths = self._episodes(rows["rewards"], rows["terminated"] | rows["truncated"], rows["valid"])
         torch.cuda.synchronize()
         chunks = self._chunk_states
@@ -95,7 +95,7 @@ class GraphCollector(Collector):
         )
 
     def _present(self) -> State:
-        return (self.feed.obs, self.feed.resets, self.memory._take(self.feed.num_envs, None)[0], self.feed.env.state)
+        return (self.feed.obs, self.feed.resets, self.memory.take(self.feed.num_envs, None)[0], self.feed.env.state)
 
     def _capture(self) -> None:
         generator = self.feed.env.generator

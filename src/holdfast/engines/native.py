@@ -24,11 +24,23 @@ from holdfast.kernels.cpu import recurrence as native
 from holdfast.kernels.cpu.objective import clipped
 from holdfast.kernels.cpu.perceptron import Perceptron, layers_of
 from holdfast.policies.actor_critic import ActorCritic
-from holdfast.policies.base import _merge_time, _segment_shape
+from holdfast.policies.base import merge_time, segment_shape
 from holdfast.rollout.segment import Segment
 from holdfast.state import State
 
-_OWN_METHODS = ("encode", "decode", "evaluate", "forward", "_encode", "_decode", "_distribution", "_parts", "__call__")
+_OWN_METHODS = (
+    "encode",
+    "decode",
+    "step",
+    "unroll",
+    "evaluate",
+    "forward",
+    "_encode",
+    "_decode",
+    "_distribution",
+    "_parts",
+    "__call__",
+)
 
 
 class _Layers:
@@ -113,8 +125,8 @@ class NativeGradient:
     @torch.no_grad()
     def __call__(self, segment: Segment, all_valid: bool) -> tuple[Tensor, ...]:
         policy, resets = self.policy, segment.resets
-        T, B = _segment_shape(segment.obs)
-        encoded = policy.encoder(_merge_time(segment.obs, T, B, "observations")).to(torch.float32)
+        T, B = segment_shape(segment.obs)
+        encoded = policy.encoder(merge_time(segment.obs, T, B, "observations")).to(torch.float32)
         x = self.trunk.forward(encoded).unflatten(0, (T, B))
         state = segment.start_state
         policy.core.check_state(state, B)
@@ -163,13 +175,13 @@ class NativeGradient:
     ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
         """For any distribution: autograd from the loss to what the heads gave."""
         T, B = segment.resets.shape
-        mask = None if segment.action_mask is None else _merge_time(segment.action_mask, T, B, "an action mask")
+        mask = None if segment.action_mask is None else merge_time(segment.action_mask, T, B, "an action mask")
         if hasattr(self.policy, "log_std"):
             self.policy.log_std.grad = None
         with torch.enable_grad():
             logits, value = logits.requires_grad_(), value.flatten().requires_grad_()
             dist = self.policy._distribution(logits, mask)
-            log_prob, entropy = dist.log_prob(_merge_time(segment.actions, T, B, "actions")), dist.entropy()
+            log_prob, entropy = dist.log_prob(merge_time(segment.actions, T, B, "actions")), dist.entropy()
             new = (log_prob.view(T, B), entropy.view(T, B), value.view(T, B))
             terms = ClippedObjective.apply(*new, *stored, *options)  # type: ignore[no-untyped-call]
             # 1 + 0 * loss: a loss that is not finite makes its gradients so.

@@ -16,7 +16,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from holdfast import state as state_ops
-from holdfast.checks import may_look_at
+from holdfast.checks import values_are_readable
 from holdfast.cores.base import Core
 from holdfast.memory import Memory
 from holdfast.state import State
@@ -121,7 +121,7 @@ def start_of_segment(core: Core, state: State, resets: Tensor | None, batch: int
     """The state a training segment starts from; without one every row must begin with a reset."""
     if state is not None:
         return state
-    if resets is None or (may_look_at(resets) and not bool(resets[0].all())):
+    if resets is None or (values_are_readable(resets) and not bool(resets[0].all())):
         raise ValueError(
             "state is None, but the first step of the segment is not the start of an episode in every row; "
             "keep start_state(td) from before the rollout and pass it as state="

@@ -138,8 +138,8 @@ class LSTMWrapper(nn.Module):
         else:
             with torch.no_grad():
                 ids = entries.env_ids(td, B)
-                self.memory._expect(B, ids)
-                state, ids = self.memory._take(B, ids)
+                self.memory.expect(B, ids)
+                state, ids = self.memory.take(B, ids)
         self.lstm.resets = resets
         return state["h"].transpose(0, 1), state["c"].transpose(0, 1), ids
 
@@ -150,7 +150,7 @@ class LSTMWrapper(nn.Module):
             return
         with torch.no_grad():  # copies: the policy may still change what it holds
             state = {"h": _batch_first_copy(lstm_h), "c": _batch_first_copy(lstm_c)}
-            self.memory._put(state, env_id)
+            self.memory.put(state, env_id)
 
     def start_state(self, td: TensorDictBase) -> State:
         """What the environments of `td` remember now: before a rollout, the `state` to train from."""

@@ -68,14 +68,14 @@ class TensorDictPolicy(nn.Module):
         flags = entries.resets(td, batch, 1)
         memory = policy.memory
         ids = entries.env_ids(td, batch)
-        memory._expect(batch, ids)
-        state, ids = memory._take(batch, ids)
+        memory.expect(batch, ids)
+        state, ids = memory.take(batch, ids)
         y, state = policy.core(x, state, None if flags is None else flags[0].to(x.device))
         dist, value = policy._decode(y, self._mask(td))
         action = dist.mode if deterministic else dist.sample()
         self._write(td, {"actions": action, "act_log_prob": dist.log_prob(action), "values": value}, dist)
         entries.write_shape(td, batch, 1, x.device)
-        memory._put(state, ids)  # last, so that an error above leaves memory as it was
+        memory.put(state, ids)  # last, so that an error above leaves memory as it was
         return td
 
     def _train(self, td: TensorDictBase, state: State, action: Tensor, bptt: int | None) -> TensorDictBase:
@@ -98,7 +98,7 @@ class TensorDictPolicy(nn.Module):
 
     def _rows(self, td: TensorDictBase, tree: Any) -> Any:
         """Entries with the batch dimensions of `td` as one leading dimension, on the policy's device."""
-        dims, device = td.batch_dims, self.policy._device()
+        dims, device = td.batch_dims, self.policy.core.device()
         return tree_map(lambda o: (o.flatten(0, dims - 1) if dims > 1 else o).to(device), tree)
 
     def _mask(self, td: TensorDictBase) -> Any:

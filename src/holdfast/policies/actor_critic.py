@@ -42,7 +42,7 @@ def make_core(core: str | Core | None, input_size: int, hidden_size: int, num_la
 
 
 @torch.no_grad()
-def remember_long(core: Core, span: int) -> None:
+def chrono_init_(core: Core, span: int) -> None:
     """Bias the gates of LSTMs and GRUs inside `core` so that they remember for up to about `span` steps from the start.
 
     Chrono initialisation (Tallec and Ollivier, 2018): forget biases log(u), u uniform in [1, span - 1]; input biases
@@ -110,7 +110,7 @@ class ActorCritic(RecurrentPolicy):
             raise ValueError(f"unknown critic_core {critic_core!r}; 'shared', 'separate' or 'none'")
         super().__init__(whole)
         if memory_span is not None:
-            remember_long(whole, memory_span)
+            chrono_init_(whole, memory_span)
         self.observation_space, self.action_space = observation_space, action_space
         self.encoder, self.trunk = encoder, trunk
         self.mask_parents = mask_parents

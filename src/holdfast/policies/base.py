@@ -2,9 +2,10 @@
 
     obs -> encode -> core -> decode -> (distribution, value)
 
-`act` is the rollout leg: one step, no gradients, memory read and written. `evaluate` is the training leg: a whole
-segment from its start state, memory untouched. Both run the same core on the same reset rule, so with unchanged
-weights they agree. How actions are distributed is `decode`'s affair; how episodes are cut is the collector's.
+`step` and `unroll` are that composition, pure: one step, and a whole segment from its start state. Everything else
+calls them. `act` is the rollout leg: `step` without gradients, memory read and written. `evaluate` is the training leg:
+`unroll`, and the log-probabilities of given actions. Both run the same core on the same reset rule, so with unchanged
+weights they agree.
 """
 
 from __future__ import annotations
@@ -21,6 +22,14 @@ from holdfast.checks import is_debug, rows_are
 from holdfast.cores.base import Core
 from holdfast.memory import EnvIds, Memory
 from holdfast.state import State, leaves, tree_map
+
+
+class PolicyOutput(NamedTuple):
+    """What `step` and `unroll` return: the distribution of actions, the value, the state afterwards."""
+
+    dist: Any
+    value: Tensor
+    state: State
 
 
 class Step(NamedTuple):
@@ -65,6 +74,35 @@ class RecurrentPolicy(nn.Module):
             "write decode(self, features) in your policy: [N, core.output_size] -> (distribution, value)"
         )
 
+    # --- the one composition: encode, core, decode --------------------------------------------------------------------
+
+    def step(
+        self, obs: Any, state: State, resets: Any = None, *, action_mask: Any = None, checked: bool = False
+    ) -> PolicyOutput:
+        """One step of B environments: obs [B, ...], resets [B] -> dist and value [B], the new state. Pure.
+
+        checked: the caller vouches for `state` and `resets`, and the core does not check them again.
+        """
+        obs, resets, action_mask = self.as_tensors(obs), self.as_flags(resets), self.as_mask(action_mask)
+        x = self._encode(obs)  # [B, I]
+        run = self.core.step_unchecked if checked else self.core
+        y, state = run(x, state, resets)  # [B, O]
+        dist, value = self._decode(y, action_mask)
+        return PolicyOutput(dist, value, state)
+
+    def unroll(self, obs: Any, state: State, resets: Any = None, *, action_mask: Any = None) -> PolicyOutput:
+        """A segment from its start state: obs [T, B, ...], resets [T, B] -> dist, value [T, B], the final state. Pure.
+
+        `dist` has batch shape [T * B], rows as `flatten(0, 1)` lays them.
+        """
+        obs, resets, action_mask = self.as_tensors(obs), self.as_flags(resets), self.as_mask(action_mask)
+        T, B = segment_shape(obs)
+        x = self._encode(merge_time(obs, T, B, "observations")).reshape(T, B, self.core.input_size)
+        y, state = self.core(x, state, resets)  # [T, B, O]
+        mask = None if action_mask is None else merge_time(action_mask, T, B, "an action mask")
+        dist, value = self._decode(y.flatten(0, 1), mask)
+        return PolicyOutput(dist, value.view(T, B), state)
+
     # --- the rollout leg --------------------------------------------------------------------------------------------
 
     @torch.no_grad()
@@ -82,33 +120,36 @@ class RecurrentPolicy(nn.Module):
 
         `resets[b]` is True when `obs[b]` is the first observation of an episode. `env_ids=None` means ids 0..B-1.
         """
-        numpy_in = _is_numpy(obs)
-        obs, resets, action_mask = self._tensors(obs), self._flags(resets), self._mask(action_mask)
-        x = self._encode(obs)
+        numpy_in, obs = _is_numpy(obs), self.as_tensors(obs)
+        batch = leaves(obs)[0].shape[0]
         if memory is None:
             memory = self.memory
-            memory._expect(x.shape[0], env_ids)
-        state, ids = memory._take(x.shape[0], env_ids)
-        y, state = self._remember(x, state, resets, ids)
-        dist, value = self._decode(y, action_mask)
+            memory.expect(batch, env_ids)
+        state, rows = memory.take(batch, env_ids)
+        dist, value, state = self._step_of_rows(obs, state, resets, action_mask, rows)
         action = dist.mode if deterministic else dist.sample()
         log_prob = dist.log_prob(action)
-        _check_batch_shape(log_prob, x.shape[0])
-        memory._put(state, ids)  # last, so that an error above leaves memory as it was
+        _check_batch_shape(log_prob, batch)
+        memory.put(state, rows)  # last, so that an error above leaves memory as it was
         if numpy_in:
-            return Step(_numpy(action), _numpy(log_prob), _numpy(value))
+            return Step(to_numpy(action), to_numpy(log_prob), to_numpy(value))
         return Step(action, log_prob, value)
 
     @torch.no_grad()
     def peek_value(self, obs: Any, env_ids: EnvIds = None, *, resets: Any = None, memory: Memory | None = None) -> Any:
         """V(obs) [B] with the state each environment has now; memory is left as it was."""
         memory = self.memory if memory is None else memory
-        numpy_in = _is_numpy(obs)
-        x = self._encode(self._tensors(obs))
-        state, ids = memory._take(x.shape[0], env_ids)
-        y, _ = self._remember(x, state, self._flags(resets), ids)
-        _, value = self._decode(y, None)
-        return _numpy(value) if numpy_in else value
+        numpy_in, obs = _is_numpy(obs), self.as_tensors(obs)
+        state, rows = memory.take(leaves(obs)[0].shape[0], env_ids)
+        value = self._step_of_rows(obs, state, resets, None, rows).value
+        return to_numpy(value) if numpy_in else value
+
+    def _step_of_rows(self, obs: Any, state: State, resets: Any, action_mask: Any, rows: Tensor | None) -> PolicyOutput:
+        """`step`, with environments named by their ids in what `hf.debug` reports."""
+        if not is_debug():
+            return self.step(obs, state, resets, action_mask=action_mask)
+        with rows_are(rows):
+            return self.step(obs, state, resets, action_mask=action_mask)
 
     # --- the training leg -------------------------------------------------------------------------------------------
 
@@ -123,17 +164,15 @@ class RecurrentPolicy(nn.Module):
         return_state: bool = False,
     ) -> Evaluation:
         """A segment [T, B, ...] from its start state: log_prob, entropy, value [T, B]. Memory is not involved."""
-        obs, actions = self._tensors(obs), self._tensors(actions)
-        resets, action_mask = self._flags(resets), self._mask(action_mask)
-        T, B = _segment_shape(obs)
-        x = self._encode(_merge_time(obs, T, B, "observations")).reshape(T, B, self.core.input_size)
-        y, state = self.core(x, state, resets)
-        mask = None if action_mask is None else _merge_time(action_mask, T, B, "an action mask")
-        dist, value = self._decode(y.flatten(0, 1), mask)
-        log_prob, entropy = dist.log_prob(_merge_time(actions, T, B, "actions")), dist.entropy()
+        dist, value, state = self.unroll(obs, state, resets, action_mask=action_mask)
+        T, B = value.shape
+        log_prob = dist.log_prob(merge_time(self.as_tensors(actions), T, B, "actions"))
         _check_batch_shape(log_prob, T * B)
-        log_prob, entropy, value = (t.view(T, B) for t in (log_prob, entropy, value))
-        return Evaluation(log_prob, entropy, value, state if return_state else None)
+        return Evaluation(log_prob.view(T, B), dist.entropy().view(T, B), value, state if return_state else None)
+
+    def evaluate_actions(self, *args: Any, **kwargs: Any) -> Evaluation:
+        """`evaluate`, under the name that people from SB3 look for."""
+        return self.evaluate(*args, **kwargs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Evaluation:
         """`evaluate`, so that DDP, hooks and `torch.compile(policy)` reach the training leg."""
@@ -146,21 +185,20 @@ class RecurrentPolicy(nn.Module):
         self, obs: Any, state: State = None, episode_start: Any = None, deterministic: bool = False
     ) -> tuple[Any, State]:
         """One step with the state in the caller's hands, as in Stable-Baselines3: numpy in and out."""
-        obs, resets = self._tensors(obs), self._flags(episode_start)
-        x = self._encode(obs)
-        if resets is not None and resets.shape != (x.shape[0],) and resets.numel() == x.shape[0]:
+        obs, resets = self.as_tensors(obs), self.as_flags(episode_start)
+        batch = leaves(obs)[0].shape[0]
+        if resets is not None and resets.shape != (batch,) and resets.numel() == batch:
             resets = resets.reshape(-1)
-        dtype, device = self.core.state_dtype(), self._device()
         if state is not None and not self.has_memory() and leaves(state):
             raise ValueError(
                 f"a state came, but this {type(self).__name__} remembers nothing (core {type(self.core).__name__}); "
                 "pass state=None, or what predict returned"
             )
+        dtype, device = self.core.state_dtype(), self.core.device()
         start = None if state is None else tree_map(lambda s: torch.as_tensor(s, dtype=dtype, device=device), state)
-        y, new_state = self.core(x, start, resets)
-        dist, _ = self._decode(y, None)
+        dist, _, new_state = self.step(obs, start, resets)
         action = dist.mode if deterministic else dist.sample()
-        return _numpy(action), tree_map(_numpy, new_state)
+        return to_numpy(action), tree_map(to_numpy, new_state)
 
     # --- memory, one-liners ---------------------------------------------------------------------------------------
 
@@ -201,9 +239,6 @@ class RecurrentPolicy(nn.Module):
 
     # --- inside -----------------------------------------------------------------------------------------------------
 
-    def _device(self) -> torch.device:
-        return self.core.device()
-
     def _encode(self, obs: Any) -> Tensor:
         x = self.encode(obs)
         n = leaves(obs)[0].shape[0]
@@ -211,13 +246,6 @@ class RecurrentPolicy(nn.Module):
             got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
             raise ValueError(f"encode returned {got}, expected [N, core.input_size] = ({n}, {self.core.input_size})")
         return x
-
-    def _remember(self, x: Tensor, state: State, resets: Tensor | None, ids: Tensor | None) -> tuple[Tensor, State]:
-        """The core, with environments named by their ids in what `hf.debug` reports."""
-        if not is_debug():
-            return self.core(x, state, resets)
-        with rows_are(ids):
-            return self.core(x, state, resets)
 
     def _decode(self, y: Tensor, action_mask: Any) -> tuple[Any, Tensor]:
         if self._decode_takes_mask:
@@ -234,36 +262,38 @@ class RecurrentPolicy(nn.Module):
             value = value.squeeze(-1)
         return dist, value
 
-    def _tensors(self, obs: Any) -> Any:
+    def as_tensors(self, obs: Any) -> Any:
         """Observations (nested dicts, tuples, arrays, tensors) as tensors on the policy's device."""
-        device = self._device()
+        device = self.core.device()
         return tree_map(lambda o: torch.as_tensor(o, device=device), obs)
 
-    def _flags(self, resets: Any) -> Tensor | None:
+    def as_flags(self, resets: Any) -> Tensor | None:
+        """Reset flags as a tensor on the policy's device; None stays."""
         if resets is None:
             return None
         if isinstance(resets, Tensor):
             return resets
-        return torch.as_tensor(np.asarray(resets), device=self._device())
+        return torch.as_tensor(np.asarray(resets), device=self.core.device())
 
-    def _mask(self, mask: Any) -> Any:
+    def as_mask(self, mask: Any) -> Any:
+        """An action mask (nested arrays, tensors) as bool tensors on the policy's device; None stays."""
         if mask is None or isinstance(mask, Tensor):
             return mask
         if isinstance(mask, np.ndarray):
-            return torch.as_tensor(mask.astype(bool) if mask.dtype != bool else mask, device=self._device())
-        return tree_map(lambda m: m if m is None else self._mask(m), mask)
+            return torch.as_tensor(mask.astype(bool) if mask.dtype != bool else mask, device=self.core.device())
+        return tree_map(lambda m: m if m is None else self.as_mask(m), mask)
 
 
 def _is_numpy(obs: Any) -> bool:
     return not isinstance(leaves(obs)[0], Tensor)
 
 
-def _numpy(tensor: Tensor) -> np.ndarray[Any, Any]:
+def to_numpy(tensor: Tensor) -> np.ndarray[Any, Any]:
     """On the host; numpy has no bfloat16, float32 holds it exactly."""
     return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).cpu().numpy()
 
 
-def _merge_time(tree: Any, T: int, B: int, what: str) -> Any:
+def merge_time(tree: Any, T: int, B: int, what: str) -> Any:
     """[T, B, ...] -> [T * B, ...] for every leaf; None stays."""
 
     def merge(leaf: Tensor | None) -> Tensor | None:
@@ -279,7 +309,7 @@ def _merge_time(tree: Any, T: int, B: int, what: str) -> Any:
     return tree_map(merge, tree)
 
 
-def _segment_shape(obs: Any) -> tuple[int, int]:
+def segment_shape(obs: Any) -> tuple[int, int]:
     first = leaves(obs)[0]
     if first.dim() < 2:
         raise ValueError(f"a segment's observations are [T, B, ...]; got shape {tuple(first.shape)}")

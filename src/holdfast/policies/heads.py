@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from holdfast.checks import may_look_at
+from holdfast.checks import values_are_readable
 
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
@@ -27,7 +27,7 @@ def check_mask(mask: Tensor, shape: tuple[int, ...], what: str, may_be_empty: Te
     may_be_empty: rows that need not allow anything, because nobody can get there.
     """
     _check_mask_structure(mask, shape, what)
-    if may_look_at(mask):
+    if values_are_readable(mask):
         empty = ~mask.any(-1)
         if may_be_empty is not None:
             empty = empty & ~may_be_empty

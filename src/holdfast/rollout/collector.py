@@ -4,7 +4,7 @@
         loss = hf.ppo_loss(policy, segment)
 
 A segment is T steps of B environments with the state it started from. Truncated episodes are bootstrapped with
-V(final observation) from the state *before* the reset, leaving memory as it was. `EnvFeed` reads the environment.
+V(final observation) from the state *before* the reset, leaving memory as it was. `VectorEnvAdapter` reads the environment.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class Collector:
         autocast: torch.dtype | None = None,
         seed: int | None = None,
     ) -> None:
-        from holdfast.rollout.vector_env import EnvFeed  # needs gymnasium
+        from holdfast.rollout.vector_env import VectorEnvAdapter  # needs gymnasium
 
-        self.feed = EnvFeed(env, policy.core.device(), inputs)
+        self.feed = VectorEnvAdapter(env, policy.core.device(), inputs)
         self.policy, self.steps, self.gamma, self.gae_lambda = policy, steps, gamma, gae_lambda
         self.bptt = bptt or steps
         if steps < 1 or steps % self.bptt:
@@ -90,7 +90,7 @@ class Collector:
         in_env, began = 0.0, clock()
         for t in range(self.steps):
             if t % self.bptt == 0:
-                chunk_states.append(memory._take(feed.num_envs, None)[0])
+                chunk_states.append(memory.take(feed.num_envs, None)[0])
             with self._precision():
                 step = policy.act(feed.obs, feed.resets, memory=memory, action_mask=feed.action_mask)
             for name in ("obs", "resets", "valid", "action_mask"):

@@ -1,4 +1,4 @@
-"""`EnvFeed`: one way to read any gymnasium vector environment, whatever its autoreset mode and array library.
+"""`VectorEnvAdapter`: one way to read any gymnasium vector environment, whatever its autoreset mode and array library.
 
 It keeps what the policy sees next (`obs`, `resets`, `action_mask`) and whether the next step is a real one (`valid`),
 and turns the three autoreset modes into one form. It does not act, and keeps no statistics.
@@ -55,7 +55,7 @@ def input_space(observation_space: spaces.Space[Any], action_space: spaces.Space
     return spaces.Dict({name: parts[name] for name in inputs})
 
 
-class EnvFeed:
+class VectorEnvAdapter:
     """Observations, flags and masks of a vector environment as tensors on `device`."""
 
     def __init__(self, env: Any, device: torch.device | str = "cpu", inputs: tuple[str, ...] = ("obs",)) -> None:
@@ -73,7 +73,7 @@ class EnvFeed:
         self.action_space = env.single_action_space
         self.has_dummy_steps = self.mode == AutoresetMode.NEXT_STEP
         self._mask_method = _mask_method(env)
-        self._speaks_torch = False
+        self._returns_tensors = False
         self._never_overwrites = isinstance(env, TorchVectorEnv)
         self.obs: Any = None
         self.resets: Tensor = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
@@ -83,7 +83,7 @@ class EnvFeed:
     def start(self, seed: int | None = None) -> None:
         """Reset every environment."""
         obs, info = self.env.reset(seed=seed)
-        self._speaks_torch = isinstance(leaves(obs)[0], Tensor)
+        self._returns_tensors = isinstance(leaves(obs)[0], Tensor)
         self.resets, self.valid = self._all_true(), self._all_true()
         self.action_mask = self._read_mask(info)
         self.obs = self._compose(self._tensors(obs), None, None)
@@ -123,7 +123,7 @@ class EnvFeed:
         if isinstance(space, spaces.Box):
             low = torch.as_tensor(space.low, device=action.device)
             action = action.clamp(low, torch.as_tensor(space.high, device=action.device))
-        if self._speaks_torch:
+        if self._returns_tensors:
             return action
         array = action.cpu().numpy()
         return array.astype(space.dtype, copy=False) if space.dtype is not None else array
@@ -135,7 +135,7 @@ class EnvFeed:
         offers = hasattr(self.env, "state_dict") and hasattr(self.env, "load_state_dict")
         return {
             "env": _arrays_to_tensors(self.env.state_dict()) if offers else None,
-            "speaks_torch": self._speaks_torch,
+            "speaks_torch": self._returns_tensors,
             "obs": tree_map(lambda o: o.cpu().clone(), self.obs),
             "resets": self.resets.cpu().clone(),
             "valid": self.valid.cpu().clone(),
@@ -147,7 +147,7 @@ class EnvFeed:
         if d["env"] is None or not hasattr(self.env, "load_state_dict"):
             return False
         self.env.load_state_dict(_tensors_to_arrays(d["env"]))
-        self._speaks_torch = d["speaks_torch"]
+        self._returns_tensors = d["speaks_torch"]
         self.obs = tree_map(lambda o: o.to(self.device), d["obs"])
         self.resets, self.valid = d["resets"].to(self.device), d["valid"].to(self.device)
         self.action_mask = None if d["action_mask"] is None else d["action_mask"].to(self.device)

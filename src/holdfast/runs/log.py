@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from holdfast.runs.metadata import describe_process
-from holdfast.runs.retry_schedule import Patience
+from holdfast.runs.retry_schedule import RetrySchedule
 from holdfast.runs.tensorboard import EventFile
 
 CSV_NAME = "progress.csv"
@@ -53,7 +53,7 @@ class RunLog:
         self._use_tensorboard = tensorboard
         self._purge_step: int | None = None
         self._events: EventFile | None = None
-        self._tensorboard_patience = Patience(lambda text: None)
+        self._tensorboard_patience = RetrySchedule(lambda text: None)
         self._use_wandb = wandb
         self._wandb: Any = None
         self._config = dict(config)

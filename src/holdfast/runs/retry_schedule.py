@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 
-class Patience:
+class RetrySchedule:
     """When to try again to save. Decided by updates, not by the clock: all ranks must decide alike."""
 
     LONGEST_WAIT = 64  # updates

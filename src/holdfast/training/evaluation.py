@@ -19,7 +19,7 @@ from torch import Tensor
 
 from holdfast.memory import Memory
 from holdfast.policies.base import RecurrentPolicy
-from holdfast.rollout.vector_env import EnvFeed
+from holdfast.rollout.vector_env import VectorEnvAdapter
 
 PATIENCE = 200_000
 """Steps of every environment without one episode's end, after which an evaluation gives up."""
@@ -71,7 +71,7 @@ def evaluate(
     with _undisturbed(policy, device):
         if seed is not None:
             _seed(seed, device)
-        feed = EnvFeed(env, device, inputs)
+        feed = VectorEnvAdapter(env, device, inputs)
         memory = Memory(policy.core)
         quota = [episodes // feed.num_envs + (i < episodes % feed.num_envs) for i in range(feed.num_envs)]
         returns: list[list[float]] = [[] for _ in quota]

@@ -15,7 +15,7 @@ from holdfast.distributed.ranks import Ranks
 REASONS = ("callback", "target", "interrupt")
 
 
-class Stopping:
+class StopSignal:
     """`reason`: one of REASONS, or None while the run goes on."""
 
     def __init__(self) -> None:

@@ -32,11 +32,11 @@ from holdfast.rollout.reward_scale import RewardScale
 from holdfast.rollout.segment import Segment
 from holdfast.runs import checkpoint, rng_state, saved_policy
 from holdfast.runs.log import RunFolderError, RunLog, write_metadata
-from holdfast.runs.retry_schedule import Patience
+from holdfast.runs.retry_schedule import RetrySchedule
 from holdfast.state import tree_map
 from holdfast.training import nonfinite, replay_check, run_state, telemetry
 from holdfast.training.evaluation import EvalResult, evaluate
-from holdfast.training.stop_signal import Stopping
+from holdfast.training.stop_signal import StopSignal
 
 RECENT_EPISODES = 100  # rollout/ep_rew_mean is over these
 NAN = float("nan")
@@ -140,7 +140,7 @@ class Trainer:
         self.reward_scale = RewardScale(share, config.gamma, self.device) if config.normalize_reward else None
         self.steps = 0
         self.best_return = -float("inf")
-        self._patience = Patience(self._tell)
+        self._patience = RetrySchedule(self._tell)
         self.spoiled = nonfinite.Watch(config, self.ranks.rank, self._tell)
         self._earlier_seconds = 0.0  # training time before `_began`
         self._began: float | None = None
@@ -149,7 +149,7 @@ class Trainer:
         self.resumed_from: Path | None = None
         self.saved_elsewhere: Path | None = None  # the last checkpoint, where the run's folder could not take it
         self._unchecked = True  # no rollout of this process has been replayed yet
-        self.stopping = Stopping()
+        self.stopping = StopSignal()
 
     @property
     def seconds(self) -> float:
@@ -296,7 +296,7 @@ class Trainer:
             now = self.policy.evaluate(
                 segment.obs, segment.actions, state, segment.resets, action_mask=segment.action_mask, return_state=True
             ).state
-        return telemetry.staleness(self.collector.memory._take(segment.num_envs, None)[0], now)
+        return telemetry.staleness(self.collector.memory.take(segment.num_envs, None)[0], now)
 
     def evaluate(self, episodes: int, deterministic: bool = False) -> EvalResult:
         """Fresh episodes in environments of their own, with memory of their own; training does not notice.
