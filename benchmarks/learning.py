@@ -53,7 +53,7 @@ class ToThreshold(hf.Callback):
     def on_update_end(self, trainer: Any, row: dict[str, float]) -> None:
         mean = row["rollout/ep_rew_mean"]
         self.curve.append((int(row["steps"]), round(mean, 4)))
-        if self.steps is None and len(trainer.recent_returns) == 100 and mean >= self.threshold:
+        if self.steps is None and len(trainer.progress.recent_returns) == 100 and mean >= self.threshold:
             self.steps, self.cpu_seconds = int(row["steps"]), time.process_time() - self.began
 
 

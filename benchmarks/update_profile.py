@@ -24,10 +24,13 @@ import vs_sb3
 
 import holdfast as hf
 from holdfast import envs
-from holdfast.algorithms.ppo import PPO, normalize_advantage, ppo_terms
-from holdfast.engines.native import NativeGradient
+from holdfast.algorithms.ppo import normalize_advantage, ppo_terms
+from holdfast.engines.eager import AutogradMinibatches
+from holdfast.engines.minibatch import make_adam
+from holdfast.engines.native import NativeMinibatches
+from holdfast.engines.native_obstacles import obstacle
+from holdfast.engines.objective import fused_objective
 from holdfast.kernels.cpu import recurrence as native
-from holdfast.kernels.cpu.adam import NativeAdam
 from holdfast.runs.saved_policy import policy_from
 
 RESULTS = Path(__file__).parent / "results" / "update_profile.json"
@@ -51,15 +54,17 @@ def profile(hidden: int) -> dict[str, dict[str, float]]:
     env = envs.make(config.env, config.num_envs, mask_velocity=True)
     policy = policy_from(config, env.single_observation_space, env.single_action_space)
     collector = hf.Collector(env, policy, config.num_steps, seed=1)
-    ppo = PPO(policy, config)
+    optimizer = make_adam(policy, config)
     segment = normalize_advantage(collector.rollout())
     column = torch.tensor([3])
     batch = segment.select(column)
-    native_gradient = NativeGradient.of(policy, config)
-    ppo._step(batch, True)  # Adam's state is made in its first step
-    adam = NativeAdam.of(ppo.optimizer, ppo.parameters)
-    assert native_gradient is not None and adam is not None
-    feed, action = collector.feed, policy.act(collector.feed.obs, collector.feed.resets).action
+    assert obstacle(policy) is None
+    through_autograd = AutogradMinibatches(policy, config, optimizer, all_valid=True)
+    through_autograd.load(batch)
+    through_autograd.step(None)  # Adam makes its moments in its first step
+    in_c = NativeMinibatches(policy, config, optimizer, all_valid=True)
+    in_c.load(batch)
+    feed, action = collector.adapter, policy.act(collector.adapter.obs, collector.adapter.resets).action
 
     def with_kernel(kernel: str, run: Callable[[], Any]) -> Callable[[], Any]:
         def switched() -> None:
@@ -70,32 +75,16 @@ def profile(hidden: int) -> dict[str, dict[str, float]]:
         return switched
 
     def forward() -> Any:
-        return ppo_terms(policy, batch, all_valid=True)
+        return ppo_terms(policy, batch, all_valid=True, objective=fused_objective)
 
     def gradient() -> None:
         forward().loss.backward()
-        ppo.optimizer.zero_grad(set_to_none=True)
-
-    def step() -> None:
-        ppo._adam = None
-        ppo._step(batch, True)
-
-    def step_without_autograd() -> None:
-        ppo._adam = adam
-        ppo._step(batch, True, 1.0, native_gradient)
-
-    def optimise() -> None:
-        ppo._adam = None
-        ppo._descend()
-
-    def optimise_in_c() -> None:
-        ppo._adam = adam
-        ppo._descend()
+        optimizer.zero_grad(set_to_none=True)
 
     three = {
-        "a minibatch, whole": (step, step_without_autograd),
+        "a minibatch, whole": (lambda: through_autograd.step(None), lambda: in_c.step(None)),
         "- the loss and its parts, forward": (forward, None),
-        "- with gradients": (gradient, lambda: native_gradient(batch, True)),
+        "- with gradients": (gradient, lambda: in_c.gradients(batch, 1.0)),
     }
     table = {}
     for part, (autograd, hand) in three.items():
@@ -103,8 +92,10 @@ def profile(hidden: int) -> dict[str, dict[str, float]]:
         if hand is not None:
             runs["without autograd"] = with_kernel("auto", hand)
         table[part] = quartiles(runs)
-    step_without_autograd()
-    table["- gradient norm and Adam"] = quartiles({"native": optimise, "without autograd": optimise_in_c})
+    in_c.step(None)
+    table["- gradient norm and Adam"] = quartiles(
+        {"native": through_autograd.optimizer_step, "without autograd": in_c.optimizer_step}
+    )
     table["its columns, selected"] = quartiles({"native": lambda: segment.select(column)})
     act = lambda: policy.act(feed.obs, feed.resets)  # noqa: E731
     table["a rollout step, policy (8 environments)"] = quartiles(

@@ -37,7 +37,7 @@ def holdfast_run(config: Any, until: Any) -> dict[str, Any]:
     """Train until `until(steps, recent_returns, cpu_seconds)`; CPU-seconds, steps, returns of finished episodes."""
     import holdfast as hf
     from holdfast import envs
-    from holdfast.algorithms.ppo import PPO
+    from holdfast.engines.choose import make_ppo
     from holdfast.runs.saved_policy import policy_from
 
     torch.manual_seed(config.seed)
@@ -46,7 +46,7 @@ def holdfast_run(config: Any, until: Any) -> dict[str, Any]:
     collector = hf.Collector(
         env, policy, config.num_steps, gamma=config.gamma, gae_lambda=config.gae_lambda, seed=config.seed
     )
-    ppo = PPO(policy, config)
+    ppo, _ = make_ppo(policy, config)
     returns: list[tuple[int, float]] = []
     steps, began = 0, time.process_time()
     while True:

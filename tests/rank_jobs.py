@@ -24,6 +24,7 @@ import holdfast as hf
 from holdfast.algorithms import ppo
 from holdfast.algorithms.ppo import PPO, normalize_advantage
 from holdfast.distributed.ranks import Ranks
+from holdfast.engines.choose import make_ppo
 from holdfast.policies.encoders import Vector
 from holdfast.rollout.reward_scale import RewardScale
 
@@ -97,7 +98,7 @@ def first_update(file: str, config: hf.TrainConfig) -> dict[str, Any]:
     policy, segment = stored["policy"], stored["segment"]
     share = mine.share(segment.num_envs)
     segment = segment.select(torch.arange(share.start, share.stop))
-    ppo = PPO(policy, config, mine.averaging(policy, some_unused=False), mine)
+    ppo, _ = make_ppo(policy, config, mine)
     gradients: list[torch.Tensor] = []
     step = ppo.optimizer.step
 
@@ -111,7 +112,7 @@ def first_update(file: str, config: hf.TrainConfig) -> dict[str, Any]:
             columns[(columns >= share.start) & (columns < share.stop)] - share.start
             for columns in stored["minibatches"]
         ]
-        ppo._minibatches = lambda columns, device: parts  # type: ignore[method-assign]
+        ppo.minibatches = lambda columns, device: parts  # type: ignore[method-assign]
     metrics = ppo.update(segment, 0.0)
     weights = torch.cat([p.detach().flatten() for p in policy.parameters()])
     return {"gradients": gradients, "metrics": metrics, "weights": weights}
@@ -147,8 +148,8 @@ def environments_of(trainer: hf.Trainer) -> dict[str, Any]:
     return {
         **{f"memory {i}": leaf for i, leaf in enumerate(collector.memory.state_dict()["leaves"])},
         **{f"env {name}": leaf for name, leaf in state.items()},
-        "obs": collector.feed.obs,
-        "resets": collector.feed.resets,
+        "obs": collector.adapter.obs,
+        "resets": collector.adapter.resets,
         "open return": collector._open_return,
         "scale": trainer.reward_scale.open_return,
     }
@@ -165,7 +166,7 @@ def resume(folder: Path, run_dir: str, updates: int) -> dict[str, Any]:
     trainer = hf.Trainer.resume(folder, run_dir=run_dir)
     found = {name: leaf.clone() for name, leaf in environments_of(trainer).items()}
     trainer.callbacks = [Stop(trainer.update + updates)]
-    return {**_finish(trainer), "environments": found, "words": trainer._resume_words}
+    return {**_finish(trainer), "environments": found, "restarted": trainer.episodes_restarted}
 
 
 def _finish(trainer: hf.Trainer) -> dict[str, Any]:
@@ -240,7 +241,9 @@ def break_ranks(how: str) -> Iterator[None]:
         if how == "same seeds":
             patch.setattr(Ranks, "seed", lambda self, seed, *salt: seed)
         elif how == "own gradients":
-            patch.setattr(Ranks, "averaging", lambda self, policy, some_unused: Unaveraged(policy))
+            patch.setattr(
+                "holdfast.engines.choose.wrap_for_averaging", lambda policy, ranks, some_unused: Unaveraged(policy)
+            )
         elif how == "own advantages":
             patch.setattr(ppo, "normalize_advantage", lambda segment, ranks: normalize_advantage(segment))
         elif how == "unweighted":

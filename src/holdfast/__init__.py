@@ -17,22 +17,23 @@ from holdfast.rollout.segment import Segment
 
 if TYPE_CHECKING:
     from holdfast import doctor as doctor
-    from holdfast.algorithms.ppo import ppo_loss
     from holdfast.config import TrainConfig
     from holdfast.deploy.export import export_policy
     from holdfast.deploy.runner import Runner
+    from holdfast.engines.eager import ppo_loss
     from holdfast.policies.actor_critic import ActorCritic
     from holdfast.profiling.profile import Profile
     from holdfast.runs.saved_policy import load
+    from holdfast.training.callbacks import Callback
     from holdfast.training.evaluation import evaluate
-    from holdfast.training.trainer import Callback, Trainer
+    from holdfast.training.trainer import Trainer
 
 __version__ = "0.1.0"
 
 # What needs gymnasium or more is imported when it is first used: `import holdfast` costs little more than torch.
 _LAZY = {
     "ActorCritic": "holdfast.policies.actor_critic",
-    "Callback": "holdfast.training.trainer",
+    "Callback": "holdfast.training.callbacks",
     "Profile": "holdfast.profiling.profile",
     "Runner": "holdfast.deploy.runner",
     "TrainConfig": "holdfast.config",
@@ -40,7 +41,7 @@ _LAZY = {
     "evaluate": "holdfast.training.evaluation",
     "export_policy": "holdfast.deploy.export",
     "load": "holdfast.runs.saved_policy",
-    "ppo_loss": "holdfast.algorithms.ppo",
+    "ppo_loss": "holdfast.engines.eager",
     "doctor": "holdfast.doctor",
 }
 

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 import holdfast as hf
 from counting_env import vector_env
 from holdfast import envs
-from holdfast.algorithms.ppo import PPO, normalize_advantage, ppo_terms
+from holdfast.algorithms.ppo import normalize_advantage, ppo_terms
+from holdfast.engines.choose import make_ppo
 from holdfast.policies.base import Evaluation
 from holdfast.rollout.segment import Segment
 from holdfast.state import leaves
@@ -61,7 +62,7 @@ def make(core: str = "lstm", steps: int = 8, bptt: int | None = None, num_envs: 
     autocast = torch.bfloat16 if config.precision == "bf16" else None
     collector = hf.Collector(env, policy, steps, bptt=bptt, seed=1, autocast=autocast)
     collector.rollout()
-    return policy, collector.rollout(), PPO(policy, config)
+    return policy, collector.rollout(), make_ppo(policy, config)[0]
 
 
 def gradient(policy: nn.Module) -> Tensor:
@@ -143,7 +144,7 @@ def test_minibatches_of_environments_add_up_to_the_whole_gradient(core: str):
 def test_chunks_as_long_as_the_segment_give_the_same_gradient():
     policy, segment, _ = make(bptt=8)
     gradients = []
-    for batch in (segment, segment.columns(8)):
+    for batch in (segment, segment.as_sequences(8)):
         policy.zero_grad()
         ppo_terms(policy, batch).loss.backward()
         gradients.append(gradient(policy))
@@ -152,7 +153,7 @@ def test_chunks_as_long_as_the_segment_give_the_same_gradient():
 
 def test_chunks_have_the_same_loss_and_cut_the_gradient_between_them():
     policy, segment, _ = make(bptt=4)
-    cut = segment.columns(4)
+    cut = segment.as_sequences(4)
     assert cut.resets.shape == (4, 8)
     losses, gradients = [], []
     for batch in (segment, cut):
@@ -167,7 +168,7 @@ def test_chunks_have_the_same_loss_and_cut_the_gradient_between_them():
 
 def test_every_sequence_is_in_exactly_one_minibatch_of_each_epoch():
     _, _, ppo = make(minibatches=3, num_envs=7)
-    epochs = [ppo._minibatches(7, torch.device("cpu")) for _ in range(4)]
+    epochs = [ppo.minibatches(7, torch.device("cpu")) for _ in range(4)]
     for parts in epochs:
         assert [len(part) for part in parts] == [3, 2, 2]
         assert sorted(torch.cat(parts).tolist()) == list(range(7))
@@ -258,7 +259,7 @@ def test_two_runs_with_the_same_seed_are_the_same_and_a_restored_one_goes_on_the
 
 def test_refreshed_start_states_are_those_of_the_present_weights():
     policy, segment, ppo = make(bptt=2, refresh_states=True)
-    stored = segment.columns(2).start_state
+    stored = segment.as_sequences(2).start_state
     for mine, theirs in zip(leaves(ppo.refreshed_starts(segment)), leaves(stored)):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-6)
     with torch.no_grad():
@@ -312,5 +313,5 @@ def test_a_rollout_with_dummy_steps_trains():
     policy = hf.ActorCritic(env.single_observation_space, env.single_action_space, "gru", 8)
     segment = next(hf.collect(env, policy, 9))
     config = hf.TrainConfig(num_envs=2, num_steps=9, minibatches=1)
-    metrics = PPO(policy, config).update(segment, 0.0, all_valid=False)
+    metrics = make_ppo(policy, config)[0].update(segment, 0.0, all_valid=False)
     assert all(math.isfinite(value) for value in metrics.values())

@@ -14,9 +14,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import holdfast as hf
-from holdfast.algorithms.ppo import PPO, PPOTerms, ppo_terms
+from holdfast.algorithms.ppo import LossSettings, PPOTerms, ppo_terms
 from holdfast.config import TrainConfig
+from holdfast.engines import choose
+from holdfast.engines.choose import make_ppo
 from holdfast.engines.native import NativeGradient
+from holdfast.engines.native_obstacles import obstacle
 from holdfast.kernels.cpu import recurrence as native
 from holdfast.policies.actor_critic import ActorCritic
 from holdfast.rollout.segment import Segment
@@ -81,11 +84,11 @@ def in_float64(segment: Segment) -> Segment:
 
 
 def check_against_autograd(policy: ActorCritic, segment: Segment, config: TrainConfig, all_valid: bool) -> None:
-    native_gradient = NativeGradient.of(policy, config)
-    assert native_gradient is not None
+    assert obstacle(policy) is None
+    native_gradient = NativeGradient(policy, LossSettings.from_config(config))
     for p in policy.parameters():
         p.grad = torch.full_like(p, torch.nan)  # what was there before does not matter
-    terms = PPOTerms(*native_gradient(segment, all_valid))
+    terms = native_gradient(segment, all_valid)
 
     exact = copy.deepcopy(policy).double()
     exact.zero_grad()
@@ -160,9 +163,9 @@ def test_a_whole_update_ends_at_the_weights_of_autograds(monkeypatch: pytest.Mon
     first = ActorCritic(OBS, spaces.Discrete(3), "lstm", 16, "separate")
     second = copy.deepcopy(first)
     segment = a_segment(first, 16, 4)
-    metrics = PPO(first, config).update(segment, 0.0)
-    monkeypatch.setattr(NativeGradient, "of", lambda policy, config: None)
-    expected = PPO(second, config).update(segment, 0.0)
+    metrics = make_ppo(first, config)[0].update(segment, 0.0)
+    monkeypatch.setattr(choose.native_obstacles, "obstacle", lambda policy: "a test says so")
+    expected = make_ppo(second, config)[0].update(segment, 0.0)
     for p, q in zip(first.parameters(), second.parameters()):
         torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-5)
     for name, value in expected.items():
@@ -177,7 +180,7 @@ def test_a_loss_that_is_not_finite_takes_no_step(spoiled: str, action: str):
     getattr(segment, spoiled)[2, 1] = torch.nan
     before = copy.deepcopy(policy.state_dict())
     config = TrainConfig(minibatches=1, epochs=1, normalize_advantage=False)
-    metrics = PPO(policy, config).update(
+    metrics = make_ppo(policy, config)[0].update(
         replace(segment, valid=torch.ones(6, 2, dtype=torch.bool)), 0.0, all_valid=True
     )
     assert metrics["train/skipped_steps"] == 1
@@ -190,8 +193,8 @@ def test_a_nan_in_a_step_that_does_not_count_does_no_harm():
     segment.valid[3, 1] = False
     for name in ("advantage", "returns", "log_prob", "value"):
         getattr(segment, name)[3, 1] = torch.nan
-    native_gradient = NativeGradient.of(policy, TrainConfig())
-    assert native_gradient is not None and all(term.isfinite() for term in native_gradient(segment, False))
+    native_gradient = NativeGradient(policy, LossSettings())
+    assert all(term.isfinite() for term in native_gradient(segment, False))
     assert all(p.grad is not None and p.grad.isfinite().all() for p in policy.parameters())
 
 
@@ -200,7 +203,7 @@ def test_an_action_that_is_none_is_an_error():
     segment = a_segment(policy, 4, 2)
     segment.actions[1, 1] = 3
     with pytest.raises(IndexError, match="3 that the policy has"):
-        PPO(policy, TrainConfig(minibatches=1)).update(segment, 0.0)
+        make_ppo(policy, TrainConfig(minibatches=1))[0].update(segment, 0.0)
 
 
 class OwnDecode(ActorCritic):
@@ -236,39 +239,49 @@ def watched_gradient() -> ActorCritic:
     return policy
 
 
+# What makes the policy, and a part of the reason that must be given.
 LEFT_TO_AUTOGRAD = {
-    "own decode": lambda: OwnDecode(OBS, spaces.Discrete(2), "lstm", 8),
-    "own layer": lambda: setattr(p := a_policy(), "actor", nn.utils.parametrizations.weight_norm(p.actor)) or p,
-    "shared weights": shared_weights,
-    "frozen": frozen,
-    "hook on a module": watched_module,
-    "hook on a gradient": watched_gradient,
-    "float64": lambda: a_policy().double(),
-    "activation without a kernel": lambda: a_policy(activation="gelu"),
-    "images": lambda: ActorCritic(spaces.Box(0, 255, (8, 8, 3), "uint8"), spaces.Discrete(2), "lstm", 8),
-    "stack": lambda: a_policy(core=hf.Stack([hf.LSTM(8, 8), hf.GRU(8, 8)])),
-    "portable kernel": lambda: a_policy(core=hf.LSTM(8, 8, kernel="portable")),
+    "own decode": (lambda: OwnDecode(OBS, spaces.Discrete(2), "lstm", 8), "OwnDecode overrides decode"),
+    "own layer": (
+        lambda: setattr(p := a_policy(), "actor", nn.utils.parametrizations.weight_norm(p.actor)) or p,
+        "actor is not a chain of Linear layers",
+    ),
+    "shared weights": (shared_weights, "layers share them"),
+    "frozen": (frozen, "actor.weight is frozen"),
+    "hook on a module": (watched_module, "core has hooks"),
+    "hook on a gradient": (watched_gradient, "actor.weight has a gradient hook"),
+    "float64": (lambda: a_policy().double(), "is float64 on cpu"),
+    "activation without a kernel": (lambda: a_policy(activation="gelu"), "trunk is not a chain of Linear layers"),
+    "images": (
+        lambda: ActorCritic(spaces.Box(0, 255, (8, 8, 3), "uint8"), spaces.Discrete(2), "lstm", 8),
+        "the encoder has weights",
+    ),
+    "stack": (lambda: a_policy(core=hf.Stack([hf.LSTM(8, 8), hf.GRU(8, 8)])), "Stack does not run"),
+    "portable kernel": (lambda: a_policy(core=hf.LSTM(8, 8, kernel="portable")), "LSTM does not run"),
+    "own policy": (lambda: nn.Linear(1, 1), "Linear is not an hf.ActorCritic"),
 }
 
 
 @pytest.mark.parametrize("case", LEFT_TO_AUTOGRAD)
 def test_what_cannot_be_had_here_is_left_to_autograd(case: str):
-    assert NativeGradient.of(LEFT_TO_AUTOGRAD[case](), TrainConfig()) is None
-    assert NativeGradient.of(a_policy(), TrainConfig()) is not None, "or else this test would show nothing"
+    make, why = LEFT_TO_AUTOGRAD[case]
+    reason = obstacle(make())
+    assert reason is not None and why in reason
+    assert obstacle(a_policy()) is None, "or else this test would show nothing"
 
 
 def test_debugging_and_anomaly_detection_are_left_to_autograd():
     policy = a_policy()
     with torch.autograd.detect_anomaly(check_nan=False):
-        assert NativeGradient.of(policy, TrainConfig()) is None
+        assert obstacle(policy) is not None
     hf.debug(True)
     try:
-        assert NativeGradient.of(policy, TrainConfig()) is None
+        assert obstacle(policy) is not None
     finally:
         hf.debug(False)
 
 
 def test_without_the_native_kernel_everything_is_left_to_autograd(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HOLDFAST_CPU_KERNEL", "portable")
-    assert NativeGradient.of(a_policy(), TrainConfig()) is None
-    assert NativeGradient.of(a_policy(core=None), TrainConfig()) is None
+    assert obstacle(a_policy()) is not None
+    assert obstacle(a_policy(core=None)) is not None

@@ -12,7 +12,7 @@ import holdfast as hf
 from holdfast import envs
 from holdfast.distributed import ranks as distributed
 from holdfast.rollout.collector import Collector
-from holdfast.algorithms.ppo import PPO
+from holdfast.engines.choose import make_ppo
 
 torch.set_num_threads(1)
 ranks, _ = distributed.join("cpu")
@@ -22,7 +22,8 @@ for wrapped in (True, False):
     torch.manual_seed(1 if wrapped else 1 + ranks.rank)  # without a wrapper rank 0's weights must reach everybody
     env = envs.make("holdfast/TMaze-v0", num_envs=len(ranks.share(6)))
     policy = hf.ActorCritic(env.single_observation_space, env.single_action_space, hidden_size=8)
-    ppo = PPO(policy, config, ranks.averaging(policy, False) if wrapped else None, ranks)
+    ppo, engines = make_ppo(policy, config, ranks, capturable=not wrapped)
+    assert (engines.wrapper is not None) == wrapped
     torch.manual_seed(ranks.seed(7))
     segment = Collector(env, policy, 16, seed=ranks.seed(3)).rollout()
     ppo.update(segment, 0.0, True)

@@ -83,7 +83,7 @@ def test_no_method_stays_wrapped_when_the_window_is_over(tmp_path: Path):
     before = telemetry.memory_metrics
     trainer = hf.Trainer(config(tmp_path / "run"), callbacks=[hf.Profile()])
     trainer.run()
-    for owner in (trainer, trainer.policy, trainer.collector, trainer.collector.feed, trainer.ppo, trainer.log):
+    for owner in (trainer, trainer.policy, trainer.collector, trainer.collector.adapter, trainer.ppo, trainer.log):
         assert not {"act", "rollout", "step", "update", "forward", "write", "_step", "evaluate"} & {
             name for name, value in vars(owner).items() if callable(value)
         }

@@ -195,7 +195,7 @@ def test_the_start_states_of_chunks_are_the_states_the_rollout_had_there():
         state = policy.evaluate(
             whole.obs[span], whole.actions[span], state, whole.resets[span], return_state=True
         ).state
-    cut = whole.columns(4)
+    cut = whole.as_sequences(4)
     assert cut.resets.shape == (4, 15)
     new = policy.evaluate(cut.obs, cut.actions, cut.start_state, cut.resets)
     torch.testing.assert_close(new.log_prob, cut.log_prob, rtol=0, atol=1e-5)
@@ -203,14 +203,14 @@ def test_the_start_states_of_chunks_are_the_states_the_rollout_had_there():
 
 def test_columns_lay_chunks_side_by_side_and_select_takes_some_of_them():
     segment = rollout(AutoresetMode.SAME_STEP, 6, bptt=2)
-    cut = segment.columns(2)  # (chunk, env): (0,0) (0,1) (1,0) (1,1) (2,0) (2,1)
+    cut = segment.as_sequences(2)  # (chunk, env): (0,0) (0,1) (1,0) (1,1) (2,0) (2,1)
     assert numbers(cut.obs.squeeze(-1)) == [[1, 2], [10, 20], [1, 2], [30, 10], [1, 2], [20, 30]]
     assert cut.start_state["sum"].squeeze(1).tolist() == [0, 0, 3, 30, 3, 10]
     some = cut.select(torch.tensor([3, 0]))
     assert numbers(some.obs.squeeze(-1)) == [[30, 10], [1, 2]] and some.start_state["sum"].tolist() == [[30], [0]]
-    assert segment.columns(None) is segment
+    assert segment.as_sequences(None) is segment
     with pytest.raises(ValueError, match="Collect it with bptt=3"):
-        segment.columns(3)
+        segment.as_sequences(3)
     with pytest.raises(ValueError, match="bptt=4 must divide steps=6"):
         rollout(AutoresetMode.SAME_STEP, 6, bptt=4)
 

@@ -165,7 +165,7 @@ settings = dict(env="CartPole-v1", vectorization="async", num_envs=2, num_steps=
 trainer = hf.Trainer(hf.TrainConfig(**settings))
 step = trainer.env.step
 def interrupted(actions):
-    if trainer.update == 2 and trainer.stopping.reason is None:
+    if trainer.update == 2 and trainer.stop_signal.reason is None:
         os.killpg(0, signal.SIGINT)  # as a terminal does: to this process and its environments' alike
         time.sleep(0.5)
     return step(actions)

@@ -17,7 +17,7 @@ import holdfast as hf
 from holdfast.runs import checkpoint
 from holdfast.runs import log as run_log
 from holdfast.runs.log import RunFolderError, RunLog, read_progress
-from holdfast.training.nonfinite import NonFiniteError, Watch, keep_evidence, where_from
+from holdfast.training.nonfinite import NonFiniteError, NonFiniteGuard, keep_evidence, where_from
 
 SMALL = dict(
     env="failing_env:Failing-v0", hidden_size=8, num_envs=3, num_steps=8, minibatches=2, epochs=2, learning_rate=0.01,
@@ -53,10 +53,12 @@ def test_a_nan_from_the_environment_costs_the_updates_it_spoils_and_nothing_else
     result = trainer.run()
     skipped = column(tmp_path / "run", "train/skipped_steps")
     assert result.updates == 8 and skipped == [4.0] + [0.0] * 7, "the update that saw it, and no other"
-    assert all_finite(trainer) and trainer.spoiled.total == 1
+    assert all_finite(trainer) and trainer.nonfinite_guard.total == 1
     losses = column(tmp_path / "run", "train/policy_loss")
     assert math.isnan(losses[0]) and all(map(math.isfinite, losses[1:]))
-    assert all(map(math.isfinite, trainer.recent_returns)) and len(trainer.recent_returns) == 3 * (8 * 8 // 6)
+    assert all(map(math.isfinite, trainer.progress.recent_returns)) and len(trainer.progress.recent_returns) == 3 * (
+        8 * 8 // 6
+    )
     said = [line for line in capsys.readouterr().out.splitlines() if "not finite, the update was skipped" in line]
     source = "observations" if how == "nan obs" else "rewards"
     assert len(said) == 1 and f"{source} of environment 0 were NaN or infinite in step " in said[0]
@@ -80,11 +82,11 @@ def test_what_was_not_finite_is_named(tmp_path: Path):
 def test_a_nan_now_and_then_is_told_ever_more_rarely(tmp_path: Path):
     told: list[str] = []
     trainer = hf.Trainer(config(tmp_path))
-    watch = Watch(trainer.config, 0, told.append)
+    watch = NonFiniteGuard(trainer.config, 0, told.append)
     segment = trainer.collector.rollout()
     for update in range(1, 34):
         row = {"update": update, "train/skipped_steps": 1.0, "train/epochs": 2.0}
-        watch.look(row, segment, trainer.policy, trainer.collector.memory)
+        watch.after_update(row, segment, trainer.policy, trainer.collector.memory)
     assert watch.total == 33 and len(told) == 6
     assert "1 of its steps were skipped (update number 32 of this kind)" in told[-1]
 
@@ -115,7 +117,7 @@ def test_a_gradient_that_is_not_finite_is_skipped_where_it_happens(tmp_path: Pat
     trainer.run()
     assert column(tmp_path / "run", "train/skipped_steps") == [0, 1, 0, 0, 0, 0, 0, 0]
     assert all(map(math.isfinite, column(tmp_path / "run", "train/grad_norm"))), "means are over the steps taken"
-    assert all_finite(trainer) and trainer.spoiled.in_a_row == 0
+    assert all_finite(trainer) and trainer.nonfinite_guard.in_a_row == 0
 
 
 def test_a_loss_that_overflows_is_skipped_though_its_gradient_is_finite(tmp_path: Path):
@@ -178,7 +180,7 @@ def test_training_goes_on_while_the_disk_is_full_and_nothing_is_lost(tmp_path: P
         assert column(tmp_path / "run", name) == column(tmp_path / "whole", name), name
     said, complaints = capsys.readouterr()
     assert not complaints, "no traceback of anybody's"
-    assert said.count("cannot save (") == 1 and said.count("what failed before is made good") == 1
+    assert said.count("cannot save (") == 1 and said.count("what failed before is written now") == 1
     assert said.count("rows of the log are kept in memory") == 1 and "File too large" in said
     saved = [int(p.stem.removeprefix("update_")) for p in checkpoint.rolling(tmp_path / "run")]
     assert saved == [2, 8, 10, 12], "4's and 6's failed, as did the attempt at 5"

@@ -55,7 +55,7 @@ def look(row: dict[str, float], times: int = 1, space: Any = None, **settings: A
         "train/entropy": 1.0,
         "rollout/ep_len_mean": 8.0,
     }
-    return [text for _ in range(times) for text in warnings.look({**healthy, **row}, None)]  # type: ignore[arg-type]
+    return [text for _ in range(times) for text in warnings.after_update({**healthy, **row}, None)]  # type: ignore[arg-type]
 
 
 def test_a_healthy_run_is_not_warned():

@@ -29,7 +29,7 @@ def _sum(numbers: list[float], weights: Weights) -> float:
 
 
 # Losses (train/*) are reduced where they are computed; the rest of a row is of one rank until it comes here.
-HOW: dict[str, Callable[[list[float], Weights], float]] = {
+REDUCTIONS: dict[str, Callable[[list[float], Weights], float]] = {
     "steps": _sum,
     "rollout/episodes": _sum,
     "env/failures": _sum,
@@ -50,10 +50,10 @@ def combine(row: dict[str, float], ranks: Ranks, num_envs: int, device: torch.de
     """The row of the whole run: sums, means weighted by environments, or the largest, as each metric needs."""
     if not ranks.joined:
         return row
-    names = [name for name in HOW if name in row]
+    names = [name for name in REDUCTIONS if name in row]
     columns = zip(*ranks.everybody([float(row[name]) for name in names], device))
     weights = [len(ranks.share(num_envs, rank)) for rank in range(ranks.size)]
-    whole = {name: HOW[name](list(numbers), weights) for name, numbers in zip(names, columns)}
+    whole = {name: REDUCTIONS[name](list(numbers), weights) for name, numbers in zip(names, columns)}
     counts = {name: int(whole[name]) for name in names if isinstance(row[name], int)}
     return {**row, **whole, **counts}
 

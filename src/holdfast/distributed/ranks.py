@@ -9,7 +9,6 @@ function here gives back what it was given. Nothing here knows what is trained.
 from __future__ import annotations
 
 import atexit
-import inspect
 import os
 from dataclasses import dataclass
 from datetime import timedelta
@@ -18,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from holdfast.distributed.rendezvous import fresh_store
 
@@ -96,23 +95,6 @@ class Ranks:
         box = [value]
         dist.broadcast_object_list(box, src=0)
         return box[0]
-
-    # --- gradients ---------------------------------------------------------------------------------------------------
-
-    def averaging(self, policy: nn.Module, some_unused: bool) -> nn.Module | None:
-        """The policy wrapped so that its gradients are averaged over ranks as they appear; None for one process.
-
-        some_unused: parameters may get no gradient in some minibatch (a start that is learned and not used there).
-        """
-        if not self.joined:
-            return None
-        from torch.nn.parallel import DistributedDataParallel
-
-        # Buffers (normalisers) move equally on every rank, between updates: nothing to copy in each forward pass.
-        known = inspect.signature(DistributedDataParallel).parameters
-        buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
-        options: dict[str, Any] = {buffers: False, "find_unused_parameters": some_unused}
-        return DistributedDataParallel(policy, gradient_as_bucket_view=True, **options)
 
 
 ALONE = Ranks()

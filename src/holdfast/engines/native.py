@@ -1,8 +1,8 @@
-"""The gradient of PPO's loss on a CPU without autograd: each part of an `ActorCritic` forward, then backward, in C.
+"""PPO's minibatches on a CPU without autograd: each part of an `ActorCritic` forward, then backward, in C.
 
 In a thin minibatch (one environment's 128 steps through 64 units) autograd's records, module calls and small operations
 take as long as the arithmetic (docs/cpu.md). The numbers are those of `ppo_terms` and `backward()`, to rounding.
-`NativeGradient.of` says for which policies; every other one goes through autograd.
+`native_obstacles.py` says for which policies; every other one goes through autograd.
 """
 
 from __future__ import annotations
@@ -12,35 +12,40 @@ from typing import Any
 import torch
 from gymnasium import spaces
 from torch import Tensor, nn
-from torch.nn.modules.module import _has_any_global_hook
 
-from holdfast.checks import is_debug
-from holdfast.config import TrainConfig
-from holdfast.cores import GRU, LSTM, Core, Memoryless, Parallel
+from holdfast.algorithms.ppo import LossSettings, PPOTerms
+from holdfast.cores import Core, Parallel
 from holdfast.cores.gated import GatedCore
-from holdfast.engines.objective import ClippedObjective
-from holdfast.kernels import dispatch
+from holdfast.engines.minibatch import Minibatches
+from holdfast.engines.objective import fused_objective
 from holdfast.kernels.cpu import recurrence as native
+from holdfast.kernels.cpu.adam import NativeAdam
 from holdfast.kernels.cpu.objective import clipped
 from holdfast.kernels.cpu.perceptron import Perceptron, layers_of
 from holdfast.policies.actor_critic import ActorCritic
-from holdfast.policies.base import merge_time, segment_shape
+from holdfast.policies.base import RecurrentPolicy, merge_time, segment_shape
 from holdfast.rollout.segment import Segment
+from holdfast.spans import span
 from holdfast.state import State
 
-_OWN_METHODS = (
-    "encode",
-    "decode",
-    "step",
-    "unroll",
-    "evaluate",
-    "forward",
-    "_encode",
-    "_decode",
-    "_distribution",
-    "_parts",
-    "__call__",
-)
+
+class NativeMinibatches(Minibatches):
+    """Gradients, clipping and Adam in C. Rebuilt for every update, since modules may have changed in between."""
+
+    def __init__(self, policy: RecurrentPolicy, *args: Any, **options: Any) -> None:
+        super().__init__(policy, *args, **options)
+        assert isinstance(policy, ActorCritic)
+        self._gradient = NativeGradient(policy, LossSettings.from_config(self.config))
+        self._adam = NativeAdam.of(self.optimizer, self.parameters)
+
+    def gradients(self, part: Segment, share: Any) -> PPOTerms:
+        with span("forward and backward (without autograd)"):
+            return self._gradient(part, self.all_valid)
+
+    def optimizer_step(self) -> Tensor:
+        if self._adam is None:  # before the first step of the run there are no moments to work on
+            return super().optimizer_step()
+        return torch.tensor(self._adam.step(self.config.max_grad_norm))
 
 
 class _Layers:
@@ -107,23 +112,18 @@ class _Recurrence:
 
 
 class NativeGradient:
-    """`NativeGradient(policy, config)(segment, all_valid)` leaves gradients in the policy's parameters; terms as `ppo_terms`'."""
+    """`NativeGradient(policy, settings)(segment, all_valid)` leaves gradients in the policy's parameters."""
 
-    def __init__(self, policy: ActorCritic, config: TrainConfig) -> None:
-        self.policy, self.config = policy, config
+    def __init__(self, policy: ActorCritic, settings: LossSettings) -> None:
+        self.policy, self.settings = policy, settings
         core = policy.core
         self.trunk = _Layers(policy.trunk)
-        self.cores = {name: _Recurrence(part) for name, part in _parts_of(core).items()}  # type: ignore[arg-type]
+        self.cores = {name: _Recurrence(part) for name, part in cores_by_head(core).items()}
         self.actor = _Layers(policy.actor_head, policy.actor)
         self.critic = _Layers(policy.critic_head, policy.critic)
 
-    @staticmethod
-    def of(policy: nn.Module, config: TrainConfig) -> NativeGradient | None:
-        """For policies whose gradients can be had here, where nobody would miss autograd's."""
-        return NativeGradient(policy, config) if isinstance(policy, ActorCritic) and _fits(policy) else None
-
     @torch.no_grad()
-    def __call__(self, segment: Segment, all_valid: bool) -> tuple[Tensor, ...]:
+    def __call__(self, segment: Segment, all_valid: bool) -> PPOTerms:
         policy, resets = self.policy, segment.resets
         T, B = segment_shape(segment.obs)
         encoded = policy.encoder(merge_time(segment.obs, T, B, "observations")).to(torch.float32)
@@ -158,87 +158,41 @@ class NativeGradient:
 
     def _objective(
         self, logits: Tensor, value: Tensor, segment: Segment, all_valid: bool
-    ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-        """The gradients of logits [N, A] and values [N], and the terms."""
-        config, space = self.config, self.policy.action_space
+    ) -> tuple[Tensor, Tensor, PPOTerms]:
+        """The gradients of logits [N, A] and values [N], and the terms of the loss."""
+        space = self.policy.action_space
+        if not isinstance(space, spaces.Discrete) or segment.action_mask is not None:
+            return self._objective_of_any(logits, value, segment, all_valid)
+        chosen = segment.actions if space.start == 0 else segment.actions - int(space.start)
         stored = (segment.log_prob, segment.value, segment.advantage, segment.returns)
         valid = None if all_valid else segment.valid
-        options = (config.clip_range, config.clip_value, config.entropy_coef, config.value_coef)
-        if isinstance(space, spaces.Discrete) and segment.action_mask is None:
-            chosen = segment.actions if space.start == 0 else segment.actions - int(space.start)
-            d_logits, d_value, terms = clipped(logits, chosen.long(), value, *stored, valid, *options)
-            return d_logits, d_value.flatten(), terms.unbind()
-        return self._objective_of_any(logits, value, segment, (*stored, valid), options)
+        d_logits, d_value, terms = clipped(logits, chosen.long(), value, *stored, valid, *self.settings)
+        return d_logits, d_value.flatten(), PPOTerms(*terms.unbind())
 
     def _objective_of_any(
-        self, logits: Tensor, value: Tensor, segment: Segment, stored: tuple[Any, ...], options: tuple[Any, ...]
-    ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-        """For any distribution: autograd from the loss to what the heads gave."""
+        self, logits: Tensor, value: Tensor, segment: Segment, all_valid: bool
+    ) -> tuple[Tensor, Tensor, PPOTerms]:
+        """For any distribution: autograd from the loss to the outputs of the heads."""
         T, B = segment.resets.shape
         mask = None if segment.action_mask is None else merge_time(segment.action_mask, T, B, "an action mask")
         if hasattr(self.policy, "log_std"):
             self.policy.log_std.grad = None
         with torch.enable_grad():
             logits, value = logits.requires_grad_(), value.flatten().requires_grad_()
-            dist = self.policy._distribution(logits, mask)
+            dist = self.policy.distribution(logits, mask)
             log_prob, entropy = dist.log_prob(merge_time(segment.actions, T, B, "actions")), dist.entropy()
             new = (log_prob.view(T, B), entropy.view(T, B), value.view(T, B))
-            terms = ClippedObjective.apply(*new, *stored, *options)  # type: ignore[no-untyped-call]
+            terms = fused_objective(*new, segment, self.settings, all_valid)
             # 1 + 0 * loss: a loss that is not finite makes its gradients so.
-            (terms[0] * (1 + 0 * terms[0].detach())).backward()
+            (terms.loss * (1 + 0 * terms.loss.detach())).backward()
         assert logits.grad is not None and value.grad is not None
-        return logits.grad, value.grad, tuple([term.detach() for term in terms])
-
-
-def _fits(policy: ActorCritic) -> bool:
-    if is_debug() or torch.is_anomaly_enabled() or _has_any_global_hook():
-        return False
-    if any(getattr(type(policy), name) is not getattr(ActorCritic, name) for name in _OWN_METHODS):
-        return False
-    if any(name in vars(policy) for name in _OWN_METHODS) or any(map(_has_hooks, policy.modules())):
-        return False
-    parameters = list(policy.parameters())
-    if any(p.dtype != torch.float32 or not p.is_cpu or not p.requires_grad or _is_watched(p) for p in parameters):
-        return False
-    chains = (policy.trunk, policy.actor_head, policy.actor, policy.critic_head, policy.critic)
-    if any(layers_of(chain) is None for chain in chains) or not _runs_here(policy):
-        return False
-    return _reaches_each_once(policy, parameters)
+        return logits.grad, value.grad, PPOTerms(*(term.detach() for term in terms))
 
 
 def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     return b if a is None else a if b is None else a + b
 
 
-def _parts_of(core: Core) -> dict[str, nn.Module]:
+def cores_by_head(core: Core) -> dict[str, Core]:
     """The cores by the name of the head that reads them; "" is read by both."""
-    return dict(core.cores.items()) if isinstance(core, Parallel) else {"": core}
-
-
-def _runs_here(policy: ActorCritic) -> bool:
-    """Whether every core is one whose passes are here, and the heads read them as they are."""
-    parts = _parts_of(policy.core)
-    if type(policy.core) is Parallel and set(parts) != {"actor", "critic"}:
-        return False
-    x = torch.empty(1, policy.core.input_size)
-    return native.in_use() and all(
-        type(part) is Memoryless or (type(part) in (LSTM, GRU) and dispatch.choose("", part, x) is native)  # type: ignore[arg-type]
-        for part in parts.values()
-    )
-
-
-def _reaches_each_once(policy: ActorCritic, parameters: list[nn.Parameter]) -> bool:
-    """Whether each of `parameters` is trained here once: one that is shared, or sits in an encoder, needs autograd."""
-    modules = (policy.trunk, policy.core, policy.actor_head, policy.actor, policy.critic_head, policy.critic)
-    reached = [p for module in modules for p in module.parameters()] + [p for p in policy.parameters(recurse=False)]
-    return sorted(map(id, reached)) == sorted(map(id, parameters))
-
-
-def _has_hooks(module: nn.Module) -> bool:
-    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return any(getattr(module, kind) for kind in kinds)
-
-
-def _is_watched(parameter: nn.Parameter) -> bool:
-    """Whether somebody has hooked into this parameter's gradient."""
-    return bool(parameter._backward_hooks) or bool(getattr(parameter, "_post_accumulate_grad_hooks", None))
+    return dict(core.cores.items()) if isinstance(core, Parallel) else {"": core}  # type: ignore[arg-type]

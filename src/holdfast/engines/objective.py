@@ -1,7 +1,7 @@
-"""PPO's clipped objective on log-probabilities, entropies and values, with its gradient written by hand.
+"""`clipped_objective` with its gradient written by hand, as one autograd node.
 
-Autograd would record about forty small operations here, each as costly on a CPU as the arithmetic of a thin minibatch;
-the gradient is three lines.
+Autograd would record about forty small operations, each as costly on a CPU as the arithmetic of a thin minibatch; the
+gradient is three lines. `algorithms/ppo.py` says what is computed.
 """
 
 from __future__ import annotations
@@ -11,10 +11,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from holdfast.algorithms.ppo import LossSettings, PPOTerms
+from holdfast.rollout.segment import Segment
 
-class ClippedObjective(torch.autograd.Function):
-    """(log_prob, entropy, value) [T, B] against what the rollout stored -> loss, policy loss, value loss, entropy, KL,
-    and the fraction clipped, all scalars; only the loss can be differentiated. `valid` None: every step counts."""
+
+def fused_objective(
+    log_prob: Tensor, entropy: Tensor, value: Tensor, old: Segment, settings: LossSettings, all_valid: bool = False
+) -> PPOTerms:
+    """As `algorithms.ppo.clipped_objective`."""
+    stored = (old.log_prob, old.value, old.advantage, old.returns, None if all_valid else old.valid)
+    return PPOTerms(*_ClippedObjective.apply(log_prob, entropy, value, *stored, *settings))  # type: ignore[no-untyped-call]
+
+
+class _ClippedObjective(torch.autograd.Function):
+    """The fields of `PPOTerms`; only the loss can be differentiated. `valid` None: every step counts."""
 
     @staticmethod
     def forward(

@@ -130,7 +130,7 @@ class ActorCritic(RecurrentPolicy):
     def decode(self, features: Tensor, action_mask: Any = None) -> tuple[Any, Tensor]:
         for_actor, for_critic = self._parts(features)
         value = self.critic(self.critic_head(for_critic)).squeeze(-1)
-        return self._distribution(self.actor(self.actor_head(for_actor)), action_mask), value
+        return self.distribution(self.actor(self.actor_head(for_actor)), action_mask), value
 
     def _parts(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """What actor and critic read: the same features, or each its core's."""
@@ -142,7 +142,7 @@ class ActorCritic(RecurrentPolicy):
             return first, second
         return features[:, actor], features[:, critic]
 
-    def _distribution(self, out: Tensor, mask: Any) -> Any:
+    def distribution(self, out: Tensor, mask: Any) -> Any:
         space = self.action_space
         out = out.float()  # probabilities in full precision, also under autocast
         if isinstance(space, spaces.Discrete):

@@ -23,7 +23,7 @@ from holdfast.profiling.clock import PartClock, Place, named, wrapped
 from holdfast.profiling.report import Timed
 from holdfast.profiling.trace import Trace
 from holdfast.training import replay_check, telemetry
-from holdfast.training.trainer import Callback
+from holdfast.training.callbacks import Callback
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -250,7 +250,7 @@ class _Recording:
 
 def _places(trainer: Trainer) -> list[Place]:
     """What is timed. Which of it lies inside what else shows when it runs."""
-    collector, ppo, policy, feed = trainer.collector, trainer.ppo, trainer.policy, trainer.collector.feed
+    collector, ppo, policy, feed = trainer.collector, trainer.ppo, trainer.policy, trainer.collector.adapter
     rollout_graph, minibatch_graph = getattr(collector, "_graph", None), getattr(ppo, "_graph", None)
     in_graph, after = getattr(minibatch_graph, "_graph", None), getattr(minibatch_graph, "_rest", None)
     several = trainer.ranks.size > 1

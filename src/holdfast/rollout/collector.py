@@ -4,12 +4,12 @@
         loss = hf.ppo_loss(policy, segment)
 
 A segment is T steps of B environments with the state it started from. Truncated episodes are bootstrapped with
-V(final observation) from the state *before* the reset, leaving memory as it was. `VectorEnvAdapter` reads the environment.
+V(final observation) from the state *before* the reset, leaving memory as it was. `VectorEnvAdapter` drives the
+environment.
 """
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -19,8 +19,10 @@ from torch import Tensor
 
 from holdfast.memory import Memory
 from holdfast.policies.base import RecurrentPolicy
+from holdfast.policies.precision import autocast
 from holdfast.rollout.advantages import gae
 from holdfast.rollout.segment import Segment
+from holdfast.spans import span
 from holdfast.state import State, tree_map
 
 
@@ -45,9 +47,9 @@ class Collector:
         autocast: torch.dtype | None = None,
         seed: int | None = None,
     ) -> None:
-        from holdfast.rollout.vector_env import VectorEnvAdapter  # needs gymnasium
+        from holdfast.rollout.vector_env import VectorEnvAdapter  # imports gymnasium
 
-        self.feed = VectorEnvAdapter(env, policy.core.device(), inputs)
+        self.adapter = VectorEnvAdapter(env, policy.core.device(), inputs)
         self.policy, self.steps, self.gamma, self.gae_lambda = policy, steps, gamma, gae_lambda
         self.bptt = bptt or steps
         if steps < 1 or steps % self.bptt:
@@ -61,45 +63,44 @@ class Collector:
 
     def start(self) -> None:
         """Begin new episodes everywhere, with fresh memory."""
-        self.feed.start(self.seed)
-        self.memory.reserve(self.feed.num_envs)
+        self.adapter.start(self.seed)
+        self.memory.reserve(self.adapter.num_envs)
         self.memory.reset()
         self._forget_open_episodes()
         self.started = True
 
     def _forget_open_episodes(self) -> None:
-        self._open_return = torch.zeros(self.feed.num_envs, dtype=torch.float64, device=self.feed.device)
-        self._open_length = torch.zeros(self.feed.num_envs, dtype=torch.int64, device=self.feed.device)
-
-    def _precision(self) -> Any:
-        if self.autocast is None:
-            return contextlib.nullcontext()
-        return torch.autocast(self.feed.device.type, dtype=self.autocast)
+        self._open_return = torch.zeros(self.adapter.num_envs, dtype=torch.float64, device=self.adapter.device)
+        self._open_length = torch.zeros(self.adapter.num_envs, dtype=torch.int64, device=self.adapter.device)
 
     @torch.no_grad()
     def rollout(self) -> Segment:
         """The next segment."""
+        with span("rollout"):
+            return self._rollout()
+
+    def _rollout(self) -> Segment:
         if not self.started:
             self.start()
-        feed, policy, memory, clock = self.feed, self.policy, self.memory, time.perf_counter
-        names = [name for name in Segment._TIMED if name not in ("advantage", "returns")]
-        rows: dict[str, list[Any]] = {name: [] for name in names}
+        adapter, policy, memory, clock = self.adapter, self.policy, self.memory, time.perf_counter
+        rows: dict[str, list[Any]] = {name: [] for name in Segment.TIMED if name not in ("advantage", "returns")}
         chunk_states: list[State] = []
         final_values: dict[int, Tensor] = {}
         failed: list[int] = []  # steps in which the environments failed
         in_env, began = 0.0, clock()
         for t in range(self.steps):
             if t % self.bptt == 0:
-                chunk_states.append(memory.take(feed.num_envs, None)[0])
-            with self._precision():
-                step = policy.act(feed.obs, feed.resets, memory=memory, action_mask=feed.action_mask)
+                chunk_states.append(memory.take(adapter.num_envs)[0])
+            with span("policy"), autocast(adapter.device, self.autocast):
+                step = policy.act(adapter.obs, adapter.resets, memory=memory, action_mask=adapter.action_mask)
             for name in ("obs", "resets", "valid", "action_mask"):
-                rows[name].append(getattr(feed, name))
+                rows[name].append(getattr(adapter, name))
             rows["actions"].append(step.action)
             rows["log_prob"].append(step.log_prob)
             rows["value"].append(step.value)
             before = clock()
-            out = feed.step(step.action)
+            with span("environment"):
+                out = adapter.step(step.action)
             in_env += clock() - before
             for name in ("rewards", "terminated", "truncated"):
                 rows[name].append(getattr(out, name))
@@ -107,8 +108,8 @@ class Collector:
                 failed.append(t)
             if out.final_obs is not None:
                 final_values[t] = self._value_of_final(out.final_obs, out.truncated)
-        with self._precision():
-            last = policy.peek_value(feed.obs, resets=feed.resets, memory=memory).float()
+        with span("values for bootstrapping"), autocast(adapter.device, self.autocast):
+            last = policy.peek_value(adapter.obs, resets=adapter.resets, memory=memory).float()
         rows["action_mask"] = _allow_where_unsaid(rows["action_mask"])
         stacked = {name: _stack(parts) for name, parts in rows.items() if parts}
         segment = self._finish(stacked, last, final_values, chunk_states, failed)
@@ -119,7 +120,7 @@ class Collector:
         """V(final observation) for the truncated rows, from the state they had before the reset: [B]."""
         rows = truncated.nonzero().squeeze(1)
         obs = tree_map(lambda o: o.index_select(0, rows), final_obs)
-        with self._precision():
+        with span("values for bootstrapping"), autocast(self.adapter.device, self.autocast):
             value = self.policy.peek_value(obs, rows, memory=self.memory)
         return torch.zeros(len(truncated), device=truncated.device).index_copy(0, rows, value.float())
 
@@ -137,9 +138,9 @@ class Collector:
             finals = torch.zeros_like(rows["value"])
             for t, final in final_values.items():
                 finals[t] = final
-        advantage, returns = self._advantages(rows, last, finals)
+        advantage, returns = self.advantages(rows, last, finals)
         dones = rows["terminated"] | rows["truncated"]
-        ended_returns, ended_lengths = self._episodes(rows["rewards"], dones, rows["valid"], failed)
+        ended_returns, ended_lengths = self.finished_episodes(rows["rewards"], dones, rows["valid"], failed)
         return Segment(
             **rows,
             advantage=advantage,
@@ -150,8 +151,13 @@ class Collector:
             episode_lengths=ended_lengths,
         )
 
+    def advantages(self, rows: dict[str, Any], last: Tensor, finals: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Advantages and returns [T, B]. last: the value [B] after the last step; finals: V(final observation) [T, B],
+        used where an episode was truncated."""
+        with span("advantages (GAE)"):
+            return self._advantages(rows, last, finals)
+
     def _advantages(self, rows: dict[str, Any], last: Tensor, finals: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Advantages and returns [T, B]; `last` [B] follows the last step, `finals` [T, B] counts where truncated."""
         value = rows["value"]
         next_values = torch.cat([value[1:], last.unsqueeze(0)])
         if finals is not None:
@@ -160,15 +166,21 @@ class Collector:
         dones = rows["terminated"] | rows["truncated"]
         rewards = rows["rewards"] * self.reward_scale
         advantage, returns = gae(rewards, value, next_values, dones, self.gamma, self.gae_lambda)
-        if self.feed.has_dummy_steps:
+        if self.adapter.has_dummy_steps:
             advantage = advantage.masked_fill(~rows["valid"], 0.0)
             returns = torch.where(rows["valid"], returns, value)
         return advantage, returns
 
-    def _episodes(
+    def finished_episodes(
         self, rewards: Tensor, dones: Tensor, valid: Tensor, failed: Sequence[int] = ()
     ) -> tuple[list[float], list[int]]:
-        """Returns and lengths of the episodes that ended here, in order of time; not of those that failures cut off."""
+        """Returns and lengths of the episodes that ended here, in order of time; interrupted ones are not counted."""
+        with span("returns of the episodes that ended"):
+            return self._finished_episodes(rewards, dones, valid, failed)
+
+    def _finished_episodes(
+        self, rewards: Tensor, dones: Tensor, valid: Tensor, failed: Sequence[int]
+    ) -> tuple[list[float], list[int]]:
         T, device = len(rewards), rewards.device
         # A reward that is not finite would stay in these sums for ever; the update it spoils is counted and reported.
         total = torch.where(rewards.isfinite(), rewards, 0.0).double().cumsum(0) + self._open_return
@@ -189,7 +201,7 @@ class Collector:
     def state_dict(self) -> dict[str, Any]:
         return {
             "started": self.started,
-            "feed": self.feed.state_dict() if self.started else None,
+            "feed": self.adapter.state_dict() if self.started else None,
             "memory": self.memory.state_dict(),
             "open_return": self._open_return.to("cpu", copy=True),
             "open_length": self._open_length.to("cpu", copy=True),
@@ -199,12 +211,12 @@ class Collector:
         """Go on exactly; or, if the environment cannot give back its state, begin all episodes anew: then False."""
         if not d["started"]:
             return True
-        if not self.feed.load_state_dict(d["feed"]):
+        if not self.adapter.load_state_dict(d["feed"]):
             self.start()
             return False
         self.memory.load_state_dict(d["memory"])
-        self._open_return = d["open_return"].to(self.feed.device, copy=True)
-        self._open_length = d["open_length"].to(self.feed.device, copy=True)
+        self._open_return = d["open_return"].to(self.adapter.device, copy=True)
+        self._open_length = d["open_length"].to(self.adapter.device, copy=True)
         self.started = True
         return True
 

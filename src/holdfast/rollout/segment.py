@@ -1,10 +1,11 @@
-"""`Segment`: T steps of B environments, time first, with the state they started from. Data and its cuts, no rollout."""
+"""`Segment`: T steps of B environments, time first, with the state they started from. It holds and cuts, it does not play."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -43,15 +44,16 @@ class Segment:
     def num_envs(self) -> int:
         return self.resets.shape[1]
 
-    _TIMED = ("obs", "actions", "resets", "rewards", "log_prob", "value", "terminated", "truncated", "advantage",
-              "returns", "valid", "action_mask")  # fmt: skip
+    TIMED: ClassVar = ("obs", "actions", "resets", "rewards", "log_prob", "value", "terminated", "truncated", "advantage",
+             "returns", "valid", "action_mask")  # fmt: skip
+    """The fields that are [T, B, ...]."""
 
     def _timed(self, change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
         """Everything that is [T, B, ...], changed."""
-        present = [name for name in self._TIMED if getattr(self, name) is not None]
+        present = [name for name in self.TIMED if getattr(self, name) is not None]
         return {name: tree_map(change, getattr(self, name)) for name in present}
 
-    def columns(self, length: int | None = None) -> Segment:
+    def as_sequences(self, length: int | None = None) -> Segment:
         """The same steps as training sequences: [length, K*B, ...], one column per chunk and environment::
 
         t →  0 1 2 3 | 4 5 6 7                0 1 2 3
@@ -76,6 +78,11 @@ class Segment:
         start = tree_map(lambda *s: torch.cat(s), *self.chunk_states)
         return replace(self, **self._timed(cut), start_state=start, chunk_states=[start])
 
+    def columns(self, length: int | None = None) -> Segment:
+        """The old name of `as_sequences`."""
+        warnings.warn("Segment.columns is now Segment.as_sequences", DeprecationWarning, stacklevel=2)
+        return self.as_sequences(length)
+
     def select(self, columns: Tensor) -> Segment:
         """Some environments (columns) only."""
         timed = self._timed(lambda x: x.index_select(1, columns))
@@ -87,8 +94,9 @@ class Segment:
         return replace(self, **self._timed(lambda x: x[begin:end]))
 
     def to(self, device: torch.device | str) -> Segment:
+        """A copy on another device."""
         moved = {f.name: getattr(self, f.name) for f in fields(self)}
-        for name in (*self._TIMED, "start_state", "chunk_states"):
+        for name in (*self.TIMED, "start_state", "chunk_states"):
             if moved[name] is not None:
                 moved[name] = tree_map(lambda x: x.to(device), moved[name])
         return Segment(**moved)

@@ -53,7 +53,7 @@ class RunLog:
         self._use_tensorboard = tensorboard
         self._purge_step: int | None = None
         self._events: EventFile | None = None
-        self._tensorboard_patience = RetrySchedule(lambda text: None)
+        self._tensorboard_retry = RetrySchedule(lambda text: None)
         self._use_wandb = wandb
         self._wandb: Any = None
         self._config = dict(config)
@@ -156,7 +156,7 @@ class RunLog:
     def _write_tensorboard(self, row: Mapping[str, float], step: int) -> None:
         """The record is the CSV: what the disk refuses here is left out, and tried ever more rarely."""
         update, problem = int(row["update"]), None
-        if self._events is None and self._tensorboard_patience.waits(update):
+        if self._events is None and self._tensorboard_retry.must_wait(update):
             return
         try:
             if self._events is None:
@@ -168,7 +168,7 @@ class RunLog:
             problem = str(error)
             self._close_tensorboard()
             self._purge_step = step
-        self._tensorboard_patience.learn(problem, update)
+        self._tensorboard_retry.record(problem, update)
 
     def _write_wandb(self, row: Mapping[str, float]) -> None:
         if self._wandb is None:
@@ -225,12 +225,12 @@ def read_progress(run: str | Path) -> list[dict[str, str]]:
     return [dict(zip(columns, cells)) for cells in reader if len(cells) == len(columns)]
 
 
-def write_metadata(folder: Path, config: Mapping[str, Any]) -> None:
-    """`config.json`, the settings that `--config` reruns, and `meta.json`, what the run was made with."""
+def write_metadata(folder: Path, config: Mapping[str, Any], engines: Mapping[str, str] | None = None) -> None:
+    """`config.json`, the settings that `--config` reruns, and `meta.json`: versions, machine, and the engines used."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     _write_json(folder / "config.json", dict(config))
-    _write_json(folder / "meta.json", describe_process())
+    _write_json(folder / "meta.json", {**describe_process(), "engines": dict(engines or {})})
 
 
 def write_result(folder: Path, result: Mapping[str, Any]) -> None:

@@ -28,14 +28,14 @@ class NonFiniteError(RuntimeError):
     """Training stopped: updates in a row came to nothing."""
 
 
-class Watch:
+class NonFiniteGuard:
     """Looks at every update of a run. `total`: updates with skipped steps. `in_a_row`: those of late that took none."""
 
-    def __init__(self, config: TrainConfig, rank: int, say: Callable[[str], None]) -> None:
-        self.config, self.rank, self.say = config, rank, say
+    def __init__(self, config: TrainConfig, rank: int, notify: Callable[[str], None]) -> None:
+        self.config, self.rank, self.notify = config, rank, notify
         self.total = self.in_a_row = 0
 
-    def look(self, row: dict[str, float], segment: Segment, policy: RecurrentPolicy, memory: Memory) -> None:
+    def after_update(self, row: dict[str, float], segment: Segment, policy: RecurrentPolicy, memory: Memory) -> None:
         """Count and report skipped steps; keep what they were computed from; stop when nothing is learnt any more."""
         if row.get("memory/nan", 0) > 0:
             clear_memory(memory)
@@ -56,7 +56,7 @@ class Watch:
         if self.total & (self.total - 1) == 0 or self.in_a_row > 1:
             what = "the update was" if spoiled else f"{skipped:.0f} of its steps were"
             so_far = f" (update number {self.total} of this kind)" if self.total > 1 else ""
-            self.say(
+            self.notify(
                 f"loss or gradients were not finite, {what} skipped{so_far}: {origin}; rollout and weights are in {evidence}"
             )
         if self.in_a_row >= self.config.max_bad_updates:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.policies.base import RecurrentPolicy
+from holdfast.policies.precision import autocast
 from holdfast.rollout.segment import Segment
 from holdfast.state import leaves, tree_map
 
@@ -22,7 +23,7 @@ class ReplayError(RuntimeError):
     """Training would not replay what the rollout did."""
 
 
-class Gap(NamedTuple):
+class ReplayGap(NamedTuple):
     """The largest difference of log-probabilities, or of values against their scale; at step t, environment b."""
 
     size: float
@@ -40,9 +41,9 @@ class Leg(NamedTuple):
     @torch.no_grad()
     def difference(self, segment: Segment, resets: Tensor | None = None, zero_start: bool = False) -> Tensor:
         """How far the stored numbers are from recomputed ones, [T, B]; 0 in dummy steps."""
-        cut = (segment if resets is None else replace(segment, resets=resets)).columns(self.bptt)
+        cut = (segment if resets is None else replace(segment, resets=resets)).as_sequences(self.bptt)
         start = tree_map(torch.zeros_like, cut.start_state) if zero_start else cut.start_state
-        with torch.autocast(cut.resets.device.type, self.autocast, enabled=self.autocast is not None):
+        with autocast(cut.resets.device, self.autocast):
             new = self.policy.evaluate(cut.obs, cut.actions, start, cut.resets, action_mask=cut.action_mask)
         scale = cut.value.abs().max().clamp(min=1.0)
         apart = torch.maximum(
@@ -61,7 +62,7 @@ def tolerance(device: torch.device, half_precision: bool) -> float:
 
 def measure(
     policy: RecurrentPolicy, segment: Segment, autocast: torch.dtype | None = None, bptt: int | None = None
-) -> Gap:
+) -> ReplayGap:
     """Recompute the stored log-probabilities and values with the present weights."""
     return _largest(Leg(policy, bptt, autocast).difference(segment))
 
@@ -91,13 +92,13 @@ def check(
     )
 
 
-def _largest(difference: Tensor) -> Gap:
+def _largest(difference: Tensor) -> ReplayGap:
     flat = int(torch.where(difference.isnan(), torch.inf, difference).argmax())
     t, b = divmod(flat, difference.shape[1])
-    return Gap(float(difference[t, b]), t, b)
+    return ReplayGap(float(difference[t, b]), t, b)
 
 
-def _boundary(segment: Segment, gap: Gap) -> str:
+def _boundary(segment: Segment, gap: ReplayGap) -> str:
     starts = segment.resets[:, gap.b].nonzero().squeeze(1).tolist()
     if not starts:
         return "No episode begins in that environment's sequence, so the start state is the first suspect."

@@ -34,7 +34,7 @@ def payload(trainer: Trainer) -> dict[str, Any]:
         "holdfast": __version__,
         "config": trainer.config.to_dict(),
         "policy": {k: v.cpu() for k, v in trainer.policy.state_dict().items()},
-        "own_policy": trainer._own_policy,
+        "own_policy": trainer.parts.policy_from_config,
         "observation_space": None if known is None else space_data.to_data(known.observation_space),
         "action_space": None if known is None else space_data.to_data(known.action_space),
         "ppo": trainer.ppo.state_dict(),
@@ -43,12 +43,12 @@ def payload(trainer: Trainer) -> dict[str, Any]:
         "rng": first["rng"],
         "env_failures": first["env_failures"],
         "other_ranks": others,
-        "spoiled_updates": trainer.spoiled.total,
+        "spoiled_updates": trainer.nonfinite_guard.total,
         "threads": torch.get_num_threads(),
         "seconds": trainer.seconds,
-        **{name: getattr(trainer, name) for name in COUNTERS},
-        "recent_returns": list(trainer.recent_returns),
-        "recent_lengths": list(trainer.recent_lengths),
+        **{name: getattr(trainer.progress, name) for name in COUNTERS},
+        "recent_returns": list(trainer.progress.recent_returns),
+        "recent_lengths": list(trainer.progress.recent_lengths),
     }
 
 
@@ -97,11 +97,10 @@ def restore(trainer: Trainer, saved: dict[str, Any]) -> bool:
         if not exact:
             trainer.reward_scale.drop_open_episodes()
     for name in COUNTERS:
-        setattr(trainer, name, saved[name])
-    trainer.env_failures.count, trainer.spoiled.total = mine["env_failures"], saved.get("spoiled_updates", 0)
-    trainer._earlier_seconds = saved["seconds"]
-    trainer.recent_returns.extend(saved["recent_returns"])
-    trainer.recent_lengths.extend(saved["recent_lengths"])
+        setattr(trainer.progress, name, saved[name])
+    trainer.env_failures.count, trainer.nonfinite_guard.total = mine["env_failures"], saved.get("spoiled_updates", 0)
+    trainer.progress.earlier_seconds = saved["seconds"]
+    trainer.progress.add_episodes(saved["recent_returns"], saved["recent_lengths"])
     if mine["rng"] is not None:
         rng_state.restore(mine["rng"], trainer.device)
     else:
@@ -114,7 +113,7 @@ def restore(trainer: Trainer, saved: dict[str, Any]) -> bool:
 
 def _dealt_anew(trainer: Trainer, parts: list[dict[str, Any]], update: int) -> dict[str, Any]:
     """This rank's part when there were `len(parts)` ranks and are now others. Ranks that are new have no streams."""
-    ranks, share = trainer.ranks, trainer.env_share
+    ranks, share = trainer.ranks, trainer.parts.env_share
     seed = ranks.seed(trainer.config.seed, update, 1)
     own = parts[ranks.rank] if ranks.rank < len(parts) else {"generator": None, "rng": None}
     opened = [part["open_return"] for part in parts]

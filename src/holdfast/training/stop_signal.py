@@ -21,7 +21,7 @@ class StopSignal:
     def __init__(self) -> None:
         self.reason: str | None = None
 
-    def agree(self, ranks: Ranks, device: torch.device) -> bool:
+    def sync(self, ranks: Ranks, device: torch.device) -> bool:
         """Whether any rank has a reason to stop; then all have it."""
         mine = 0 if self.reason is None else 1 + REASONS.index(self.reason)
         found = int(max(number for (number,) in ranks.everybody([float(mine)], device)))
@@ -29,7 +29,7 @@ class StopSignal:
         return self.reason is not None
 
     @contextmanager
-    def on_ctrl_c(self, say: Callable[[str], None]) -> Iterator[None]:
+    def on_ctrl_c(self, notify: Callable[[str], None]) -> Iterator[None]:
         """Ctrl-C finishes the present update, then stops; a second one stops at once."""
         if threading.current_thread() is not threading.main_thread():
             yield
@@ -40,7 +40,7 @@ class StopSignal:
                 raise KeyboardInterrupt
             self.reason = "interrupt"
             with suppress(RuntimeError, ImportError):  # the signal may come in the middle of a print, or of its imports
-                say("stopping after this update; Ctrl-C again to stop at once")
+                notify("stopping after this update; Ctrl-C again to stop at once")
 
         previous = signal.signal(signal.SIGINT, stop)
         try:

@@ -56,7 +56,7 @@ class Warnings:
         self.max_entropy = _max_entropy(action_space)
         self._said: set[str] = set()
 
-    def look(self, row: dict[str, float], segment: Segment) -> list[str]:
+    def after_update(self, row: dict[str, float], segment: Segment) -> list[str]:
         found = []
         saturation = row.get("memory/saturation", 0.0)
         if saturation > 0.5:

@@ -1,0 +1,180 @@
+"""Which engine runs what: the only place that decides, from policy, environment, config, device and ranks.
+
+A rollout is played step by step (`rollout.Collector`) or as one CUDA graph. A minibatch runs in C, as a CUDA graph, or
+through autograd, which takes everything. Each choice says what keeps a faster engine from being used.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from holdfast.algorithms.ppo import PPO, MinibatchEngine
+from holdfast.config import TrainConfig
+from holdfast.distributed.ranks import ALONE, Ranks
+from holdfast.engines import graph_rollout, graph_update, native_obstacles
+from holdfast.engines.eager import AutogradMinibatches
+from holdfast.engines.graph_rollout import GraphCollector
+from holdfast.engines.graph_update import GraphMinibatches
+from holdfast.engines.minibatch import make_adam
+from holdfast.engines.native import NativeMinibatches
+from holdfast.engines.ranks import copy_weights_from_leader, wrap_for_averaging
+from holdfast.kernels.cpu import recurrence as native_kernel
+from holdfast.policies.base import RecurrentPolicy
+from holdfast.policies.precision import autocast_dtype
+from holdfast.rollout.collector import Collector
+from holdfast.rollout.segment import Segment
+
+
+class Choice(NamedTuple):
+    """An engine, and what keeps a faster one from being used ("" if none is faster)."""
+
+    engine: str
+    because: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.engine}, because {self.because}" if self.because else self.engine
+
+
+STEP_BY_STEP, GRAPH, NATIVE, AUTOGRAD = "step by step", "CUDA graph", "C, without autograd", "autograd"
+
+
+# --- rollouts --------------------------------------------------------------------------------------------------------
+
+
+def rollout_choice(env: Any, device: torch.device, inputs: tuple[str, ...]) -> Choice:
+    """How rollouts in this environment run."""
+    if device.type != "cuda":
+        return Choice(STEP_BY_STEP)
+    obstacle = graph_rollout.obstacle(env, device, inputs)
+    return Choice(GRAPH) if obstacle is None else Choice(STEP_BY_STEP, obstacle)
+
+
+def make_collector(
+    env: Any, policy: RecurrentPolicy, config: TrainConfig, device: torch.device, seed: int
+) -> tuple[Collector, Choice]:
+    """The collector of a run."""
+    choice = rollout_choice(env, device, config.inputs)
+    kind = GraphCollector if choice.engine == GRAPH else Collector
+    collector = kind(
+        env,
+        policy,
+        config.num_steps,
+        gamma=config.gamma,
+        gae_lambda=config.gae_lambda,
+        bptt=config.bptt,
+        inputs=config.inputs,
+        autocast=autocast_dtype(config.precision),
+        seed=seed,
+    )
+    return collector, choice
+
+
+# --- updates ---------------------------------------------------------------------------------------------------------
+
+
+class UpdateEngines:
+    """Gives the engine for each update. `choice` is the latest one; before the first update, what is expected.
+
+    wrapper: the policy inside DDP, which averages gradients over ranks; None: engines do it, or there is one rank.
+    """
+
+    def __init__(
+        self,
+        policy: RecurrentPolicy,
+        config: TrainConfig,
+        optimizer: torch.optim.Adam,
+        ranks: Ranks = ALONE,
+        wrapper: nn.Module | None = None,
+    ) -> None:
+        self.policy, self.config, self.optimizer, self.ranks, self.wrapper = policy, config, optimizer, ranks, wrapper
+        self._graph: GraphMinibatches | None = None
+        self._device = next(policy.parameters()).device
+        chunks = config.num_steps // (config.bptt or config.num_steps)
+        self.choice = self._choose(len(ranks.share(config.num_envs)) * chunks, masked=False)
+
+    def __call__(self, batch: Segment, all_valid: bool) -> MinibatchEngine:
+        """The engine that trains on this batch, loaded with it."""
+        self.choice = self._choose(batch.num_envs, masked=batch.action_mask is not None)
+        if self._device.type == "cuda" and self.wrapper is None:
+            graph = self._graph_for(batch, all_valid)
+            if graph is not None:
+                graph.load(batch)
+                return graph
+        engine = (NativeMinibatches if self.choice.engine == NATIVE else AutogradMinibatches)(
+            self.policy, self.config, self.optimizer, self.ranks, all_valid
+        )
+        engine.training_leg = self.wrapper
+        engine.load(batch)
+        return engine
+
+    def _choose(self, sequences: int, masked: bool) -> Choice:
+        if self.wrapper is not None:
+            return Choice(AUTOGRAD, "DistributedDataParallel averages the gradients of the ranks")
+        if self._device.type == "cuda":
+            obstacle = graph_update.obstacle(sequences, self.config.minibatches, masked)
+            return Choice(GRAPH) if obstacle is None else Choice(AUTOGRAD, obstacle)
+        if self.ranks.joined:
+            return Choice(AUTOGRAD, "there are several ranks")
+        if self.config.precision != "fp32":
+            return Choice(AUTOGRAD, f"the precision is {self.config.precision}")
+        obstacle = native_obstacles.obstacle(self.policy)
+        return Choice(NATIVE) if obstacle is None else Choice(AUTOGRAD, obstacle)
+
+    def _graph_for(self, batch: Segment, all_valid: bool) -> GraphMinibatches | None:
+        """The captured minibatch, captured again if sizes changed. All ranks replay or none does, all capture or none:
+        what they exchange must match."""
+        size = batch.num_envs // self.config.minibatches
+        can = self.choice.engine == GRAPH
+        capture = can and (self._graph is None or not self._graph.fits(batch, size))
+        if self.ranks.joined:
+            flags = torch.tensor([can, capture], dtype=torch.int32, device=batch.resets.device)
+            ranks_can, ranks_capture = self.ranks.sum(flags).tolist()
+            can, capture = ranks_can == self.ranks.size, ranks_capture > 0
+        if not can:
+            return None
+        if capture:
+            eager = AutogradMinibatches(self.policy, self.config, self.optimizer, self.ranks, all_valid)
+            self._graph = GraphMinibatches(eager, batch, size)
+        return self._graph
+
+
+def make_ppo(
+    policy: RecurrentPolicy,
+    config: TrainConfig,
+    ranks: Ranks = ALONE,
+    *,
+    some_unused: bool = False,
+    capturable: bool = False,
+) -> tuple[PPO, UpdateEngines]:
+    """PPO with its optimizer and engines.
+
+    some_unused: a minibatch may give some parameters no gradient. capturable: minibatches may become CUDA graphs; DDP's
+    hooks cannot be captured, so engines then average the gradients of ranks themselves.
+    """
+    wrapper = None if capturable and not some_unused else wrap_for_averaging(policy, ranks, some_unused)
+    if ranks.joined and wrapper is None:
+        copy_weights_from_leader(policy, ranks)
+    optimizer = make_adam(policy, config)
+    engines = UpdateEngines(policy, config, optimizer, ranks, wrapper)
+    return PPO(policy, config, optimizer, engines, ranks), engines
+
+
+# --- for people ------------------------------------------------------------------------------------------------------
+
+
+def describe_machine() -> list[tuple[str, str]]:
+    """Which engines this machine can use, for `holdfast info`."""
+    if torch.cuda.is_available():
+        return [
+            ("rollout engine", "CUDA graph in environments of holdfast.envs; step by step in others"),
+            ("update engine", "CUDA graph; autograd if minibatches differ in size or actions are masked"),
+        ]
+    kernel = native_kernel.status()
+    if kernel["kernel"] == "native":
+        update = "C, without autograd, for hf.ActorCritic in fp32; autograd for other policies"
+    else:
+        update = f"autograd, because the compiled CPU kernel is not in use ({kernel['reason']})"
+    return [("rollout engine", STEP_BY_STEP), ("update engine", update)]

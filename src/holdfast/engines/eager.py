@@ -1,0 +1,49 @@
+"""Minibatches by autograd, one operation after another: the engine that takes every policy. Also `hf.ppo_loss`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from holdfast.algorithms.ppo import LossSettings, PPOTerms, normalize_advantage, ppo_terms
+from holdfast.engines.minibatch import Minibatches
+from holdfast.engines.objective import fused_objective
+from holdfast.engines.ranks import average_gradient
+from holdfast.policies.base import RecurrentPolicy
+from holdfast.policies.precision import autocast, autocast_dtype
+from holdfast.rollout.segment import Segment
+from holdfast.spans import span
+
+
+def ppo_loss(policy: RecurrentPolicy, segment: Segment, **options: Any) -> Tensor:
+    """The PPO loss of a whole segment, advantages normalized. Options: clip_range, clip_value, entropy_coef, value_coef.
+
+    loss = hf.ppo_loss(policy, segment); loss.backward()
+    """
+    return ppo_terms(policy, normalize_advantage(segment), objective=fused_objective, **options).loss
+
+
+class AutogradMinibatches(Minibatches):
+    """Forward and backward through autograd; averages the gradients of ranks unless `training_leg` does."""
+
+    def gradients(self, part: Segment, share: Any) -> PPOTerms:
+        with span("forward and backward"):
+            terms = self.backward(part, share)
+        if self.ranks.joined and self.training_leg is None:
+            with span("averaging gradients over ranks"):
+                for p in self.parameters:
+                    if p.grad is not None:
+                        average_gradient(p.grad, self.ranks)
+        return terms
+
+    def backward(self, part: Segment, share: Any) -> PPOTerms:
+        """The gradients of this rank."""
+        settings = LossSettings.from_config(self.config)._asdict()
+        with span("forward"), autocast(part.resets.device, autocast_dtype(self.config.precision)):
+            leg = self.training_leg or self.policy
+            terms = ppo_terms(leg, part, all_valid=self.all_valid, objective=fused_objective, **settings)
+        self.optimizer.zero_grad(set_to_none=True)
+        # 1 + 0 * loss: a loss that is not finite makes its gradients so, on every rank, and the step is skipped.
+        (terms.loss * (share * (1 + 0 * terms.loss.detach()))).backward()
+        return terms

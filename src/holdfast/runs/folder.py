@@ -1,0 +1,82 @@
+"""`RunFolder`: where a run is kept. It prepares the folder and saves checkpoints; a disk that refuses does not end the run."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from holdfast.config import TrainConfig
+from holdfast.distributed.ranks import Ranks
+from holdfast.runs import checkpoint
+from holdfast.runs.log import RunFolderError, write_metadata
+from holdfast.runs.retry_schedule import RetrySchedule
+from holdfast.spans import span
+
+
+class RunFolder:
+    """save: writes a checkpoint to a path; every rank calls it. notify: shows the user a line."""
+
+    def __init__(
+        self, config: TrainConfig, ranks: Ranks, save: Callable[[Path], None], notify: Callable[[str], None]
+    ) -> None:
+        self.path, self._keep, self._ranks = config.folder, config.keep_checkpoints, ranks
+        self._save, self._notify = save, notify
+        self._retry = RetrySchedule(notify)
+        self.saved_elsewhere: Path | None = None
+        """The last checkpoint, if the folder did not take it."""
+
+    def prepare(self, config: Mapping[str, Any], engines: Mapping[str, str], resumed_at: int | None) -> None:
+        """Write the metadata. A new run needs a folder without one; a resumed run drops later checkpoints. Rank 0 only."""
+        if resumed_at is None and checkpoint.rolling(self.path):
+            raise FileExistsError(
+                f"{self.path} already holds a run; resume it (holdfast train --resume {self.path}), remove it, or "
+                "choose another name or run_dir"
+            )
+        try:
+            if resumed_at is not None:
+                checkpoint.drop_after(self.path, resumed_at)  # the resumed run repeats that part
+            write_metadata(self.path, config, engines)
+        except OSError as error:
+            raise RunFolderError(
+                f"{self.path} cannot be written: {error}; choose another run_dir, or make room"
+            ) from error
+
+    def save(self, update: int) -> bool:
+        """Save the checkpoint of this update; False if the disk refuses. Then it says so, and `should_retry` later."""
+        return self._try(checkpoint.path_for(self.path, update), update)
+
+    def save_best(self, update: int) -> bool:
+        """As `save`, into best.pt."""
+        return self._try(checkpoint.folder_of(self.path) / "best.pt", update)
+
+    def should_retry(self, update: int) -> bool:
+        """Whether a save failed and it is time for another attempt."""
+        return self._retry.should_retry(update)
+
+    def save_at_the_end(self, update: int) -> None:
+        """The last checkpoint; in the system's temporary folder if the run's own cannot be written."""
+        if self.save(update):
+            return
+        instead = Path(tempfile.gettempdir()) / f"holdfast-{self.path.name}-update_{update:08d}.pt"
+        self._save(instead)
+        self.saved_elsewhere = instead
+        self._notify(f"the run's folder could not be written to the end; the last checkpoint is {instead}")
+
+    def last_checkpoint(self) -> Path | None:
+        return next(iter(checkpoint.rolling(self.path)[::-1]), None)
+
+    def has_checkpoint_of(self, update: int) -> bool:
+        return checkpoint.path_for(self.path, update).exists()
+
+    def _try(self, path: Path, update: int) -> bool:
+        problem = None
+        with span("checkpoint"):
+            try:
+                self._save(path)
+                if self._ranks.leads:
+                    checkpoint.prune(self.path, self._keep)
+            except OSError as error:
+                problem = str(error)
+            return self._retry.record(self._ranks.from_leader(problem), update)

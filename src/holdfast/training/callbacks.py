@@ -1,0 +1,28 @@
+"""`Callback`: hooks into a run, for users. The trainer calls them; nothing here decides anything."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from holdfast.rollout.segment import Segment
+    from holdfast.training.evaluation import EvalResult
+    from holdfast.training.trainer import Trainer
+
+
+class Callback:
+    """Hooks into a run. Return False from any of them to stop it after the present update.
+
+    In a distributed run every rank calls them, with the rollout of its own environments; one that stops, stops all.
+    """
+
+    def on_run_start(self, trainer: Trainer) -> None: ...
+
+    def on_rollout_end(self, trainer: Trainer, segment: Segment) -> bool | None: ...
+
+    def on_update_end(self, trainer: Trainer, row: dict[str, float]) -> bool | None: ...
+
+    def on_eval(self, trainer: Trainer, result: EvalResult) -> bool | None: ...
+
+    def on_run_end(self, trainer: Trainer) -> None:
+        """Called however the training loop ended, also after an error."""
