@@ -77,7 +77,7 @@ def clipped_objective(
     mean_entropy = entropy.sum() / count
     loss = policy_loss + value_coef * value_loss - entropy_coef * mean_entropy
     approx_kl = (ratio - 1 - log_ratio).sum() / count  # Schulman's k3: never negative, low variance
-    clip_fraction = ((ratio - 1).abs() > clip).sum() / count
+    clip_fraction = ((ratio - 1).abs() > clip).to(ratio.dtype).sum() / count
     return PPOTerms(loss, *(x.detach() for x in (policy_loss, value_loss, mean_entropy, approx_kl, clip_fraction)))
 
 

@@ -35,7 +35,7 @@ class _ClippedObjective(torch.autograd.Function):
         if valid is None:
             weight: Tensor | float = 1.0 / log_prob.numel()
         else:
-            weight = valid / valid.sum().clamp(min=1)
+            weight = valid.to(log_prob.dtype) / valid.sum().clamp(min=1)
 
         def mean(x: Tensor) -> Tensor:  # over real steps; a dummy step may hold anything
             return x.mean() if valid is None else torch.where(valid, x * weight, 0.0).sum()

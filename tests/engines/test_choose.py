@@ -1,0 +1,109 @@
+"""Which engine is chosen, and that the reason says what keeps a faster one away."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import pytest
+import torch
+from gymnasium import spaces
+
+import holdfast as hf
+from holdfast import envs
+from holdfast.distributed.ranks import Ranks
+from holdfast.engines import choose, graph_rollout, graph_update
+from holdfast.engines.eager import AutogradMinibatches
+from holdfast.engines.native import NativeMinibatches
+from holdfast.kernels.cpu import recurrence as native
+
+needs_native = pytest.mark.skipif(not native.in_use(), reason="no native kernel")
+
+
+class MyPolicy(hf.ActorCritic):
+    def decode(self, features: torch.Tensor, action_mask: Any = None) -> Any:
+        return super().decode(features, action_mask)
+
+
+def engines(policy: hf.RecurrentPolicy | None = None, **settings: Any) -> choose.UpdateEngines:
+    policy = policy or hf.ActorCritic(spaces.Box(-1, 1, (3,)), spaces.Discrete(2), hidden_size=8)
+    return choose.make_ppo(policy, hf.TrainConfig(**settings))[1]
+
+
+@needs_native
+def test_the_library_s_own_policy_trains_in_c():
+    assert str(engines().choice) == "C, without autograd"
+
+
+@needs_native
+def test_the_reason_names_what_the_policy_does_differently():
+    policy = MyPolicy(spaces.Box(-1, 1, (3,)), spaces.Discrete(2), hidden_size=8)
+    assert str(engines(policy).choice) == "autograd, because MyPolicy overrides decode"
+    assert engines(precision="bf16").choice == ("autograd", "the precision is bf16")
+
+
+@needs_native
+def test_the_choice_is_made_again_for_every_update():
+    policy = hf.ActorCritic(spaces.Box(-1, 1, (3,)), spaces.Discrete(2), hidden_size=8)
+    chosen = engines(policy, num_envs=4, num_steps=4)
+    env = envs.make("holdfast/RepeatPreviousEasy-v0", 4)
+    segment = next(hf.collect(env, hf.ActorCritic(env.single_observation_space, env.single_action_space), 4))
+    assert isinstance(chosen(segment, True), NativeMinibatches)
+    hook = policy.core.register_forward_hook(lambda *_: None)
+    assert isinstance(chosen(segment, True), AutogradMinibatches) and chosen.choice.because == "core has hooks"
+    hook.remove()
+    assert isinstance(chosen(segment, True), NativeMinibatches)
+
+
+def test_ranks_on_a_cpu_go_through_autograd(monkeypatch: pytest.MonkeyPatch):
+    policy = hf.ActorCritic(spaces.Box(-1, 1, (3,)), spaces.Discrete(2), hidden_size=8)
+    config = hf.TrainConfig()
+    wrapped = choose.UpdateEngines(policy, config, choose.make_adam(policy, config), Ranks(0, 2, True), policy)
+    assert "DistributedDataParallel" in wrapped.choice.because
+
+
+def test_obstacles_of_cuda_graphs():
+    gpu = torch.device("cuda")
+    not_ours = gym.make_vec("CartPole-v1", 2)
+    ours = envs.make("holdfast/RepeatPreviousEasy-v0", 2)
+    assert "is not a torch environment" in str(graph_rollout.obstacle(not_ours, gpu, ("obs",)))
+    assert graph_rollout.obstacle(ours, gpu, ("obs",)) == "the environment is not on the GPU"
+    assert graph_update.obstacle(8, 4, masked=False) is None
+    assert graph_update.obstacle(9, 4, masked=False) == "9 sequences do not divide into 4 equal minibatches"
+    assert graph_update.obstacle(8, 1, masked=False) == "one minibatch holds the whole rollout"
+    assert graph_update.obstacle(8, 4, masked=True) == "the environment masks actions"
+
+
+@needs_native
+def test_a_run_says_which_engines_it_uses_on_screen_and_in_its_metadata(tmp_path: Path, capsys: Any):
+    config = hf.TrainConfig(
+        num_envs=4, num_steps=8, hidden_size=8, total_steps=64, final_eval_episodes=1, tensorboard=False, device="cpu",
+        run_dir=str(tmp_path / "run"),
+    )  # fmt: skip
+    trainer = hf.Trainer(config)
+    trainer.run()
+    assert "rollout: step by step; update: C, without autograd" in capsys.readouterr().out
+    meta = json.loads((tmp_path / "run" / "meta.json").read_text())
+    assert meta["engines"] == trainer.engines == {"rollout": "step by step", "update": "C, without autograd"}
+
+
+def test_an_engine_that_changes_during_a_run_is_announced(tmp_path: Path, capsys: Any):
+    class Hooks(hf.Callback):
+        def on_rollout_end(self, trainer: hf.Trainer, segment: hf.Segment) -> None:
+            if trainer.update == 1:
+                trainer.policy.core.register_forward_hook(lambda *_: None)
+
+    config = hf.TrainConfig(
+        num_envs=4, num_steps=8, hidden_size=8, total_steps=96, final_eval_episodes=1, tensorboard=False, device="cpu",
+        run_dir=str(tmp_path / "run"),
+    )  # fmt: skip
+    hf.Trainer(config, callbacks=[Hooks()]).run()
+    said = capsys.readouterr().out
+    if native.in_use():
+        assert said.count("update: autograd, because core has hooks") == 1
+
+
+def test_the_machine_is_described():
+    assert [name for name, _ in choose.describe_machine()] == ["rollout engine", "update engine"]
