@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import holdfast as hf
-from holdfast.engines import cuda_graph as cuda_graphs
+from holdfast.engines.graph_rollout import GraphCollector
 from holdfast.runs.log import read_progress
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
@@ -45,7 +45,7 @@ def test_a_captured_rollout_scales_rewards_as_the_statistics_say_now(tmp_path: P
     trainer = hf.Trainer(
         config(tmp_path / "run", env="holdfast/RepeatPreviousEasy-v0", normalize_reward=True), callbacks=[Look()]
     )
-    assert isinstance(trainer.collector, cuda_graphs.GraphCollector)
+    assert isinstance(trainer.collector, GraphCollector)
     trainer.run()
     assert scales[1] > 2 * scales[0], "they did move"
 
@@ -84,6 +84,6 @@ def test_the_profile_of_a_captured_run_names_graphs_and_kernels(tmp_path: Path):
         config(tmp_path / "run", env="holdfast/RepeatPreviousEasy-v0", total_steps=64 * 64 * 40), callbacks=[watch]
     ).run()
     assert "policy, environment, GAE (one CUDA graph)" in watch.report
-    assert "forward, backward, optimiser (one CUDA graph)" in watch.report
+    assert "forward, backward, optimizer (one CUDA graph)" in watch.report
     assert "the GPU was busy for" in watch.report and "unwatched, it was" in watch.report
     assert watch.trace is not None and watch.trace.stat().st_size < 16 * 2**20

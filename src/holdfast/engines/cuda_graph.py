@@ -1,18 +1,27 @@
-"""Capturing CUDA graphs so that several runs in one process do not disturb each other. What is captured is elsewhere."""
+"""Capturing CUDA graphs so that several runs in one process do not disturb each other. What is captured is elsewhere.
+
+While one thread captures, no other may synchronize with the GPU or allocate on it: the capture would end. So runs in
+several threads take turns, a rollout or an update at a time.
+"""
 
 from __future__ import annotations
 
 import gc
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 
 from holdfast.state import State, tree_map
 
-# Captures of a process run one at a time: an allocation elsewhere must not fall into the middle of one.
-_one_at_a_time = threading.RLock()
+_turn = threading.RLock()
+
+
+def gpu_turn(device: torch.device) -> AbstractContextManager[Any]:
+    """Inside, no other run of this process uses the GPU; no-op on other devices."""
+    return _turn if device.type == "cuda" else nullcontext()
 
 
 @contextmanager
@@ -31,9 +40,9 @@ def capturing(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
 
     The garbage collector is off meanwhile. An earlier run is a reference cycle, so the collector frees its graphs, at any
     allocation; freeing a graph during a capture ends the capture, and the random number generator never leaves it.
-    "thread_local": other threads (NCCL's watchdog, a second run) may use CUDA while this one captures.
+    "thread_local": NCCL's watchdog looks at events meanwhile, in a thread of its own.
     """
-    with _one_at_a_time:
+    with _turn:
         gc.collect()
         enabled = gc.isenabled()
         gc.disable()

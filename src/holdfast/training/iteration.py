@@ -10,6 +10,7 @@ import torch
 
 from holdfast.config import TrainConfig
 from holdfast.distributed import metrics as rank_metrics
+from holdfast.engines.cuda_graph import gpu_turn
 from holdfast.policies.actor_critic import ActorCritic
 from holdfast.policies.precision import autocast, autocast_dtype
 from holdfast.rollout.env_failures import RebuildingEnv
@@ -35,7 +36,13 @@ class Iteration:
 
     def run(self) -> tuple[dict[str, float], Segment]:
         """The row of metrics, the same on all ranks, and the segment of this one."""
-        segment = self._roll_out()
+        with gpu_turn(self.parts.device):
+            segment = self._roll_out()
+        self.on_rollout_end(segment)
+        with gpu_turn(self.parts.device):
+            return self._train_on(segment), segment
+
+    def _train_on(self, segment: Segment) -> dict[str, Any]:
         all_valid = not self.parts.collector.adapter.has_dummy_steps
         scheduled = self._is_check_scheduled()
         began = time.perf_counter()
@@ -49,7 +56,7 @@ class Iteration:
         with span("exchange of metrics"):
             row = rank_metrics.combine(row, self.parts.ranks, self.config.num_envs, self.parts.device)
         self.progress.steps = row["steps"] = self.progress.steps + int(row["steps"])
-        return row, segment
+        return row
 
     def _roll_out(self) -> Segment:
         try:
@@ -57,7 +64,6 @@ class Iteration:
         except ValueError as error:
             replay_check.rollout_failed(self.parts.policy, error)
             raise
-        self.on_rollout_end(segment)
         with span("exchange of episodes"):
             ended = segment.episode_returns, segment.episode_lengths
             all_ended = rank_metrics.episodes(self.parts.ranks, *ended, RECENT_EPISODES, self.parts.device)

@@ -13,6 +13,7 @@ from holdfast.config import TrainConfig
 from holdfast.distributed import ranks as distributed
 from holdfast.distributed.ranks import Ranks
 from holdfast.engines import choose
+from holdfast.engines.cuda_graph import gpu_turn
 from holdfast.policies.actor_critic import ActorCritic
 from holdfast.policies.base import RecurrentPolicy
 from holdfast.rollout.collector import Collector
@@ -44,13 +45,24 @@ class Parts:
 def build(config: TrainConfig, env: Any, policy: RecurrentPolicy | None, notify: Callable[[str], None]) -> Parts:
     """All parts. `env` and `policy` are the user's own, or None to make the config's."""
     ranks, device = distributed.join(config.device)
+    with gpu_turn(device):
+        return _build(config, env, policy, notify, ranks, device)
+
+
+def _build(
+    config: TrainConfig,
+    own_env: Any,
+    own_policy: RecurrentPolicy | None,
+    notify: Callable[[str], None],
+    ranks: Ranks,
+    device: torch.device,
+) -> Parts:
     share = ranks.share(config.num_envs)
     config.require_envs_for(ranks.size)
     failures = FailureLog(config, ranks.rank, notify)
     if device.type == "cpu":
         torch.set_num_threads(config.threads or _threads_for(config, len(share)))
     rng_state.seed(config.seed)  # every rank makes the same policy
-    own_env, own_policy = env, policy
     env = training_env(config, len(share), device, failures) if own_env is None else own_env
     _require_copies(env, share, config, ranks)
     policy = make_policy(config, env) if own_policy is None else own_policy

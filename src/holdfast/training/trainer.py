@@ -18,6 +18,7 @@ import torch
 
 from holdfast.config import TrainConfig
 from holdfast.display.live import Display
+from holdfast.engines.cuda_graph import gpu_turn
 from holdfast.policies.base import RecurrentPolicy
 from holdfast.policies.precision import autocast, autocast_dtype
 from holdfast.rollout.env_failures import EnvFailedError, training_env
@@ -137,7 +138,8 @@ class Trainer:
         row["time/fps"] = (self.steps - steps_before) / (time.perf_counter() - before)
         row["time/elapsed"] = self.seconds
         self._publish(row, segment)
-        self.nonfinite_guard.after_update(row, segment, self.policy, self.collector.memory)
+        with gpu_turn(self.device):
+            self.nonfinite_guard.after_update(row, segment, self.policy, self.collector.memory)
         self._save_if_due(row)
 
     def _evaluate_if_due(self, row: dict[str, float]) -> None:
@@ -187,7 +189,7 @@ class Trainer:
 
         In a distributed run all ranks call it, and rank 0 plays.
         """
-        with span("evaluation"):
+        with span("evaluation"), gpu_turn(self.device):
             return self.ranks.from_leader(self._play(episodes, deterministic) if self.ranks.leads else None)
 
     def _play(self, episodes: int, deterministic: bool) -> EvalResult:
@@ -254,7 +256,8 @@ class Trainer:
 
     def save(self, path: str | Path) -> None:
         """Write a checkpoint: all that a resumed run needs to continue. In a distributed run all ranks call it."""
-        data = run_state.payload(self)
+        with gpu_turn(self.device):
+            data = run_state.payload(self)
         if self.ranks.leads:
             checkpoint.save(path, data)
 
