@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from holdfast.runs import checkpoint
-from holdfast.runs import space_data
-from holdfast.policies.actor_critic import ActorCritic
 from holdfast.config import TrainConfig
+from holdfast.policies.actor_critic import ActorCritic
 from holdfast.policies.base import RecurrentPolicy
+from holdfast.runs import checkpoint, space_data
 
 NEEDED = {"config", "policy", "own_policy", "ppo", "collector", "rng", "update", "steps"}
 """What every checkpoint of a trainer has."""
