@@ -1,11 +1,11 @@
-"""Where the time of recurrent PPO goes on a CPU: one minibatch of one environment's 128 steps, part by part, three ways.
+"""Where the time of recurrent PPO goes on a CPU: a minibatch of one environment's 128 steps, part by part, run in three ways.
 
     python benchmarks/update_profile.py          # prints a table, writes benchmarks/results/update_profile.json
 
 portable: the kernel in plain PyTorch, gradients by autograd. native: the C kernel for the recurrence, the rest by
-autograd. without autograd: heads, recurrence and objective in C; what `hf.Trainer` does for an `hf.ActorCritic`.
-The setting of vs_sb3.py: velocity-masked CartPole, separate actor and critic LSTM, heads 64-64, one thread. CPU
-microseconds, lower quartile of 60, the three ways in turn.
+autograd. without autograd: heads, recurrence and objective in C, as `hf.Trainer` runs an `hf.ActorCritic`.
+The setting is that of vs_sb3.py: velocity-masked CartPole, separate actor and critic LSTM, heads 64-64, one thread. CPU
+microseconds, lower quartile of 60, the three ways alternately.
 """
 
 from __future__ import annotations
@@ -84,11 +84,11 @@ def profile(hidden: int) -> dict[str, dict[str, float]]:
         ppo._adam = adam
         ppo._step(batch, True, 1.0, native_gradient)
 
-    def optimise() -> None:
+    def optimize() -> None:
         ppo._adam = None
         ppo._descend()
 
-    def optimise_in_c() -> None:
+    def optimize_in_c() -> None:
         ppo._adam = adam
         ppo._descend()
 
@@ -104,7 +104,7 @@ def profile(hidden: int) -> dict[str, dict[str, float]]:
             runs["without autograd"] = with_kernel("auto", hand)
         table[part] = quartiles(runs)
     step_without_autograd()
-    table["- gradient norm and Adam"] = quartiles({"native": optimise, "without autograd": optimise_in_c})
+    table["- gradient norm and Adam"] = quartiles({"native": optimize, "without autograd": optimize_in_c})
     table["its columns, selected"] = quartiles({"native": lambda: segment.select(column)})
     act = lambda: policy.act(feed.obs, feed.resets)  # noqa: E731
     table["a rollout step, policy (8 environments)"] = quartiles(
