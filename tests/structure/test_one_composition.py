@@ -16,7 +16,7 @@ FUSED_ENGINES = {"engines/native.py": "tests/engines/test_native.py"}
 """Each engine that composes the three itself, and the test that compares it with step, unroll or evaluate."""
 
 PARTS = {"encode": "encode", "_encode": "encode", "decode": "decode", "_decode": "decode"}
-WAYS_TO_RUN_A_CORE = ("forward", "step_unchecked", "_step", "_sequence", "advance_")
+WAYS_TO_RUN_A_CORE = ("forward", "step_unchecked", "trace", "_step", "_sequence", "_trace", "advance_")
 
 
 def parts_called(tree: ast.AST) -> set[str]:
