@@ -1,20 +1,21 @@
-# Everything runs inside .venv, which the first target makes. Two commands do all: `make train`, `make test`.
+# Everything runs inside .venv, which the first target creates. Two commands do everything: `make train`, `make test`.
 PYTHON ?= python3
 VENV   := .venv
 PY     := $(VENV)/bin/python
-# Some virtual CPUs advertise AMX and trap on it; this keeps oneDNN off it. Harmless elsewhere.
+PIP    := $(PY) -m pip install -q --disable-pip-version-check -c constraints.txt
+# Some virtual CPUs advertise AMX and trap on it. This keeps oneDNN from using it and is harmless elsewhere.
 export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_FP16
 
-.PHONY: train test test-learning test-browser lint sanitize bench clean
+.PHONY: train test test-learning test-browser lint hooks coverage sanitize bench clean
 
 $(VENV)/base: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(PY) -m pip install -q --disable-pip-version-check -c constraints.txt "torch==2.13.0"
-	$(PY) -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[plot,tensorboard]"
+	$(PIP) "torch==2.13.0"
+	$(PIP) -e ".[plot,tensorboard]"
 	touch $@
 
 $(VENV)/dev: $(VENV)/base
-	$(PY) -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	$(PIP) -e ".[dev]"
 	touch $@
 
 train: $(VENV)/base
@@ -26,13 +27,25 @@ test: $(VENV)/dev
 test-learning: $(VENV)/dev
 	$(PY) -m pytest tests/learning -o norecursedirs= -o addopts="--import-mode=importlib -q"
 
-# The doctor's HTML report in a real browser, installed by the system's package manager when missing.
+# The doctor's HTML report in a real browser. The system's package manager installs one if it is missing.
 test-browser: $(VENV)/dev
 	command -v chromium || { SUDO=$$([ "$$(id -u)" = 0 ] || echo sudo); $$SUDO apt-get update -qq && $$SUDO apt-get install -y -qq chromium fonts-dejavu-core; }
 	$(PY) -m pytest tests/doctor/test_browser.py
 
+# Style, formatting, types (strict), and the direction of imports.
 lint: $(VENV)/dev
-	$(PY) -m ruff check . && $(PY) -m ruff format --check . && $(PY) -m mypy
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+	$(VENV)/bin/lint-imports
+
+# Runs the checks of `make lint` before every commit.
+hooks: $(VENV)/dev
+	$(VENV)/bin/pre-commit install
+
+# Which lines and branches of src/holdfast the tests run. Processes that tests start are not counted.
+coverage: $(VENV)/dev
+	$(PY) -m pytest -n 2 --dist worksteal --cov --cov-report=term
 
 sanitize: $(VENV)/dev
 	$(PY) tests/kernels/sanitize.py
@@ -41,4 +54,4 @@ bench: $(VENV)/dev
 	$(PY) benchmarks/cpu_recurrence.py
 
 clean:
-	rm -rf $(VENV) build dist
+	rm -rf $(VENV) build dist htmlcov .coverage

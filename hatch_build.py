@@ -1,7 +1,7 @@
-"""Puts the compiled CPU kernel into the wheel, when the machine that builds it has a C compiler.
+"""Puts the compiled CPU kernel into the wheel, if the machine that builds the wheel has a C compiler.
 
-Without one the wheel is pure Python, and the kernel is compiled at first use. `HOLDFAST_CPU_KERNEL=portable` asks for
-that too. An editable install never holds a compiled kernel: its sources may change.
+Without a compiler, or with `HOLDFAST_CPU_KERNEL=portable`, the wheel is pure Python and the kernel is compiled at first
+use. An editable install never contains a compiled kernel, because its sources may change.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ class NativeKernelHook(BuildHookInterface):  # type: ignore[type-arg]
         native_build = self._load("src/holdfast/kernels/cpu/build.py")
         compiler = native_build.find_compiler()
         if compiler is None:
-            self.app.display_warning("no C compiler: a wheel without the compiled CPU kernel")
+            self.app.display_warning("no C compiler found: the wheel will not contain the compiled CPU kernel")
             return
         library = Path(self.root) / "build" / native_build.PREBUILT.name
         library.parent.mkdir(exist_ok=True)
         native_build.compile_library(library, compiler)
         build_data["force_include"][str(library)] = f"holdfast/kernels/cpu/c/{library.name}"
         build_data["pure_python"] = False
-        # Any Python 3 will do, since the library knows nothing of Python: only the platform matters.
+        # The library does not use Python's C API, so the wheel fits any Python 3 on this platform.
         build_data["tag"] = "py3-none-" + sysconfig.get_platform().replace("-", "_").replace(".", "_")
 
     def _load(self, path: str) -> Any:
-        """The file as a module, without importing the package and torch with it."""
+        """Load a file as a module, without importing the package and, with it, torch."""
         spec = importlib.util.spec_from_file_location("native_build", Path(self.root) / path)
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)

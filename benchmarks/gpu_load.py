@@ -1,11 +1,11 @@
-"""How busy the GPU is while a program runs on it, as nvidia-smi says it, for programs of any framework.
+"""How busy the GPU is while a program of any framework runs on it, as nvidia-smi reports it.
 
 with GpuLoad() as load:
     ...
 load.between(begin, end)  # {"gpu_busy": 0.97, "watts": 512.0}, of time.time() seconds
 
-`gpu_busy` is NVML's "utilization.gpu": the share of time during which at least one kernel ran, whatever its size. How
-much of the GPU those kernels used, the power tells better.
+`gpu_busy` is NVML's "utilization.gpu": the share of time during which at least one kernel ran, whatever its size. Power is
+the better measure of how much of the GPU those kernels used.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import Any
 
 COMMAND = "nvidia-smi --query-gpu=utilization.gpu,power.draw --format=csv,noheader,nounits --loop-ms=100 --id=0"
 SETTLING = 0.7
-"""Seconds left out at the beginning: a reading is an average over what came before it."""
+"""Seconds left out at the beginning, because a reading is an average over the time before it."""
 
 
 class GpuLoad:
-    """Reads every 100 ms; without nvidia-smi there is nothing to read."""
+    """Reads every 100 ms. Without nvidia-smi there are no readings."""
 
     def __init__(self) -> None:
         self._readings: list[tuple[float, float, float]] = []  # (clock, percent, watts)
@@ -49,7 +49,7 @@ class GpuLoad:
             self._readings.append((time.time(), percent, watts))
 
     def between(self, begin: float, end: float) -> dict[str, float | None]:
-        """Means over a window, its first moments left out."""
+        """Means over a window, without its first moments."""
         inside = [reading for reading in self._readings if begin + SETTLING <= reading[0] <= end]
         if not inside:
             return {"gpu_busy": None, "watts": None, "readings": 0}

@@ -1,15 +1,15 @@
-"""Whole training on one GPU: Holdfast against a whole-loop JAX program (jax_ppo.py), in one run on one machine.
+"""Whole training on one GPU: Holdfast compared with a whole-loop JAX program (jax_ppo.py), in one run on one machine.
 
     python benchmarks/gpu_training.py                     # comparison and growth; benchmarks/results/gpu_training.json
     python benchmarks/gpu_training.py --part compare --seconds 3
     python benchmarks/gpu_training.py --part growth       # steps per second and memory against environments and hidden size
-    python benchmarks/gpu_training_report.py              # tables (results/gpu_training.md) and plot (docs/growth.png) of them
+    python benchmarks/gpu_training_report.py              # tables (results/gpu_training.md) and plot (docs/growth.png)
 
-PPO, T = 64, 4 epochs x 4 minibatches of whole environments, hidden 128. JAX multiplies in TF32, its default; Holdfast's encoder and
-heads in fp32, its recurrence in fp16 with fp32 sums and an fp32 state.
-Holdfast's runs have resets, truncation bootstrap and the replay check; the gap is in the table. "Solved" is from the start
-of the process that trains (imports included for neither) to a mean return of 0.95, compilation and graph capture included.
-GPU load is what nvidia-smi says during the measured seconds, for both programs (gpu_load.py).
+PPO, T = 64, 4 epochs x 4 minibatches of whole environments, hidden 128. JAX multiplies in TF32, its default. Holdfast's encoder and
+heads run in fp32, its recurrence in fp16 with fp32 sums and an fp32 state. Holdfast's runs include resets, truncation bootstrap and
+the replay check, whose gap is in the table. "Solved" is the time from the start of the process that trains to a mean return of 0.95,
+including compilation and graph capture, without imports for both. GPU load is read from nvidia-smi during the measured seconds, for
+both programs (gpu_load.py).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SETTINGS = dict(
     num_steps=64, epochs=4, minibatches=4, learning_rate=3e-3, gamma=0.6, gae_lambda=0.9, lr_schedule="constant"
 )
 CARTPOLE = dict(gamma=0.99, gae_lambda=0.95, learning_rate=1e-3)
-WARM_UP = 5  # updates: kernels are chosen, graphs captured
+WARM_UP = 5  # updates in which kernels are chosen and graphs captured
 GROWTH = [(2**k, 128) for k in range(8, 17)] + [(8192, hidden) for hidden in (64, 256, 512)]
 
 
@@ -88,7 +88,7 @@ def holdfast_run(env: str, cell: str, n: int, hidden: int, seconds: float, thres
 
 
 def in_process(kind: str, *args: Any) -> dict[str, Any]:
-    """Each run in a process of its own: memory and compilation start from nothing."""
+    """Each run has its own process, so memory and compilation start fresh."""
     began = time.perf_counter()
     command = [sys.executable, __file__, "--one", json.dumps([kind, *args])]
     with GpuLoad() as load:
@@ -132,7 +132,7 @@ def compare(seconds: float) -> list[dict[str, Any]]:
 
 
 def growth(cells: list[str], seconds: float) -> list[dict[str, Any]]:
-    """All sizes one after another in this process: what one of them took is given back before the next."""
+    """All sizes one after another in this process. Each one's memory is freed before the next starts."""
     import torch
 
     rows = []

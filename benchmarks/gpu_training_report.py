@@ -1,4 +1,4 @@
-"""Tables and plot of what gpu_training.py measured: benchmarks/results/gpu_training.md and docs/growth.png.
+"""Tables and plot of the results of gpu_training.py: benchmarks/results/gpu_training.md and docs/growth.png.
 
 python benchmarks/gpu_training_report.py
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).parent
-COLOURS = {"lstm": "#1f6fb4", "gru": "#d9822b"}
+COLORS = {"lstm": "#1f6fb4", "gru": "#d9822b"}
 MARKERS = {"lstm": "o", "gru": "s"}
 
 
@@ -91,7 +91,7 @@ def plot(results: dict[str, Any], path: Path) -> None:
             part = sorted((row for row in rows if row["cell"] == cell and chosen(row)), key=lambda row: row[name])
             x = [row[name] for row in part]
             style: dict[str, Any] = dict(
-                color=COLOURS[cell], marker=MARKERS[cell], markersize=5, linewidth=1.8, label=cell.upper()
+                color=COLORS[cell], marker=MARKERS[cell], markersize=5, linewidth=1.8, label=cell.upper()
             )
             speeds = [row["steps_per_second"] / 1e6 for row in part]
             axes[0, column].plot(x, speeds, **style)
@@ -112,7 +112,7 @@ def plot(results: dict[str, Any], path: Path) -> None:
         part = [row for row in jax if row["cell"] == cell]
         axes[0, 0].plot(
             [row["num_envs"] for row in part], [row["jax"]["steps_per_second"] / 1e6 for row in part], linestyle="none",
-            marker="x", markersize=7, markeredgewidth=1.8, color=COLOURS[cell], label=f"JAX program, {cell.upper()}",
+            marker="x", markersize=7, markeredgewidth=1.8, color=COLORS[cell], label=f"JAX program, {cell.upper()}",
         )  # fmt: skip
     nice_ticks(axes[0, 0], [0.5, 1, 2, 5, 10, 20, 50], "M")
     nice_ticks(axes[0, 1], [0.5, 1, 2, 5, 10, 20, 50], "M")

@@ -21,7 +21,7 @@ DECK, K = 52, 4
 
 
 def deal(key: Any, left: Any) -> Any:
-    """A card from what is left of each suit [n, 4]: the same chances as a shuffled deck, without a shuffle."""
+    """Draw a card from the number left of each suit [n, 4]: the same odds as a shuffled deck, without a shuffle."""
     u = random.uniform(key, (left.shape[0], 1)) * left.sum(1, keepdims=True)
     suit = (u >= jnp.cumsum(left, 1)).sum(1).clip(0, 3)
     return suit, left - jax.nn.one_hot(suit, 4)
@@ -232,7 +232,7 @@ def make_train(env: str, cell: str, n: int, T: int, hidden: int, lr: float, gamm
 
 def run(env: str, cell: str, n: int, T: int = 64, hidden: int = 128, lr: float = 3e-3, gamma: float = 0.6, lam: float = 0.9,
         seconds: float = 10.0, threshold: float = 0.95, seed: int = 0) -> dict[str, Any]:  # fmt: skip
-    """Compile, then train for about `seconds`: steps/s, and seconds from the start to the threshold."""
+    """Compile, then train for about `seconds`. Returns steps/s and the seconds from the start to the threshold."""
     began = time.perf_counter()
     init, update = make_train(env, cell, n, T, hidden, lr, gamma, lam)
     s = jax.jit(init)(random.key(seed))

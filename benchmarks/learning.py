@@ -1,11 +1,11 @@
-"""Does it learn? LSTM, GRU and the memoryless control on memory tasks, three seeds each, and what each cost.
+"""Does it learn? LSTM, GRU and the memoryless control on memory tasks, three seeds each, with the cost of each run.
 
     python benchmarks/learning.py              # all cells that are not done yet, then table and plot in docs/
     python benchmarks/learning.py --only t-maze
 
-Each cell is one training run with the task's preset; its result is kept in benchmarks/results/learning/, so that an
-interrupted benchmark goes on where it was. "Steps" and "CPU-seconds" are to the first update after which the mean return
-of the last 100 training episodes is at the threshold; "return" is over 100 fresh episodes at the end of the run.
+Each cell is one training run with the task's preset. Its result is kept in benchmarks/results/learning/, so an interrupted
+benchmark continues where it stopped. "Steps" and "CPU-seconds" count up to the first update after which the mean return of
+the last 100 training episodes reaches the threshold; "return" is over 100 fresh episodes at the end of the run.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CELLS = HERE / "results" / "learning"
 DOCS = HERE.parent / "docs"
 
 CORES = ("lstm", "gru", "none")
-# preset, settings beside it, cores, seeds, threshold
+# preset, additional settings, cores, seeds, threshold
 TASKS: dict[str, tuple[str, dict[str, Any], tuple[str, ...], tuple[int, ...], float]] = {
     "RepeatPreviousEasy": ("repeat-previous-easy", {}, CORES, (1, 2, 3), 0.95),
     "RepeatFirstEasy": ("repeat-first-easy", {}, CORES, (1, 2, 3), 0.95),
@@ -42,7 +42,7 @@ TASKS: dict[str, tuple[str, dict[str, Any], tuple[str, ...], tuple[int, ...], fl
 
 
 class ToThreshold(hf.Callback):
-    """Notes when the recent training returns reach the threshold, and keeps the curve."""
+    """Records when the recent training returns reach the threshold, and the learning curve."""
 
     def __init__(self, threshold: float) -> None:
         self.threshold, self.began = threshold, time.process_time()
@@ -112,13 +112,13 @@ def plot(cells: list[dict[str, Any]], out: Path) -> None:
     columns = 4
     height = -(-len(tasks) // columns)
     figure, axes = plt.subplots(height, columns, figsize=(16, 3.6 * height), squeeze=False)
-    colours = {"lstm": "#1f6fb4", "gru": "#2a9d57", "none": "#b4462a"}
+    colors = {"lstm": "#1f6fb4", "gru": "#2a9d57", "none": "#b4462a"}
     names = {"lstm": "LSTM", "gru": "GRU", "none": "no memory"}
     for axis, task in zip(axes.flat, tasks):
         for core in CORES:
             for cell in [c for c in cells if c["task"] == task and c["core"] == core]:
                 x, y = zip(*cell["curve"])
-                axis.plot(np.array(x) / 1e3, y, color=colours[core], alpha=0.8, lw=1.5, label=names[core])
+                axis.plot(np.array(x) / 1e3, y, color=colors[core], alpha=0.8, lw=1.5, label=names[core])
         axis.axhline(TASKS[task][4], color="grey", lw=0.8, ls=":")
         axis.set_title(task, fontsize=10)
         axis.set_xlabel("thousand steps")
@@ -135,7 +135,9 @@ def plot(cells: list[dict[str, Any]], out: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", help="a task or preset name; all by default")
-    parser.add_argument("--report", action="store_true", help="train nothing, write table and plot from what is there")
+    parser.add_argument(
+        "--report", action="store_true", help="train nothing; write table and plot from existing results"
+    )
     args = parser.parse_args()
     torch.set_num_threads(1)
     CELLS.mkdir(parents=True, exist_ok=True)
@@ -159,7 +161,7 @@ def main() -> None:
     plot(cells, DOCS / "learning.png")
     (DOCS / "learning.md").write_text(
         "# What it learns\n\nMade by `python benchmarks/learning.py`, one thread of a CPU per run. 1.0 is a perfect return on "
-        "every task here but HigherLower; the control has the same network without memory. The curves are training returns. The presets were tuned by hand on these tasks and on seeds among these three (T-maze over about 7 settings, CartPole over about 8, after seeds of earlier ones had ended below 0.95), so expect other seeds to fail now and then. Cells were run while the code was still being made faster.\n\n"
+        "every task here but HigherLower; the control has the same network without memory. The curves are training returns. The presets were tuned by hand on these tasks and on seeds among these three (T-maze over about 7 settings, CartPole over about 8, after seeds of earlier settings ended below 0.95), so expect other seeds to fail occasionally. CPU-seconds were measured with several versions of the code, some of them slower than the current one.\n\n"
         f"{text}\n\n![learning curves](learning.png)\n"
     )
 

@@ -1,10 +1,10 @@
-"""One rank through NCCL against no ranks at all: the same numbers, and what the process group costs.
+"""One rank with NCCL compared with a run without ranks: the same numbers, and what the process group costs.
 
     python benchmarks/nccl_one_rank.py        # on a machine with a GPU; writes benchmarks/results/nccl_one_rank.json
 
-The same run three times: twice alone (does it repeat itself?) and once under `torchrun --nproc-per-node 1`, where NCCL's
-process group is there and every sum, gather and gradient goes through it. A fourth, short one has NCCL write down its
-collectives. With a process group a minibatch is two CUDA graphs, with the exchange of gradients between them.
+The same run three times: twice without ranks (is it reproducible?) and once under `torchrun --nproc-per-node 1`, where every
+sum, gather and gradient goes through NCCL's process group. In a fourth, short run NCCL logs its collectives. With a process
+group a minibatch is two CUDA graphs, and gradients are exchanged between them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ OUT = Path(__file__).parent / "results" / "nccl_one_rank.json"
 def train(
     folder: Path, options: argparse.Namespace, updates: int, ranks: bool, log_collectives: bool = False
 ) -> dict[str, Any]:
-    """A run of the command line: its record, and which collectives NCCL wrote down."""
+    """A run from the command line: its record, and the collectives that NCCL logged."""
     launcher = (
         ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1", "-m", "holdfast"]
         if ranks
@@ -58,12 +58,12 @@ def train(
             Counter(re.findall(r"NCCL INFO (AllReduce|AllGather|Broadcast|Gather|Reduce|ReduceScatter):", said))
         ),
         "nccl": version[1] if version else None,
-        "initialised": "Init COMPLETE" in said,
+        "initialized": "Init COMPLETE" in said,
     }
 
 
 def difference(a: list[dict[str, str]], b: list[dict[str, str]]) -> dict[str, Any]:
-    """The first update in which two records differ, and the largest relative difference up to update 5 and in all."""
+    """The first update in which two records differ, and the largest relative difference up to update 5 and overall."""
     names = [name for name in a[0] if not name.startswith("time/")]
     relative = np.array(
         [[_relative(float(x[name] or "nan"), float(y[name] or "nan")) for name in names] for x, y in zip(a, b)]
@@ -104,7 +104,7 @@ def main() -> None:
         "num_envs": options.num_envs,
         "core": options.core,
         "nccl": logged["nccl"],
-        "nccl_initialised": logged["initialised"],
+        "nccl_initialised": logged["initialized"],
         "collectives_of_3_updates": logged["collectives"],
         "alone_against_alone": difference(alone["record"], again["record"]),
         "alone_against_one_rank": difference(alone["record"], joined["record"]),

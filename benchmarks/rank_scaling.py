@@ -2,9 +2,9 @@
 
     python benchmarks/rank_scaling.py            # 1, 2 and 4 ranks; writes benchmarks/results/rank_scaling.json
 
-Per rank 64 environments x 64 steps, 4 epochs x 4 minibatches. Rollout and update are in CPU-seconds of a rank, which
-other users of the machine do not change; the all-reduce is the quickest of 30 by the clock, once with nothing else to
-do. With more ranks than cores the all-reduce includes waiting for a core.
+Per rank: 64 environments x 64 steps, 4 epochs x 4 minibatches. Rollout and update are in CPU-seconds of a rank, which do not
+depend on what else the machine does. The all-reduce is the fastest of 30 by wall-clock time, with no other work. With more
+ranks than cores it includes waiting for a core.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """sb3-contrib's RecurrentPPO, and ours, in double precision: what Stable-Baselines3 keeps in float32 becomes float64.
 
-Two runs of one algorithm that round differently grow apart, in float32 after some ten updates; in double precision they
-stay together, so that it can be seen whether they *are* one algorithm.
+Two runs of one algorithm that round differently diverge, in float32 after about ten updates. In double precision they stay
+together, which shows whether they *are* the same algorithm.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ARRAYS = {
 
 
 class DoubleExtractor(FlattenExtractor):
-    """Stable-Baselines3 makes every observation float32; from here on it is float64."""
+    """Stable-Baselines3 converts observations to float32; from here on they are float64."""
 
     def forward(self, observations: torch.Tensor) -> torch.Tensor:
         return super().forward(observations).double()
@@ -32,7 +32,7 @@ class DoubleExtractor(FlattenExtractor):
 
 @contextmanager
 def double_precision() -> Iterator[dict[str, Any]]:
-    """Models made and trained inside compute in float64; gives the policy_kwargs they need."""
+    """Models created and trained inside compute in float64. Yields the policy_kwargs they need."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:

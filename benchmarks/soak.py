@@ -1,14 +1,14 @@
-"""Does a long run rot? Memory, throughput and the size of what it writes, over millions of steps.
+"""Does a long run degrade? Memory, throughput and the size of its files, over millions of steps.
 
     python benchmarks/soak.py                                     # 20 million steps on the CPU environment
-    python benchmarks/soak.py --minutes 3                         # what 3 minutes give
+    python benchmarks/soak.py --minutes 3                         # as far as 3 minutes go
     python benchmarks/soak.py --device cuda --num-envs 8192 --steps 1_000_000_000 --minutes 9 --run-dir runs/soak
-    python benchmarks/soak.py --resume runs/soak --minutes 9      # goes on; figures are of the whole run
+    python benchmarks/soak.py --resume runs/soak --minutes 9      # continues; figures are for the whole run
 
-Everything that a real run does is on: checkpoints, evaluation, replay checks, normalisers, TensorBoard. Figures are
-read from the run's own progress.csv, with a few columns beside the usual ones: resident memory, CPU-seconds, GPU memory
-(what torch holds, and what is taken on the whole device), and how often the run was resumed. The first updates of every
-process (imports, compilation, CUDA graphs) are warm-up and left out; the rest is cut into tenths.
+Everything that a real run does is on: checkpoints, evaluation, replay checks, normalizers, TensorBoard. Figures are read
+from the run's progress.csv, which has a few additional columns: resident memory, CPU-seconds, GPU memory (reserved by
+torch, and used on the whole device), and how often the run was resumed. The first updates of every process (imports,
+compilation, CUDA graphs) are warm-up and left out; the rest is split into tenths.
 """
 
 from __future__ import annotations
@@ -29,15 +29,13 @@ import holdfast as hf
 from holdfast.runs.log import MAX_ROWS, read_progress
 
 RESULTS = Path(__file__).parent / "results"
-LARGEST_FILE = 32 * 2**20  # bytes; what no file of a run of this size may exceed
-
-
-WARM_UP = 20  # updates of each process that count for nothing
-LEAK_MB = 8.0  # beyond 1%: what resident memory may wander
+LARGEST_FILE = 32 * 2**20  # bytes; no file of the run may be larger
+WARM_UP = 20  # updates of each process that are not counted
+LEAK_MB = 8.0  # resident memory may vary by this much, in addition to 1%
 
 
 class Gauge(hf.Callback):
-    """Adds memory, CPU-seconds and the number of the process to each row; stops the run when time is up."""
+    """Adds memory, CPU-seconds and the number of the process to each row. Stops the run when time is up."""
 
     def __init__(self, minutes: float | None, earlier: list[dict[str, str]]) -> None:
         self.end = None if minutes is None else time.monotonic() + 60 * minutes
@@ -79,7 +77,7 @@ def figures(run: Path) -> dict[str, Any]:
         return [round(float(table[name][rows].mean()) / 2**20, 1) for rows in tenths]
 
     def growth(name: str) -> float:
-        """Within the process that grew most: its largest fifth beside its first, in MB; the first fifth may settle."""
+        """In MB, of the process that grew most: its largest fifth compared with its first."""
         found = []
         for number in np.unique(part):
             fifths = [
@@ -115,9 +113,9 @@ def figures(run: Path) -> dict[str, Any]:
 
 
 def verdict(found: dict[str, Any], on_gpu: bool) -> dict[str, Any]:
-    """What was asked: memory flat after warm-up, throughput kept, no file beyond what is stated.
+    """Whether memory stays flat after warm-up, throughput stays, and no file is too large.
 
-    On a CPU throughput is per CPU-second: a machine that others use too says nothing by the clock.
+    On a CPU throughput is per CPU-second, because wall-clock time depends on what else the machine does.
     """
     speed = found["steps_per_second" if on_gpu else "steps_per_cpu_second"]
     kept: dict[str, Any] = {
@@ -136,7 +134,7 @@ def verdict(found: dict[str, Any], on_gpu: bool) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=lambda text: int(text.replace("_", "")), default=20_000_000)
-    parser.add_argument("--minutes", type=float, default=None, help="stop after so many; resume later")
+    parser.add_argument("--minutes", type=float, default=None, help="stop after this many minutes; resume later")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--num-envs", type=int, default=64)
     parser.add_argument("--hidden-size", type=int, default=64)

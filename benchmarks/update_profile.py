@@ -1,11 +1,11 @@
-"""Where the time of recurrent PPO goes on a CPU: one minibatch of one environment's 128 steps, part by part, three ways.
+"""Where the time of recurrent PPO goes on a CPU: a minibatch of one environment's 128 steps, part by part, run in three ways.
 
     python benchmarks/update_profile.py          # prints a table, writes benchmarks/results/update_profile.json
 
 portable: the kernel in plain PyTorch, gradients by autograd. native: the C kernel for the recurrence, the rest by
-autograd. without autograd: heads, recurrence and objective in C; what `hf.Trainer` does for an `hf.ActorCritic`.
-The setting of vs_sb3.py: velocity-masked CartPole, separate actor and critic LSTM, heads 64-64, one thread. CPU
-microseconds, lower quartile of 60, the three ways in turn.
+autograd. without autograd: heads, recurrence and objective in C, as `hf.Trainer` runs an `hf.ActorCritic`.
+The setting is that of vs_sb3.py: velocity-masked CartPole, separate actor and critic LSTM, heads 64-64, one thread. CPU
+microseconds, lower quartile of 60, the three ways alternately.
 """
 
 from __future__ import annotations

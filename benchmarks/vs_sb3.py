@@ -1,13 +1,13 @@
-"""Holdfast and sb3-contrib's RecurrentPPO, one after the other in one process: speed, and what is learned.
+"""Holdfast and sb3-contrib's RecurrentPPO, alternately in one process: speed and learning.
 
     python benchmarks/vs_sb3.py                     # speed, then learning, then time to solve
     python benchmarks/vs_sb3.py --part speed
 
-Speed and learning: velocity-masked CartPole-v1, the same hyperparameters in the same sense: 8 environments x 128 steps,
-minibatches of 128 = one environment's 128 steps with full BPTT, 10 epochs, separate actor and critic LSTM, heads 64-64,
-Adam at 3e-4, fp32, one thread. Steps per CPU-second of this process (time.process_time).
-Time to solve: RepeatPreviousEasy, CPU-seconds until the mean return of 100 episodes is 0.9; sb3-contrib at hidden 64,
-8 x 128, batch 1024, 10 epochs, the better of two learning rates, cut off at 900 CPU-seconds.
+Speed and learning: velocity-masked CartPole-v1 with the same hyperparameters: 8 environments x 128 steps, minibatches of
+128 (one environment's 128 steps with full BPTT), 10 epochs, separate actor and critic LSTM, heads 64-64, Adam at 3e-4,
+fp32, one thread. Steps per CPU-second of this process (time.process_time).
+Time to solve: RepeatPreviousEasy, CPU-seconds until the mean return of 100 episodes is 0.9. sb3-contrib runs at hidden 64,
+8 x 128, batch 1024, 10 epochs, with the better of two learning rates, and is stopped after 900 CPU-seconds.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ RESULTS = Path(__file__).parent / "results" / "vs_sb3.json"
 
 
 def holdfast_run(config: Any, until: Any) -> dict[str, Any]:
-    """Train until `until(steps, recent_returns, cpu_seconds)`; CPU-seconds, steps, returns of finished episodes."""
+    """Train until `until(steps, recent_returns, cpu_seconds)`. Returns CPU-seconds, steps, returns of finished episodes."""
     import holdfast as hf
     from holdfast import envs
     from holdfast.engines.choose import make_ppo
@@ -123,7 +123,7 @@ def popgym_repeat_previous() -> gym.Env[Any, Any]:
 
 
 def speed(steps: int, repeats: int) -> list[dict[str, Any]]:
-    """Steps per CPU-second, runs of both interleaved, medians."""
+    """Steps per CPU-second: medians over alternating runs."""
     rows = []
     for hidden in (64, 256):
         ours, theirs = [], []

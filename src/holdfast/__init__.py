@@ -1,4 +1,8 @@
-"""Holdfast: reinforcement-learning policies that remember, right by construction, and fast."""
+"""Holdfast: reinforcement-learning policies that remember, right by construction, and fast.
+
+This module lists the public names and holds the version. Everything else lives in the folders; docs/architecture.md
+says which.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,8 @@ from typing import TYPE_CHECKING, Any
 from holdfast.checks import debug
 from holdfast.cores import GRU, LSTM, Core, Memoryless, Parallel, Stack
 from holdfast.memory import Memory
-from holdfast.policies.base import Evaluation, RecurrentPolicy, Step
+from holdfast.policies.base import Evaluation, PolicyOutput, RecurrentPolicy, Step
 from holdfast.rollout.advantages import gae, resets_from
-
-# Not lazily: importing a module named like its function would otherwise put the module in the function's place.
 from holdfast.rollout.collector import Collector, collect
 from holdfast.rollout.segment import Segment
 
@@ -28,9 +30,9 @@ if TYPE_CHECKING:
     from holdfast.training.evaluation import evaluate
     from holdfast.training.trainer import Trainer
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
-# What needs gymnasium or more is imported when it is first used: `import holdfast` costs little more than torch.
+# Names that need gymnasium or more are imported at first use, so that `import holdfast` costs little more than torch.
 _LAZY = {
     "ActorCritic": "holdfast.policies.actor_critic",
     "Callback": "holdfast.training.callbacks",
@@ -56,6 +58,7 @@ __all__ = [
     "Memory",
     "Memoryless",
     "Parallel",
+    "PolicyOutput",
     "Profile",
     "RecurrentPolicy",
     "Runner",

@@ -1,4 +1,4 @@
-"""`holdfast.envs.make` and the list of environments."""
+"""`holdfast.envs.make`: ids of all three kinds, seeds, autoreset, errors; and what importing the package does."""
 
 from __future__ import annotations
 
@@ -28,9 +28,6 @@ def play(env, steps):
         out += results
         ended |= bool((results[2] | results[3]).any())
     return out, ended
-
-
-# --- ids -----------------------------------------------------------------------------------------------
 
 
 def test_ours_are_made_on_the_device_asked_for():
@@ -122,69 +119,6 @@ def test_a_seed_makes_reset_and_sampled_actions_repeatable():
             env = make(env_id, 3, seed=seed)
             runs.append(np.concatenate([np.ravel(env.reset()[0]), np.ravel(env.action_space.sample())]))
         assert np.array_equal(runs[0], runs[1]) and not np.array_equal(runs[0], runs[2]), env_id
-
-
-# --- velocity masks ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("env_id", "velocities"),
-    [
-        ("CartPole-v1", [1, 3]),
-        ("MountainCar-v0", [1]),
-        ("MountainCarContinuous-v0", [1]),
-        ("Pendulum-v1", [2]),
-        ("Acrobot-v1", [4, 5]),
-    ],
-)
-def test_velocities_and_nothing_else_are_masked(env_id, velocities):
-    masked, plain = make(env_id, 2, seed=0, mask_velocity=True), make(env_id, 2, seed=0)
-    assert masked.single_observation_space == plain.single_observation_space
-    seen, true = masked.reset()[0], plain.reset()[0]
-    kept = [i for i in range(seen.shape[1]) if i not in velocities]
-    for _ in range(20):
-        assert (seen[:, velocities] == 0).all()
-        assert np.array_equal(seen[:, kept], true[:, kept])
-        actions = plain.action_space.sample()
-        seen, true = masked.step(actions)[0], plain.step(actions)[0]
-    assert (true[:, velocities] != 0).all()
-
-
-@pytest.mark.parametrize("env_id", ["holdfast/PositionOnlyCartPoleEasy-v0", "Blackjack-v1"])
-def test_masking_the_velocity_of_an_unknown_environment_is_refused(env_id):
-    with pytest.raises(ValueError, match=r"mask_velocity is not known for .*only for CartPole, MountainCar"):
-        make(env_id, 2, mask_velocity=True)
-
-
-# --- the list ------------------------------------------------------------------------------------------
-
-
-def test_the_list_says_what_the_environments_are():
-    for row in holdfast.envs.list_envs():
-        env = make(row.id, 2, seed=0)
-        spaces = (env.single_observation_space, env.single_action_space)
-        names = [
-            f"Discrete({space.n})" if isinstance(space, gym.spaces.Discrete) else f"Box({space.shape[0]})"
-            for space in spaces
-        ]
-        assert names == [row.observation_space, row.action_space]
-
-
-@pytest.mark.parametrize("row", holdfast.envs.list_envs(), ids=lambda row: row.id)
-def test_random_actions_return_what_the_list_says(row):
-    env = make(row.id, 300, seed=0)
-    env.reset()
-    generator = torch.Generator().manual_seed(0)
-    total, returns = torch.zeros(300), []
-    for _ in range(900):
-        actions = torch.randint(int(env.single_action_space.n), (300,), generator=generator)
-        _, rewards, _, _, info = env.step(actions)
-        total += rewards
-        returns.append(total[info["_final_obs"]])
-        total = total.masked_fill(info["_final_obs"], 0)
-    finished = torch.cat(returns)
-    four_sigma = 4 * finished.std().item() / len(finished) ** 0.5
-    assert finished.mean().item() == pytest.approx(row.chance_return, abs=four_sigma + 0.0005)  # three digits
 
 
 def test_importing_the_package_registers_without_loading_torch_environments():

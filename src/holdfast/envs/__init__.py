@@ -1,11 +1,11 @@
-"""Environments: memory tasks written in torch for any device, and a bridge to those of gymnasium and POPGym.
+"""Environments: memory tasks written in torch for any device, and a bridge to gymnasium and POPGym.
 
 >>> import holdfast.envs
 >>> env = holdfast.envs.make("holdfast/RepeatPreviousEasy-v0", num_envs=64)
 >>> obs, info = env.reset(seed=1)
 
-Importing this package registers the ids, so that `gymnasium.make_vec` knows them too, and loads nothing
-heavy.
+Importing this package registers the ids, so that `gymnasium.make_vec` knows them too. It imports nothing heavy: classes
+are imported at first use.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """`TorchVectorEnv`: what all environments written in torch share.
 
-A subclass writes three pure functions over tensors, `draw`, `begin` and `transition`; this class makes a
-gymnasium `VectorEnv` of them: spaces, seeds, SAME_STEP autoreset, dense `final_obs`, saving and restoring.
-It knows no task.
+A subclass writes three functions over tensors, `draw`, `begin` and `transition`. This class makes a gymnasium
+`VectorEnv` of them: spaces, seeds, SAME_STEP autoreset, dense `final_obs`, saving and restoring. It contains no task.
 
-Nothing in a step looks at a tensor's value or replaces a tensor in place, so a step never waits for the
-device, and `transition` can be compiled or captured in a CUDA graph as it is.
+A step neither reads a tensor's value nor changes a tensor in place. So it never waits for the device, and `transition`
+can be compiled or captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -23,15 +22,15 @@ from gymnasium.vector.utils import batch_space
 from torch import Tensor
 
 State = dict[str, Tensor]
-"""Everything an environment remembers between two steps, by name."""
+"""What an environment carries from step to step, by name."""
 
 
 class Transition(NamedTuple):
-    """One step of all B environments, with finished episodes already replaced by fresh ones."""
+    """One step of all B environments. Where an episode ended, the next one has already started."""
 
     state: State
     obs: Tensor
-    """[B, ...] what the policy sees next: the first observation of the new episode where one ended."""
+    """[B, ...] what the policy sees next. Where an episode ended: the first observation of the new one."""
     rewards: Tensor
     """[B] float32."""
     terminated: Tensor
@@ -41,23 +40,23 @@ class Transition(NamedTuple):
     done: Tensor
     """[B] bool, terminated or truncated."""
     final_obs: Tensor
-    """[B, ...] the last observation of the episode where one ended, and `obs` elsewhere."""
+    """[B, ...] where an episode ended: its last observation. Elsewhere: `obs`."""
 
 
 class TorchVectorEnv(VectorEnv[Tensor, Tensor, Tensor]):
-    """`num_envs` copies of one task in one set of tensors on `device`.
+    """`num_envs` copies of one task, in one set of tensors on `device`.
 
-    `step` takes actions as a tensor (or a numpy array) and returns tensors on `device`. `info["final_obs"]`
-    is always there and has a row for every environment; `info["_final_obs"]` says which rows ended an
-    episode. Action values are checked when they come as numpy; a tensor's values are not looked at.
+    `step` takes actions as a tensor or a numpy array and returns tensors on `device`. `info["final_obs"]` is always
+    present and has a row for every environment; `info["_final_obs"]` says in which rows an episode ended. Action values
+    are checked in numpy arrays only, because reading a tensor may wait for the device.
     """
 
     settings: dict[str, int]
-    """The numbers that make this task this task. A saved state of other settings is refused."""
+    """The task's parameters. A state saved with other settings is refused."""
     env_dims: ClassVar[dict[str, int]] = {}
-    """Which dimension of a part of the state counts environments, where it is not the first."""
+    """Which dimension of a part of the state is the environments', where it is not the first."""
     can_truncate: bool = True
-    """False where `truncated` is never True, so that nobody computes what only a truncation needs."""
+    """False if `truncated` is never True. Rollouts then skip what only a truncation needs."""
 
     def __init__(
         self,
@@ -86,20 +85,20 @@ class TorchVectorEnv(VectorEnv[Tensor, Tensor, Tensor]):
 
     @abstractmethod
     def draw(self) -> Tensor:
-        """The random numbers of one step of all environments: the only place that uses `self.generator`."""
+        """The random numbers of one step of all environments. Nothing else uses `self.generator`."""
 
     @abstractmethod
     def begin(self, draws: Tensor) -> tuple[State, Tensor]:
-        """Fresh episodes in all environments: the state and the first observations [B, ...]. Pure."""
+        """New episodes in all environments: the state and the first observations [B, ...]. Pure."""
 
     @abstractmethod
     def transition(self, state: State, actions: Tensor, draws: Tensor) -> Transition:
-        """One step, autoreset included. Pure: `state` is left as it is, the result holds a new one."""
+        """One step, including autoreset. Pure: `state` does not change, the result holds a new one."""
 
     # --- the gymnasium interface ----------------------------------------------------------------------------
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Tensor, dict[str, Any]]:
-        """Start new episodes everywhere. `seed` seeds the one generator that all environments draw from."""
+        """Start new episodes in all environments. `seed` seeds the generator that they share."""
         if options:
             raise ValueError(f"{type(self).__name__} has no reset options, got {sorted(options)}; leave options out")
         if seed is not None:
@@ -143,9 +142,9 @@ class TorchVectorEnv(VectorEnv[Tensor, Tensor, Tensor]):
     # --- saving and restoring -------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """All that is needed to go on exactly from here, random numbers included: a copy, on the CPU.
+        """What is needed to continue exactly from here, including the random generator: a copy, on the CPU.
 
-        Tensors, numbers and strings only. The last observation is not in it: it is what `step` returned.
+        Tensors, numbers and strings only. It does not hold the last observation, which `step` returned.
         """
         return {
             "env": type(self).__name__,
@@ -157,7 +156,7 @@ class TorchVectorEnv(VectorEnv[Tensor, Tensor, Tensor]):
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on from where `state_dict()` was taken: same task, number of environments and kind of device."""
+        """Continue from a `state_dict()` of the same task, number of environments and type of device."""
         mine = {
             "env": type(self).__name__,
             "num_envs": self.num_envs,
@@ -167,21 +166,21 @@ class TorchVectorEnv(VectorEnv[Tensor, Tensor, Tensor]):
         missing = [key for key in (*mine, "generator", "state") if key not in state_dict]
         if missing:
             raise ValueError(
-                f"this is not the state of a {mine['env']}: {missing} missing; pass what state_dict() gave"
+                f"this is not the state of a {mine['env']}: {missing} missing; pass what state_dict() returned"
             )
         for key, expected in mine.items():
             if state_dict[key] != expected:
                 raise ValueError(
                     f"the saved environment has {key} = {state_dict[key]!r}, this one {expected!r}; "
-                    "make the environment as it was when it was saved"
+                    "create the environment with the arguments it had when it was saved"
                 )
         self.state = self._checked_state(state_dict["state"])
         self.generator.set_state(state_dict["generator"].to("cpu", torch.uint8))
 
     def regroup(self, saved: Sequence[Mapping[str, Any]], first: int, part: int, seed: int) -> dict[str, Any]:
-        """A state for this environment: `num_envs` copies from number `first` on, of those of all `saved` states.
+        """A state for this environment: rows `first` to `first + num_envs` of all `saved` states together.
 
-        Random numbers go on from `saved[part]`, or from `seed` if there are not so many.
+        The random generator continues from `saved[part]`, or starts from `seed` if there is no such part.
         """
         state = {}
         for name in saved[0]["state"]:
@@ -194,11 +193,11 @@ class TorchVectorEnv(VectorEnv[Tensor, Tensor, Tensor]):
     def _checked_state(self, saved: Mapping[str, Tensor]) -> State | None:
         if not saved:  # saved before the first reset
             return None
-        kept = self.generator.get_state()
-        pattern, _ = self.begin(self.draw())
-        self.generator.set_state(kept)
-        for name, leaf in pattern.items():
+        before = self.generator.get_state()
+        expected, _ = self.begin(self.draw())
+        self.generator.set_state(before)
+        for name, leaf in expected.items():
             if name not in saved or saved[name].shape != leaf.shape or saved[name].dtype != leaf.dtype:
-                came = f"{saved[name].dtype} {tuple(saved[name].shape)}" if name in saved else "nothing"
-                raise ValueError(f"saved {name!r} is {came}, expected {leaf.dtype} {tuple(leaf.shape)}")
-        return {name: saved[name].to(self.device, copy=True) for name in pattern}
+                got = f"{saved[name].dtype} {tuple(saved[name].shape)}" if name in saved else "missing"
+                raise ValueError(f"saved {name!r} is {got}, expected {leaf.dtype} {tuple(leaf.shape)}")
+        return {name: saved[name].to(self.device, copy=True) for name in expected}

@@ -1,7 +1,7 @@
 """`make`: a vector environment by name, from Holdfast, gymnasium or POPGym, always with SAME_STEP autoreset.
 
-Holdfast's environments live on `device` and speak torch. All others are gymnasium's `SyncVectorEnv` or
-`AsyncVectorEnv` and speak numpy, whatever `device` is.
+Environments of Holdfast are on `device` and use tensors. All others are a gymnasium `SyncVectorEnv` or `AsyncVectorEnv`
+and use numpy arrays, whatever `device` is. What the trainer does with an environment is in `rollout/vector_env.py`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Vectorization = Literal["sync", "async"]
 
 
 class UnknownEnvError(ValueError):
-    """No environment has this id; the message names the nearest that exist."""
+    """No environment has this id. The message names the most similar ids."""
 
 
 def make(
@@ -35,13 +35,13 @@ def make(
     mask_velocity: bool = False,
     env_kwargs: dict[str, Any] | None = None,
 ) -> gym.vector.VectorEnv[Any, Any, Any]:
-    """`num_envs` environments of the kind `env_id`.
+    """A vector environment with `num_envs` copies of `env_id`.
 
-    `env_id` is one of ours ("holdfast/TMaze-v0"), any gymnasium id ("CartPole-v1",
-    "package.module:MyEnv-v0"), or a POPGym name ("popgym:RepeatPreviousEasy"). With `seed` the environments
-    are reset once with it, so that a later `reset()` without a seed is repeatable; so is
-    `action_space.sample()`. `vectorization` says how gymnasium's environments run: one after another, or
-    each in a process. `env_kwargs` go to the environment's constructor.
+    `env_id` is one of ours ("holdfast/TMaze-v0"), any gymnasium id ("CartPole-v1", "package.module:MyEnv-v0"), or a
+    POPGym name ("popgym:RepeatPreviousEasy"). With `seed` the environments are reset once with it, so that a later
+    `reset()` without a seed and `action_space.sample()` are reproducible. `vectorization` says how gymnasium
+    environments run: "sync", one after another, or "async", each in its own process. `env_kwargs` are the arguments of
+    the environment's constructor.
 
     >>> env = make("holdfast/TMaze-v0", 2, seed=0, env_kwargs={"length": 5})
     >>> env.reset()[0].shape
@@ -59,9 +59,9 @@ def make(
         env = gym.make_vec(spec, num_envs, **kwargs)
     else:
         if spec.id.startswith("popgym-"):
-            kwargs.setdefault("disable_env_checker", True)  # it warns of info dicts that some of them share
-        wrappers: list[Any] = [VelocityMask, _as_one_array] if mask_velocity else [_as_one_array]
-        wrappers.append(_deaf_to_ctrl_c)
+            kwargs.setdefault("disable_env_checker", True)  # it warns about info dicts that some of them share
+        wrappers: list[Any] = [VelocityMask, _tuple_to_array] if mask_velocity else [_tuple_to_array]
+        wrappers.append(_ignore_ctrl_c_in_worker)
         env = gym.make_vec(
             spec,
             num_envs,
@@ -77,7 +77,7 @@ def make(
 
 
 def find_spec(env_id: str) -> gym.envs.registration.EnvSpec:
-    """The gymnasium spec that an id as given to `make` stands for, or an error that names the nearest ids."""
+    """The gymnasium spec of an id that `make` accepts, or an error that names the most similar ids."""
     register_all()
     if env_id.startswith("popgym:"):
         return _popgym_spec(env_id)
@@ -109,7 +109,7 @@ def _popgym_spec(env_id: str) -> gym.envs.registration.EnvSpec:
 
 
 def _popgym_names() -> dict[str, str]:
-    """POPGym's environments, gymnasium's id to the name `make` takes; empty when it is not installed."""
+    """POPGym's environments: gymnasium's id to the name that `make` accepts. Empty if POPGym is not installed."""
     try:
         import popgym.envs  # noqa: F401  (registers its environments)
     except ModuleNotFoundError:
@@ -119,33 +119,34 @@ def _popgym_names() -> dict[str, str]:
 
 
 def _nearest(wanted: str, known: list[str]) -> str:
-    """The end of an error message: the ids nearest to the wanted one, ours first among equals."""
+    """The end of an error message: the most similar ids, ours first among equals."""
 
-    def likeness(name: str) -> tuple[float, bool, float, str]:
+    def similarity(name: str) -> tuple[float, bool, float, str]:
         whole = SequenceMatcher(None, wanted.lower(), name.lower()).ratio()
-        bare = SequenceMatcher(None, _bare(wanted), _bare(name)).ratio()
-        return max(whole, bare), name.startswith("holdfast/"), whole, name
+        short = SequenceMatcher(None, _short_name(wanted), _short_name(name)).ratio()
+        return max(whole, short), name.startswith("holdfast/"), whole, name
 
-    likely = sorted((likeness(name) for name in known), reverse=True)
-    found = [name for score, *_, name in likely[:3] if score >= 0.7]
+    ranked = sorted((similarity(name) for name in known), reverse=True)
+    found = [name for score, *_, name in ranked[:3] if score >= 0.7]
     if found:
         return f"; did you mean {' or '.join(found)}?"
     return f"; `holdfast envs` lists ours, {CATALOG[0].id} and {len(CATALOG) - 1} more"
 
 
-def _bare(env_id: str) -> str:
+def _short_name(env_id: str) -> str:
+    """Without namespace and version, in lower case."""
     return re.sub(r"^.*[/:]|-v\d+$", "", env_id).lower()
 
 
-def _deaf_to_ctrl_c(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
-    """In a process of its own an environment leaves Ctrl-C, which reaches all processes, to the one that trains."""
-    if multiprocessing.current_process().name.startswith("Worker<"):  # as gymnasium's AsyncVectorEnv calls them
+def _ignore_ctrl_c_in_worker(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
+    """Ctrl-C reaches all processes. Only the one that trains should handle it, not the processes of environments."""
+    if multiprocessing.current_process().name.startswith("Worker<"):  # the names that AsyncVectorEnv gives them
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     return env
 
 
 class TupleAsMultiDiscrete(gym.ObservationWrapper[Any, Any, Any]):
-    """Gives a tuple of small integers as one array, which a vector environment stacks and a policy takes."""
+    """Turns a tuple of small integers into one array, which a vector environment can stack and a policy can read."""
 
     def __init__(self, env: gym.Env[Any, Any]) -> None:
         super().__init__(env)
@@ -159,7 +160,7 @@ class TupleAsMultiDiscrete(gym.ObservationWrapper[Any, Any, Any]):
         return np.array(observation, dtype=np.int64)
 
 
-def _as_one_array(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
+def _tuple_to_array(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
     space = env.observation_space
     if isinstance(space, gym.spaces.Tuple) and all(isinstance(part, gym.spaces.Discrete) for part in space):
         return TupleAsMultiDiscrete(env)

@@ -1,6 +1,6 @@
-"""The environments that come with Holdfast: ids, what they are like, and registration with gymnasium.
+"""The environments that come with Holdfast: ids, descriptions, and registration with gymnasium.
 
-Importing this module imports neither torch nor `gymnasium.vector`.
+Importing this module imports neither torch nor `gymnasium.vector`. The environments themselves are one file each.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import gymnasium as gym
 
 @dataclass(frozen=True)
 class EnvRow:
-    """One line of `holdfast envs`. Returns are means over episodes: of random actions, and the best."""
+    """One line of `holdfast envs`. Returns are means over episodes: with random actions, and the best possible."""
 
     id: str
     description: str
@@ -28,7 +28,7 @@ class EnvRow:
 def _repeat_previous(level: str, num_decks: int, k: int) -> EnvRow:
     return EnvRow(
         id=f"holdfast/RepeatPrevious{level}-v0",
-        description=f"name the suit seen {k - 1} cards before the one on the table",
+        description=f"name the suit dealt {k - 1} cards before the last one",
         observation_space="Discrete(4)",
         action_space="Discrete(4)",
         episode_length=str(52 * num_decks - 1),
@@ -60,7 +60,7 @@ def _position_only_cartpole(level: str, max_episode_length: int) -> EnvRow:
         observation_space="Box(2)",
         action_space="Discrete(2)",
         episode_length=f"up to {max_episode_length}",
-        chance_return=round(22.3 / max_episode_length, 3),  # steps until random pushes drop the pole
+        chance_return=round(22.3 / max_episode_length, 3),  # random pushes drop the pole after 22.3 steps
         solved_return=1.0,
         entry_point="holdfast.envs.position_only_cartpole:PositionOnlyCartPole",
         kwargs={"max_episode_length": max_episode_length},
@@ -79,7 +79,7 @@ CATALOG: tuple[EnvRow, ...] = (
     _position_only_cartpole("Hard", max_episode_length=600),
     EnvRow(
         id="holdfast/TMaze-v0",
-        description="turn at the end of a corridor (`length` cells, 20) as a sign at its start said",
+        description="turn at the end of a corridor (`length` cells, 20) as a sign at its start showed",
         observation_space="Box(4)",
         action_space="Discrete(3)",
         episode_length="up to 3 x length",
@@ -101,7 +101,7 @@ def list_envs() -> list[EnvRow]:
 
 
 def register_all() -> None:
-    """Make the ids known to `gymnasium.make_vec`. Importing `holdfast.envs` does it; twice does no harm."""
+    """Register the ids with gymnasium. Importing `holdfast.envs` does this; calling it again is a no-op."""
     for row in CATALOG:
         if row.id not in gym.registry:
             gym.register(row.id, vector_entry_point=row.entry_point, kwargs=dict(row.kwargs))

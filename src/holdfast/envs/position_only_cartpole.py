@@ -1,8 +1,8 @@
-"""PositionOnlyCartPole: balance a pole seeing where cart and pole are, but not how fast they move.
+"""PositionOnlyCartPole: balance a pole without seeing velocities.
 
-The rules of POPGym's environment of that name over gymnasium's CartPole: each step gives 1 /
-max_episode_length, the one that drops the pole included, so that a full episode returns 1. Falling or
-leaving the track is `terminated`, the time limit `truncated`; both can be true at once.
+The rules are those of POPGym's environment of the same name, which uses gymnasium's CartPole. Each step gives
+1 / max_episode_length, including the step that drops the pole, so a full episode returns 1. If the pole falls or the
+cart leaves the track, the episode is `terminated`; at the time limit it is `truncated`. Both can be true at once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ START_RANGE = 0.05
 class PositionOnlyCartPole(TorchVectorEnv):
     """Observation: cart position in m and pole angle in rad. Action: push left (0) or right (1).
 
-    The state is float64, as in gymnasium (float32 on devices that have no float64).
+    The state is float64, as in gymnasium, and float32 on devices that have no float64.
     """
 
     def __init__(self, num_envs: int, max_episode_length: int = 200, device: torch.device | str = "cpu") -> None:
@@ -51,7 +51,7 @@ class PositionOnlyCartPole(TorchVectorEnv):
         return {"motion": draws, "steps": steps}, draws[:, :2].float()
 
     def transition(self, state: State, actions: Tensor, draws: Tensor) -> Transition:
-        motion = state["motion"]  # [B, 4]: position, angle, then their velocities
+        motion = state["motion"]  # [B, 4]: position, angle, and their velocities
         places, speeds = motion[:, :2], motion[:, 2:]
         next_places = torch.add(places, speeds, alpha=SECONDS_PER_STEP)
         next_speeds = torch.add(
@@ -75,9 +75,9 @@ class PositionOnlyCartPole(TorchVectorEnv):
 
 
 def accelerations(motion: Tensor, push: Tensor) -> Tensor:
-    """[B, 2]: of the cart in m/s^2 and of the pole in rad/s^2, for motion [B, 4] and push / total mass [B].
+    """[B, 2]: of the cart in m/s^2 and of the pole in rad/s^2, from motion [B, 4] and push / total mass [B].
 
-    The frictionless cart and pole of Barto, Sutton and Anderson in the form that gymnasium uses.
+    The frictionless cart and pole of Barto, Sutton and Anderson, as gymnasium computes it.
     """
     _, angle, _, spin = motion.unbind(1)
     sin, cos = angle.sin(), angle.cos()

@@ -1,8 +1,8 @@
 """RepeatFirst: name the suit of the first card of the episode, at every step.
 
-The rules of POPGym's environment of that name: a shuffled pack is dealt card by card; each answer gives +-1
-/ (cards - 1), so that a perfect episode returns 1 and guessing -0.5. An episode is cards - 1 steps and ends
-`terminated`.
+The rules are those of POPGym's environment of the same name. A shuffled deck is dealt card by card. Each answer gives
++1 / (cards - 1) or -1 / (cards - 1), so a perfect episode returns 1 and guessing returns -0.5 on average. An episode
+has cards - 1 steps and ends `terminated`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class RepeatFirst(TorchVectorEnv):
         super().__init__(num_envs, Discrete(SUITS), Discrete(SUITS), {"num_decks": num_decks}, device)
         self._full = full_deck(num_decks, self.device)
         num_cards = num_decks * CARDS_PER_DECK
-        self._right = torch.tensor(1 / (num_cards - 1), dtype=torch.float32, device=self.device)
-        self._wrong = -self._right
+        self._reward = torch.tensor(1 / (num_cards - 1), dtype=torch.float32, device=self.device)
+        self._penalty = -self._reward
 
     def draw(self) -> Tensor:
         return draw_for_one_card(self.num_envs, self.generator)
@@ -38,9 +38,9 @@ class RepeatFirst(TorchVectorEnv):
 
     def transition(self, state: State, actions: Tensor, draws: Tensor) -> Transition:
         deck, first = state["deck"], state["first"]  # [B, 4], [B]
-        rewards = torch.where(actions == first, self._right, self._wrong)
+        rewards = torch.where(actions == first, self._reward, self._penalty)
 
-        # The last card of a deck is no matter of chance: the draw is free for the first card of the next.
+        # The last card of a deck is not random, so the draw of that step is used for the first card of the next deck.
         terminated = deck[:, -1] == 1
         suit, next_deck = deal(torch.where(terminated.unsqueeze(1), self._full, deck), draws)
         return Transition(

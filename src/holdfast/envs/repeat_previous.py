@@ -1,8 +1,8 @@
-"""RepeatPrevious: name the suit of the card seen k - 1 cards before the one on the table.
+"""RepeatPrevious: name the suit of the card seen k - 1 cards before the last one.
 
-The rules of POPGym's environment of that name: a shuffled pack is dealt card by card; nothing is scored
-until k cards are on the table, then each answer gives +-1 / (cards - k), so that a perfect episode returns
-1 and guessing -0.5. An episode is cards - 1 steps and ends `terminated`.
+The rules are those of POPGym's environment of the same name. A shuffled deck is dealt card by card. Nothing is scored
+until k cards are dealt; then each answer gives +1 / (cards - k) or -1 / (cards - k), so a perfect episode returns 1 and
+guessing returns -0.5 on average. An episode has cards - 1 steps and ends `terminated`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from holdfast.envs.cards import CARDS_PER_DECK, SUITS, deal, draw_for_one_card, 
 
 
 class RepeatPrevious(TorchVectorEnv):
-    """Observation: the suit just dealt. Action: a suit. `k` counts the card on the table as 1."""
+    """Observation: the suit just dealt. Action: a suit. `k` counts the last card as 1."""
 
     env_dims: ClassVar[dict[str, int]] = {"recent": 1}
 
@@ -35,9 +35,9 @@ class RepeatPrevious(TorchVectorEnv):
         self._full = full_deck(num_decks, self.device)
         self._k = k
         self._unseen_when_scored = num_cards - k
-        self._right = torch.tensor(1 / (num_cards - k), dtype=torch.float32, device=self.device)
-        self._wrong = -self._right
-        self._nothing = torch.zeros_like(self._right)
+        self._reward = torch.tensor(1 / (num_cards - k), dtype=torch.float32, device=self.device)
+        self._penalty = -self._reward
+        self._unscored = torch.zeros_like(self._reward)
 
     def draw(self) -> Tensor:
         return draw_for_one_card(self.num_envs, self.generator)
@@ -50,14 +50,14 @@ class RepeatPrevious(TorchVectorEnv):
     def transition(self, state: State, actions: Tensor, draws: Tensor) -> Transition:
         deck, recent = state["deck"], state["recent"]  # [B, 4], [k, B] oldest first
         unseen = deck[:, -1]
-        answer = torch.where(actions == recent[0], self._right, self._wrong)
-        rewards = torch.where(unseen <= self._unseen_when_scored, answer, self._nothing)
+        answer = torch.where(actions == recent[0], self._reward, self._penalty)
+        rewards = torch.where(unseen <= self._unseen_when_scored, answer, self._unscored)
 
-        # The last card of a deck is no matter of chance: the draw is free for the first card of the next.
+        # The last card of a deck is not random, so the draw of that step is used for the first card of the next deck.
         terminated = unseen == 1
         suit, next_deck = deal(torch.where(terminated.unsqueeze(1), self._full, deck), draws)
         return Transition(
-            # Cards of the episode before stay in `recent`: nothing is scored until they are out of it.
+            # `recent` still holds cards of the previous episode. Nothing is scored until they have left it.
             state={"deck": next_deck, "recent": torch.cat((recent[1:], suit.unsqueeze(0)))},
             obs=suit,
             rewards=rewards,

@@ -1,4 +1,4 @@
-"""Velocity masks: velocities in observations set to 0, the classic way to make a task need memory."""
+"""Velocity masks set the velocities in observations to 0: the classic way to make a task need memory."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ VELOCITIES: dict[str, tuple[int, ...]] = {
     "LunarLander": (2, 3, 5),
     "LunarLanderContinuous": (2, 3, 5),
 }
-"""Which numbers of the observation are velocities, by the environment's name without its version."""
+"""Which entries of the observation are velocities, by the environment's name without version."""
 
 
 class VelocityMask(gym.ObservationWrapper[Any, Any, Any]):
-    """Sets the velocities in the observations of a known environment to 0; the space stays as it is."""
+    """Sets the velocities in the observations of a known environment to 0. The space does not change."""
 
     def __init__(self, env: gym.Env[Any, Any]) -> None:
         super().__init__(env)
@@ -29,16 +29,16 @@ class VelocityMask(gym.ObservationWrapper[Any, Any, Any]):
         self._velocities = list(VELOCITIES[name])
 
     def observation(self, observation: Any) -> Any:
-        masked = np.array(observation)  # a copy: the environment may keep what it returned
+        masked = np.array(observation)  # a copy, because the environment may keep what it returned
         masked[self._velocities] = 0
         return masked
 
 
 def require_known_velocities(name: str) -> None:
-    """Raise unless it is known which observations of the environment called `name` are velocities."""
+    """Raise a ValueError unless `VELOCITIES` lists the environment called `name`."""
     if name not in VELOCITIES:
         raise ValueError(
-            f"mask_velocity is not known for {name!r}, only for {', '.join(VELOCITIES)}; for another "
-            "environment wrap it in a gymnasium.ObservationWrapper that zeroes its velocities, or use "
+            f"mask_velocity is not known for {name!r}, only for {', '.join(VELOCITIES)}; wrap another "
+            "environment in a gymnasium.ObservationWrapper that zeroes its velocities, or use "
             "holdfast/PositionOnlyCartPoleEasy-v0"
         )

@@ -44,10 +44,12 @@ def describe_process() -> dict[str, Any]:
 
 def package_versions(names: Iterable[str]) -> dict[str, str]:
     """The installed ones among `names`, with their versions."""
+    from holdfast import __version__
+
     versions = {}
     for name in names:
         try:
-            versions[name] = metadata.version(name)
+            versions[name] = __version__ if name == "holdfast" else metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
     return versions

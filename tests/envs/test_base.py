@@ -1,4 +1,4 @@
-"""What all environments in torch promise: gymnasium's interface, autoreset, seeds, saving, no waiting."""
+"""What all environments in torch promise: gymnasium's interface, autoreset, seeds, saving, no waiting for a device."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def random_actions(env, steps, seed=0):
 
 
 def play(env, actions):
-    """All that comes back from the given actions [T, B], as one list of tensors."""
+    """Everything that the given actions [T, B] return, as one list of tensors."""
     out = []
     for row in actions:
         *results, info = env.step(row)
@@ -110,7 +110,7 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(env_id):
         runs.append([obs, *play(env, actions)])
     assert_equal(runs[0], runs[1])
     assert any(not torch.equal(a, b) for a, b in zip(runs[0], runs[2]))
-    # reset() without a seed goes on with the same generator: repeatable, but other episodes.
+    # reset() without a seed continues with the same generator: reproducible, but other episodes.
     again = []
     for _ in range(2):
         env.reset(seed=1)
@@ -131,7 +131,7 @@ def test_environments_leave_the_global_random_numbers_alone(env_id):
 
 
 @pytest.mark.parametrize("env_id", ALL_IDS)
-def test_a_restored_environment_goes_on_bit_for_bit(env_id):
+def test_a_restored_environment_continues_bit_for_bit(env_id):
     env = make(env_id, seed=3)
     actions = random_actions(env, 150)
     play(env, actions[:37])  # mid-episode
@@ -147,8 +147,8 @@ def test_a_restored_environment_goes_on_bit_for_bit(env_id):
 @pytest.mark.parametrize("env_id", ONE_OF_EACH)
 def test_a_saved_state_is_a_copy(env_id):
     env = make(env_id, seed=3)
-    saved, spoiled = env.state_dict(), env.state_dict()
-    for leaf in spoiled["state"].values():
+    saved, overwritten = env.state_dict(), env.state_dict()
+    for leaf in overwritten["state"].values():
         leaf.zero_()
     actions = random_actions(env, 20)
     first = play(env, actions)
@@ -177,19 +177,19 @@ def test_a_state_of_another_environment_is_refused_with_the_difference():
 
 
 @pytest.mark.parametrize("env_id", ONE_OF_EACH)
-def test_what_a_caller_does_to_returned_tensors_does_not_reach_the_environment(env_id):
+def test_changing_returned_tensors_does_not_change_the_environment(env_id):
     one, two = make(env_id, seed=0), make(env_id, seed=0)
     one.reset(), two.reset()[0].zero_()
     for actions in random_actions(one, 60):
         expected = one.step(actions)
-        came = two.step(actions)
-        assert_equal(expected[:4], came[:4])
-        for tensor in (*came[:4], *came[4].values()):
+        changed = two.step(actions)
+        assert_equal(expected[:4], changed[:4])
+        for tensor in (*changed[:4], *changed[4].values()):
             tensor.zero_()
 
 
 @pytest.mark.parametrize("env_id", ONE_OF_EACH)
-def test_numpy_actions_do_as_tensors(env_id):
+def test_numpy_actions_have_the_same_effect_as_tensors(env_id):
     one, two = make(env_id, seed=0), make(env_id, seed=0)
     actions = random_actions(one, 10)
     assert_equal(play(one, actions), play(two, actions.numpy().astype(np.int32)))

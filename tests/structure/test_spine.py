@@ -1,0 +1,84 @@
+"""docs/architecture.md lists the spine of `holdfast train`; a traced run passes through it in that order."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+import sys
+from collections.abc import Callable
+from types import CodeType, FrameType
+from typing import Any
+
+import pytest
+import torch
+
+from holdfast.cli import main
+from holdfast.kernels.cpu import recurrence as native
+from structure.source_tree import ROOT
+
+SHORT_RUN = [
+    "train", "--env", "holdfast/RepeatPreviousEasy-v0", "--hidden-size", "8", "--num-envs", "8", "--num-steps", "8",
+    "--minibatches", "2", "--epochs", "1", "--total-steps", "128", "--final-eval-episodes", "2", "--run-dir", "run", "--quiet",
+]  # fmt: skip
+
+
+def spine(heading: str) -> list[str]:
+    """The dotted names of the functions in the numbered list below a heading, in order."""
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    section = page.partition(f"### {heading}\n")[2].partition("\n#")[0]
+    return re.findall(r"^\d+\. `(holdfast\.[\w.]+)`", section, flags=re.MULTILINE)
+
+
+def code_of(name: str) -> CodeType:
+    """The code of a function from its dotted name, without the decorators around it."""
+    parts = name.split(".")
+    for cut in range(len(parts) - 1, 0, -1):
+        try:
+            found: Any = importlib.import_module(".".join(parts[:cut]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[cut:]:
+            found = getattr(found, part)
+        return inspect.unwrap(found).__code__
+    raise LookupError(f"{name} does not exist; correct docs/architecture.md")
+
+
+def first_calls(run: Callable[[], Any], names: list[str]) -> list[str]:
+    """Those of `names` that `run` calls, in the order of their first calls."""
+    waiting = {code_of(name): name for name in names}
+    order: list[str] = []
+
+    def watch(frame: FrameType, event: str, _argument: Any) -> None:
+        if event == "call" and frame.f_code in waiting:
+            order.append(waiting.pop(frame.f_code))
+
+    before = sys.getprofile()
+    sys.setprofile(watch)
+    try:
+        run()
+    finally:
+        sys.setprofile(before)
+    return order
+
+
+@pytest.mark.parametrize("heading", ["On a CPU", "On a GPU"])
+def test_the_spine_is_short_and_names_functions_that_exist(heading):
+    names = spine(heading)
+    assert 10 <= len(names) <= 15
+    assert len({code_of(name) for name in names}) == len(names)
+    assert names[0] == "holdfast.cli.train.train" and names[-1] == "holdfast.runs.checkpoint.save"
+
+
+@pytest.mark.skipif(not native.in_use(), reason="the page shows the run with the compiled kernel")
+def test_a_run_on_a_cpu_passes_through_the_spine_in_order(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = spine("On a CPU")
+    assert first_calls(lambda: main([*SHORT_RUN, "--device", "cpu"]), names) == names
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_run_on_a_gpu_passes_through_the_spine_in_order(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = spine("On a GPU")
+    assert first_calls(lambda: main([*SHORT_RUN, "--device", "cuda"]), names) == names
