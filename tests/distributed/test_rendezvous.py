@@ -58,7 +58,7 @@ def test_a_rank_0_that_is_about_to_die_takes_nobody_with_it():
 
 
 def test_who_is_missing_is_said():
-    with pytest.raises(TimeoutError, match=r"1 of 3 processes came, ranks \[1, 2\] are missing"):
+    with pytest.raises(TimeoutError, match=r"1 of 3 processes joined, ranks \[1, 2\] are missing"):
         fresh_store(HashStore(), 0, 3, timedelta(seconds=0.05))
     with pytest.raises(TimeoutError, match="rank 2 waited, but rank 0 did not answer"):
         fresh_store(HashStore(), 2, 3, timedelta(seconds=0.05))

@@ -177,7 +177,7 @@ def test_record_is_called_before_each_step_with_the_flags():
 
 
 def test_an_environment_without_an_end_is_given_up(monkeypatch):
-    monkeypatch.setattr(evaluation, "PATIENCE", 5)
+    monkeypatch.setattr(evaluation, "MAX_STEPS_WITHOUT_END", 5)
     env = Counter(1, AutoresetMode.SAME_STEP)
     env.ids = np.array([1000])
     with pytest.raises(RuntimeError, match="time limit"):

@@ -1,4 +1,4 @@
-"""One row of metrics from the rows of all ranks, and the episodes of all; every rank gets the same."""
+"""One row of metrics from the rows of all ranks, and the episodes of all ranks; every rank gets the same."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ import torch
 
 from holdfast.distributed.ranks import Ranks
 
-Weights = Sequence[float]  # of each rank: its share of the environments
+RankWeights = Sequence[float]  # each rank's share of the environments
 
 
-def _mean(numbers: list[float], weights: Weights) -> float:
+def _mean(numbers: list[float], weights: RankWeights) -> float:
     return sum(n * w for n, w in zip(numbers, weights)) / sum(weights)
 
 
-def _root_mean_square(numbers: list[float], weights: Weights) -> float:
+def _root_mean_square(numbers: list[float], weights: RankWeights) -> float:
     return math.sqrt(_mean([n * n for n in numbers], weights))
 
 
-def _largest(numbers: list[float], weights: Weights) -> float:
+def _largest(numbers: list[float], weights: RankWeights) -> float:
     return max((n for n in numbers if not math.isnan(n)), default=math.nan)
 
 
-def _sum(numbers: list[float], weights: Weights) -> float:
+def _sum(numbers: list[float], weights: RankWeights) -> float:
     return sum(numbers)
 
 
-# Losses (train/*) are reduced where they are computed; the rest of a row is of one rank until it comes here.
-REDUCTIONS: dict[str, Callable[[list[float], Weights], float]] = {
+# Losses (train/*) are reduced where they are computed; the other metrics belong to one rank until they are combined.
+REDUCTIONS: dict[str, Callable[[list[float], RankWeights], float]] = {
     "steps": _sum,
     "rollout/episodes": _sum,
     "env/failures": _sum,
@@ -68,7 +68,7 @@ def episodes(
     filled = [*ended, *[(math.nan, math.nan)] * (keep - len(ended))]
     everybody = ranks.everybody([float(len(ended)), *(number for pair in filled for number in pair)], device)
     per_rank = [list(zip(flat[1::2], flat[2::2]))[: int(flat[0])] for flat in everybody]
-    # Aligned at their ends: what is dropped from the front is then of all ranks alike.
+    # Aligned at their ends, so that what is dropped from the front comes from all ranks alike.
     longest = max(map(len, per_rank))
     padded = [[None] * (longest - len(part)) + part for part in per_rank]
     mixed = [pair for turn in zip(*padded) for pair in turn if pair is not None]

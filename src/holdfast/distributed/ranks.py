@@ -1,9 +1,9 @@
-"""One run in many processes, started by torchrun: who am I, which environments are mine, sums over everybody.
+"""One run in many processes, started by torchrun: rank, share of the environments, sums over all ranks.
 
     torchrun --nproc-per-node 4 -m holdfast train --num-envs 256
 
-All of it is `torch.distributed`: gloo between CPUs, NCCL between GPUs. Without torchrun there is one rank, and every
-function here gives back what it was given. Nothing here knows what is trained.
+It uses `torch.distributed`: gloo between CPUs, NCCL between GPUs. Without torchrun there is one rank, and every
+function here returns its input. Nothing here knows what is trained.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from holdfast.distributed.rendezvous import fresh_store
 
 @dataclass(frozen=True)
 class Ranks:
-    """The processes of a run and this one's place among them. `joined`: there is a process group to talk through."""
+    """The processes of a run and this one's rank. `joined`: a process group exists."""
 
     rank: int = 0
     size: int = 1
@@ -36,7 +36,7 @@ class Ranks:
         return self.rank == 0
 
     def share(self, count: int, rank: int | None = None) -> range:
-        """Which of `count` environments are a rank's; the first ranks have one more where it does not come out even.
+        """Which of `count` environments belong to a rank; the first ranks have one more if they do not divide evenly.
 
         >>> [list(Ranks(r, 3, True).share(7)) for r in range(3)]
         [[0, 1, 2], [3, 4], [5, 6]]
@@ -47,7 +47,7 @@ class Ranks:
         return range(first, first + each + (rank < more))
 
     def seed(self, seed: int, *salt: int) -> int:
-        """A seed of this rank's own: that of the run on rank 0, far from it and always the same elsewhere."""
+        """A seed of this rank: the run's own on rank 0, a fixed other one elsewhere."""
         if self.rank == 0 and not salt:
             return seed
         return int(np.random.SeedSequence([seed, self.rank, *salt]).generate_state(1)[0])
@@ -70,18 +70,18 @@ class Ranks:
         return mean, self.sum((x - mean).square().sum(0)) / count, count
 
     def everybody(self, numbers: list[float], device: torch.device) -> list[list[float]]:
-        """The numbers of every rank, in order of ranks; all give as many."""
+        """The numbers of every rank, in order; all give equally many."""
         if not self.joined:
             return [numbers]
         mine = torch.tensor(numbers, dtype=torch.float64, device=device)
-        all_of_them = [torch.empty_like(mine) for _ in range(self.size)]
-        dist.all_gather(all_of_them, mine)
-        return torch.stack(all_of_them).tolist()
+        parts = [torch.empty_like(mine) for _ in range(self.size)]
+        dist.all_gather(parts, mine)
+        return torch.stack(parts).tolist()
 
     # --- data --------------------------------------------------------------------------------------------------------
 
     def gather(self, value: Any) -> list[Any]:
-        """Everybody's plain data on rank 0, in order of ranks; nothing elsewhere."""
+        """The plain data of all ranks on rank 0, in order; nothing elsewhere."""
         if not self.joined:
             return [value]
         parts: list[Any] | None = [None] * self.size if self.leads else None
@@ -89,7 +89,7 @@ class Ranks:
         return parts or []
 
     def from_leader(self, value: Any) -> Any:
-        """What rank 0 passed."""
+        """The value that rank 0 passed."""
         if not self.joined:
             return value
         box = [value]
@@ -102,7 +102,7 @@ ALONE = Ranks()
 
 
 def join(device: str) -> tuple[Ranks, torch.device]:
-    """This process's place among those torchrun started, and its device; one rank without torchrun."""
+    """This process's rank and device; one rank without torchrun."""
     chosen = pick_device(device, int(os.environ.get("LOCAL_RANK", 0)) if launched() else None)
     if not dist.is_available():
         return ALONE, chosen
@@ -131,17 +131,17 @@ def _leave() -> None:
 
 
 def launched() -> bool:
-    """Whether torchrun, or something that speaks as it does, started this process."""
+    """Whether torchrun, or a launcher that sets the same variables, started this process."""
     return all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"))
 
 
 def restarted() -> bool:
-    """Whether torchrun (`--max-restarts`) has started this machine's processes again after one of the job died."""
+    """Whether torchrun (`--max-restarts`) restarted this machine's processes after one of the job died."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
 
 
 def begun_again(ranks: Ranks, device: torch.device) -> bool:
-    """Whether any machine's processes were started again: one that has joined since then does not know."""
+    """Whether any machine's processes were restarted: a machine that joined later does not know."""
     return any(flag for (flag,) in ranks.everybody([float(restarted())], device))
 
 

@@ -1,9 +1,9 @@
-"""Where the processes of a job find each other when torchrun has started it again.
+"""How the processes of a job find each other after torchrun has restarted it.
 
-torchrun's agent keeps one key-value store for all lives of a job, and torch.distributed writes its addresses under the
-same keys in each. A process that starts before the others then reads where they were in the life before: its connection
-is refused, or it waits for one that nobody makes. So the processes agree on a prefix that no life before has used. They
-cannot count lives: torchrun's own count is kept per machine, and is 0 again on a machine that was replaced.
+torchrun's agent keeps one key-value store over all restarts of a job, and torch.distributed writes its addresses under the
+same keys each time. A process that starts before the others reads their addresses from before the restart: its connection
+is refused, or it waits forever. So the processes agree on a prefix that no earlier start has used. They cannot count the
+restarts: torchrun counts per machine, from 0 on a machine that was replaced.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ POLL_SECONDS = 0.01
 
 
 def fresh_store(store: Store, rank: int, size: int, patience: timedelta) -> Store:
-    """`store` under a prefix known to the `size` processes that are alive now, and to nobody before them.
+    """`store` under a prefix known to the `size` processes that are alive now, and to no earlier one.
 
-    Rank 0 makes the prefix. Every other process leaves an id of its own, is answered under that id, and says under the
-    prefix that it is there; when all are, rank 0 says so. An answer from a rank 0 that is about to die is superseded:
-    the next rank 0 answers the same id again.
+    Rank 0 makes the prefix. Every other process writes an id of its own, is answered under that id, and confirms under
+    the prefix; when all have, rank 0 confirms that. An answer from a rank 0 that dies is superseded: the next rank 0
+    answers the same id again.
     """
     from torch.distributed.distributed_c10d import PrefixStore  # some builds of torch have no torch.distributed
 
@@ -45,7 +45,7 @@ def _lead(store: Store, size: int, gives_up: float) -> str:
                 answered.add(found)
         missing = [rank for rank in missing if not store.check([f"{prefix}: {rank} is there"])]
         if missing:
-            _wait(gives_up, f"{size - len(missing)} of {size} processes came, ranks {missing} are missing")
+            _wait(gives_up, f"{size - len(missing)} of {size} processes joined, ranks {missing} are missing")
     store.set(f"{prefix}: all are there", "")
     return prefix
 
@@ -57,7 +57,7 @@ def _follow(store: Store, rank: int, gives_up: float) -> str:
         if store.check([f"answer to {own_id}"]) and (answer := store.get(f"answer to {own_id}").decode()) != prefix:
             prefix = answer
             store.set(f"{prefix}: {rank} is there", "")
-        _wait(gives_up, f"rank {rank} waited, but {'not all others came' if prefix else 'rank 0 did not answer'}")
+        _wait(gives_up, f"rank {rank} waited, but {'not all others joined' if prefix else 'rank 0 did not answer'}")
     return prefix
 
 

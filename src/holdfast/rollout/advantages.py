@@ -1,4 +1,4 @@
-"""Generalised advantage estimation (Schulman et al., 2016), and which observations begin an episode."""
+"""Generalized advantage estimation (Schulman et al., 2016), and which observations begin an episode."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def resets_from(
 ) -> Tensor:
     """Which observations returned by `step` are the first of an episode.
 
-    Flags of one step [B] or of several [T, B]; entry t speaks of the observation that the same `step` call returned.
+    Flags of one step [B] or of several [T, B]; entry t is about the observation that the same `step` call returned.
     SAME_STEP (and DISABLED, once the caller has reset the finished ones): where that step ended an episode. NEXT_STEP:
     where the step *before* did; `previous_done` [B] says so for the first entry (None: nowhere).
     """

@@ -110,7 +110,7 @@ class Collector:
                 final_values[t] = self._value_of_final(out.final_obs, out.truncated)
         with span("values for bootstrapping"), autocast(adapter.device, self.autocast):
             last = policy.peek_value(adapter.obs, resets=adapter.resets, memory=memory).float()
-        rows["action_mask"] = _allow_where_unsaid(rows["action_mask"])
+        rows["action_mask"] = _fill_missing_masks(rows["action_mask"])
         stacked = {name: _stack(parts) for name, parts in rows.items() if parts}
         segment = self._finish(stacked, last, final_values, chunk_states, failed)
         segment.seconds = {"env": in_env, "policy": clock() - began - in_env}
@@ -182,7 +182,7 @@ class Collector:
         self, rewards: Tensor, dones: Tensor, valid: Tensor, failed: Sequence[int]
     ) -> tuple[list[float], list[int]]:
         T, device = len(rewards), rewards.device
-        # A reward that is not finite would stay in these sums for ever; the update it spoils is counted and reported.
+        # A non-finite reward would stay in these sums; the update that it spoils is counted and reported elsewhere.
         total = torch.where(rewards.isfinite(), rewards, 0.0).double().cumsum(0) + self._open_return
         length = valid.long().cumsum(0) + self._open_length
         # The step at which the episode before ended, -1 where there was none: [T + 1, B], the last row for open ones.
@@ -208,7 +208,7 @@ class Collector:
         }
 
     def load_state_dict(self, d: dict[str, Any]) -> bool:
-        """Go on exactly; or, if the environment cannot give back its state, begin all episodes anew: then False."""
+        """Continue exactly. If the environment cannot restore its state, restart all episodes and return False."""
         if not d["started"]:
             return True
         if not self.adapter.load_state_dict(d["feed"]):
@@ -222,14 +222,14 @@ class Collector:
 
 
 def collect(env: Any, policy: RecurrentPolicy, steps: int = 128, **options: Any) -> Iterator[Segment]:
-    """Segments without end: `for segment in hf.collect(env, policy, steps=128)`. Options as `Collector`'s."""
+    """Endless segments: `for segment in hf.collect(env, policy, steps=128)`. Options as `Collector`'s."""
     collector = Collector(env, policy, steps, **options)
     while True:
         yield collector.rollout()
 
 
-def _allow_where_unsaid(masks: list[Tensor | None]) -> list[Tensor]:
-    """Masks of each step, everything allowed in steps that came without one; [] if none came with one."""
+def _fill_missing_masks(masks: list[Tensor | None]) -> list[Tensor]:
+    """Masks of each step; steps without one allow everything. [] if no step has a mask."""
     known = next((mask for mask in masks if mask is not None), None)
     return [] if known is None else [torch.ones_like(known) if mask is None else mask for mask in masks]
 

@@ -3,9 +3,9 @@
     env = RebuildingEnv(lambda: gym.make_vec("CartPole-v1", 8, vectorization_mode="async",
                         vector_kwargs={"autoreset_mode": AutoresetMode.SAME_STEP}), timeout=60)
 
-A failure closes the whole vector environment and builds it anew. The step in which it happened ends every open episode
-as truncated, with reward 0 and the last observation seen as its final one; the next observations are first ones, so
-memory starts fresh. Failures are counted, and reported with the traceback of the environment's own process.
+A failure closes the whole vector environment and rebuilds it. The step in which it happened truncates every open episode,
+with reward 0 and the last observation seen as the final one; the next observations are first ones, so memory starts
+fresh. Failures are counted and reported with the traceback of the environment's own process.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from holdfast.envs.base import TorchVectorEnv
 from holdfast.rollout.vector_env import autoreset_mode
 
 LONGEST_REPORT = 20_000  # characters of a traceback
-FAILURES = (Exception, SystemExit)  # an environment that means to leave would take the run with it
+FAILURES = (Exception, SystemExit)  # an environment that calls exit() must not end the run
 
 
 class EnvFailedError(RuntimeError):
-    """Environments failed, and no more often were they to be built anew."""
+    """Environments failed more often than allowed."""
 
 
 class RebuildingEnv(VectorWrapper):  # generic in newer gymnasium only
     """Builds its environments with `make`, and again after each of up to `limit` failures.
 
-    timeout: seconds that a step or reset of an `AsyncVectorEnv` may take; None: any time. report: called at each failure,
-    the last one too, with their number and the traceback, whose last line says what happened. Environments must reset in
-    the step that ends an episode (SAME_STEP).
+    timeout: seconds that a step or reset of an `AsyncVectorEnv` may take; None: no limit. report: called at every failure
+    with its number and the traceback, whose last line says what happened. Environments must reset in the step that ends
+    an episode (SAME_STEP).
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class RebuildingEnv(VectorWrapper):  # generic in newer gymnasium only
         self._obs: Any = None
         self._watch_workers()
 
-    def __getattr__(self, name: str) -> Any:  # what only the environment inside has: action_masks, state_dict
+    def __getattr__(self, name: str) -> Any:  # attributes of the wrapped environment: action_masks, state_dict
         if name.startswith("_") or name == "env" or self._gone:
             raise AttributeError(name)
         return getattr(self.env, name)
@@ -78,7 +78,7 @@ class RebuildingEnv(VectorWrapper):  # generic in newer gymnasium only
             return self._obs, info
         except FAILURES as error:
             failure = error
-        info = self._build_anew(failure)
+        info = self._rebuild(failure)
         return self._obs, info
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
@@ -87,9 +87,9 @@ class RebuildingEnv(VectorWrapper):  # generic in newer gymnasium only
             self._obs = obs
             return (obs, *rest)
         except FAILURES as error:
-            failure = error  # to be dealt with outside: new processes would inherit it as the context of their own
+            failure = error  # handled outside: new processes would inherit it as the context of their own errors
         last, count = self._obs, self.num_envs
-        info = self._build_anew(failure)
+        info = self._rebuild(failure)
         ends = {"final_obs": last, "_final_obs": np.ones(count, bool), "env_failure": True}
         return self._obs, np.zeros(count), np.zeros(count, bool), np.ones(count, bool), {**info, **ends}
 
@@ -101,8 +101,8 @@ class RebuildingEnv(VectorWrapper):  # generic in newer gymnasium only
         getattr(self.env, f"{call}_async")(*args, **options)
         return getattr(self.env, f"{call}_wait")(timeout=self._timeout)
 
-    def _build_anew(self, error: BaseException) -> dict[str, Any]:
-        """Close what is left, build and reset; `_obs` are then first observations. The info of the reset."""
+    def _rebuild(self, error: BaseException) -> dict[str, Any]:
+        """Close the environment, build and reset it; `_obs` are first observations then. Returns the reset's info."""
         while True:
             self.failures += 1
             text = self._describe(error)
@@ -138,9 +138,7 @@ class RebuildingEnv(VectorWrapper):  # generic in newer gymnasium only
         ends = []
         for number, process in enumerate(workers):
             if process.sentinel in ending:
-                process.join(
-                    timeout=1.0
-                )  # its files are closed, but it may not be quite gone, and have no exit code, yet
+                process.join(timeout=1.0)  # its files are closed, but it may not have an exit code yet
                 ends.append(f"the process of environment {number} {_how_it_ended(process.exitcode)}")
         trace = "".join(traceback.format_exception(error))
         return f"{trace}{', '.join(ends)}"[-LONGEST_REPORT:]
@@ -162,9 +160,9 @@ def _how_it_ended(code: int | None) -> str:
 
 
 class _Recorder:
-    """A queue of errors from the workers of gymnasium's AsyncVectorEnv, whose tracebacks it remembers.
+    """A queue of errors from the workers of gymnasium's AsyncVectorEnv that keeps the last traceback.
 
-    gymnasium would also warn of them in the middle of the display: warnings are silent from here until the report.
+    gymnasium also warns about them, in the middle of the display: warnings are silenced until the report.
     """
 
     def __init__(self, queue: Any) -> None:
@@ -192,7 +190,7 @@ class _Recorder:
 
 
 def _tear_down(env: VectorEnv[Any, Any, Any]) -> None:
-    """Close an environment in any state: one that hangs would not answer a request to close."""
+    """Close an environment in any state. One that hangs does not answer a request to close."""
     processes = getattr(env.unwrapped, "processes", None)
     if processes is None:
         with contextlib.suppress(Exception):
@@ -208,14 +206,14 @@ def _tear_down(env: VectorEnv[Any, Any, Any]) -> None:
     env.unwrapped.closed = True
 
 
-# --- a training run's ------------------------------------------------------------------------------------------------
+# --- for a training run ------------------------------------------------------------------------------------------------
 
 
 class FailureLog:
     """Counts a run's failures, says each in a line, and appends the tracebacks to a file in the run's folder."""
 
-    def __init__(self, config: TrainConfig, rank: int, say: Callable[[str], None]) -> None:
-        self.config, self.say, self.count = config, say, 0
+    def __init__(self, config: TrainConfig, rank: int, notify: Callable[[str], None]) -> None:
+        self.config, self.notify, self.count = config, notify, 0
         self.limit = config.max_env_failures if config.env_failure == "rebuild" else 0
         self.file = config.folder / f"env_failures-rank{rank}.txt"
 
@@ -224,17 +222,17 @@ class FailureLog:
         with contextlib.suppress(OSError), open(self.file, "a") as log:
             log.write(f"--- failure {self.count}\n{text.rstrip()}\n\n")
         if number <= self.limit:
-            self.say(
-                f"an environment failed ({what_happened(text)}). All beside it are built anew, open episodes truncated; "
+            self.notify(
+                f"an environment failed ({what_happened(text)}). All environments are rebuilt, open episodes truncated; "
                 f"failure {number} of at most {self.limit}, traceback in {self.file}"
             )
 
     def last_words(self, error: EnvFailedError, saved: Path | None) -> EnvFailedError:
         """The error that ends a run: what happened, where the tracebacks are, what is left, what can be done."""
-        goes_on = f"holdfast train --resume {self.config.folder} goes on"
-        kept = f"What was learnt is in {saved}, and {goes_on}" if saved else "No update was finished, nothing is saved"
+        resume = f"continue with holdfast train --resume {self.config.folder}"
+        kept = f"The last checkpoint is {saved}; {resume}" if saved else "No update was finished, nothing is saved"
         more = (
-            "--env-failure rebuild builds them anew"
+            "--env-failure rebuild rebuilds them"
             if self.config.env_failure == "stop"
             else "allow more with --max-env-failures"
         )
@@ -242,7 +240,7 @@ class FailureLog:
 
 
 def training_env(config: TrainConfig, num_envs: int, device: torch.device, report: FailureLog) -> Any:
-    """The environments a config describes; those that can fail survive it as the config says."""
+    """The environments of a config, wrapped in `RebuildingEnv` where they can fail."""
 
     def make() -> Any:
         return envs.make(

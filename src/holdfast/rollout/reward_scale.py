@@ -1,4 +1,4 @@
-"""Scaling rewards by the running deviation of discounted returns, frozen while a rollout is trained on."""
+"""Reward scaling by the running deviation of discounted returns; constant during a rollout and its update."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class RewardScale:
         return 1.0 / max(self.var, 1e-8) ** 0.5
 
     def update(self, rewards: Tensor, dones: Tensor, valid: Tensor, ranks: Ranks = ALONE) -> None:
-        """Take in a rollout's raw rewards and ends, [T, B], of this rank; the deviation is that of all `ranks`.
+        """Add a rollout's raw rewards and ends, [T, B], of this rank; the deviation is that of all `ranks`.
 
-        Steps that are not `valid`, and returns that are not finite, count for nothing.
+        Steps that are not `valid` and returns that are not finite are ignored.
         """
         returns = torch.empty(rewards.shape, dtype=torch.float64, device=rewards.device)
         for t in range(len(rewards)):

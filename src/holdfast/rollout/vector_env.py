@@ -1,7 +1,7 @@
-"""`VectorEnvAdapter`: one way to read any gymnasium vector environment, whatever its autoreset mode and array library.
+"""`VectorEnvAdapter`: one way to drive any gymnasium vector environment, whatever its autoreset mode and array library.
 
-It keeps what the policy sees next (`obs`, `resets`, `action_mask`) and whether the next step is a real one (`valid`),
-and turns the three autoreset modes into one form. It does not act, and keeps no statistics.
+It holds what the policy sees next (`obs`, `resets`, `action_mask`) and whether the next step is a real one (`valid`),
+and turns the three autoreset modes into one form. It does not act and keeps no statistics.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from holdfast.state import leaves, tree_map
 
 
 class EnvStep(NamedTuple):
-    """What one step gave, each [B]; invalid (dummy) steps have zero rewards and no ends."""
+    """The result of one step, each [B]; invalid (dummy) steps have zero rewards and no ends."""
 
     rewards: Tensor
     terminated: Tensor
@@ -28,7 +28,7 @@ class EnvStep(NamedTuple):
     """What the policy would have seen next in episodes that were truncated, all rows; None if there is none, or if the
     next step plays it (NEXT_STEP)."""
     failed: bool = False
-    """The environments failed in this step and were built anew: no episode came to its own end."""
+    """The environments failed in this step and were rebuilt, so no episode ended by itself."""
 
 
 def autoreset_mode(env: Any) -> AutoresetMode:
@@ -89,7 +89,7 @@ class VectorEnvAdapter:
         self.obs = self._compose(self._tensors(obs), None, None)
 
     def step(self, action: Tensor) -> EnvStep:
-        """Take an action in every environment and move on to what comes next."""
+        """Take an action in every environment and advance to the next observations."""
         obs, rewards, terminated, truncated, info = self.env.step(self.to_env(action))
         rewards = self._tensor(rewards, torch.float32)
         terminated, truncated = self._tensor(terminated, torch.bool), self._tensor(truncated, torch.bool)
@@ -111,14 +111,14 @@ class VectorEnvAdapter:
             obs, info = self.env.reset(options={"reset_mask": done.cpu().numpy()})
             obs, mask = self._tensors(obs), _where_mask(done, self._read_mask(info), mask)
         if self.has_dummy_steps and mask is not None:
-            # After its end an episode may allow nothing; what a dummy step does is ignored, so let it do anything.
+            # After its end an episode may allow nothing. A dummy step's action is ignored, so allow all.
             mask = mask | ~self.valid.view(-1, *(1,) * (mask.dim() - 1))
         self.action_mask = mask
         self.obs = self._compose(obs, action, rewards, fresh=self.resets)
         return EnvStep(rewards, terminated, truncated, final, bool(info.get("env_failure", False)))
 
     def to_env(self, action: Tensor) -> Any:
-        """The action as the environment takes it: clipped to its Box, numpy if it speaks numpy."""
+        """The action as the environment takes it: clipped to its Box, numpy unless it returns tensors."""
         space = self.env_action_space
         if isinstance(space, spaces.Box):
             low = torch.as_tensor(space.low, device=action.device)
@@ -143,7 +143,7 @@ class VectorEnvAdapter:
         }
 
     def load_state_dict(self, d: dict[str, Any]) -> bool:
-        """Go on from there; False if the environment cannot, and must be started afresh."""
+        """Continue from there; False if the environment cannot and must be restarted."""
         if d["env"] is None or not hasattr(self.env, "load_state_dict"):
             return False
         self.env.load_state_dict(_tensors_to_arrays(d["env"]))
@@ -214,7 +214,7 @@ class VectorEnvAdapter:
         return dense
 
     def _read_mask(self, info: dict[str, Any]) -> Tensor | None:
-        """What each environment allows [B, ...]; everything where one of them does not say."""
+        """The actions that each environment allows [B, ...]; all of them where it gives no mask."""
         if "action_mask" in info:
             mask = info["action_mask"]
         elif self._mask_method is not None:
@@ -229,8 +229,8 @@ class VectorEnvAdapter:
             mask = np.stack([np.ones_like(known) if row is None else np.asarray(row) for row in mask])
         allowed = torch.as_tensor(mask, device=self.device).bool()
         if "action_mask" in info and "_action_mask" in info:
-            said = torch.as_tensor(info["_action_mask"], device=self.device).bool()
-            allowed = allowed | ~said.view(-1, *(1,) * (allowed.dim() - 1))
+            given = torch.as_tensor(info["_action_mask"], device=self.device).bool()
+            allowed = allowed | ~given.view(-1, *(1,) * (allowed.dim() - 1))
         return allowed.clone()
 
 
@@ -241,7 +241,7 @@ def _mask_method(env: Any) -> Any:
     copies = getattr(getattr(env, "unwrapped", env), "envs", None)
     if not copies or not all(hasattr(c, "has_wrapper_attr") and c.has_wrapper_attr("action_masks") for c in copies):
         return None
-    # The copies are looked up anew each time: an environment that failed has been replaced.
+    # The copies are looked up each time: one that failed has been replaced.
     return lambda: np.stack([c.get_wrapper_attr("action_masks")() for c in getattr(env, "unwrapped", env).envs])
 
 
@@ -255,11 +255,11 @@ def _where_mask(rows: Tensor, mask: Tensor | None, other: Tensor | None) -> Tens
     return torch.where(rows.view(-1, *(1,) * (mask.dim() - 1)), mask, other)
 
 
-_ARRAY = "numpy array"  # how a saved environment's arrays are told from its tensors
+_ARRAY = "numpy array"  # marks arrays in a saved environment's state, so that they load as arrays
 
 
 def _arrays_to_tensors(tree: Any) -> Any:
-    """An environment's state as a checkpoint can hold it."""
+    """An environment's state as plain checkpoint data."""
     if isinstance(tree, dict):
         return {key: _arrays_to_tensors(part) for key, part in tree.items()}
     if isinstance(tree, (list, tuple)):
@@ -270,7 +270,7 @@ def _arrays_to_tensors(tree: Any) -> Any:
 
 
 def _tensors_to_arrays(tree: Any) -> Any:
-    """Back again."""
+    """The inverse of `_arrays_to_tensors`."""
     if isinstance(tree, dict):
         if tree.keys() == {_ARRAY}:
             return tree[_ARRAY].numpy().copy()

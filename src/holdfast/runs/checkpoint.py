@@ -1,10 +1,10 @@
 """Checkpoint files: data that can never run code, written atomically, checked before they are read.
 
-    holdfast checkpoint 1\\n      what it is, and the version of the form
+    holdfast checkpoint 1\\n      what it is, and the version of the format
     <SHA-256 of the rest, hex>\\n
     <payload>                    torch.save of tensors, numbers, strings, lists and dicts, nothing else
 
-The digest comes first because torch loads a flipped bit without a word. This file knows nothing of what is inside.
+The digest is checked first, because torch loads a flipped bit silently. This file does not know what is inside.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def load(path: str | Path) -> dict[str, Any]:
     version = head[len(MAGIC) :]
     if version != str(VERSION).encode():
         raise CheckpointError(
-            f"{path}: it has version {version[:20].decode(errors='replace')!r}, this Holdfast reads version {VERSION}"
+            f"{path}: format version {version[:20].decode(errors='replace')!r}, this Holdfast reads version {VERSION}"
         )
     digest, newline, body = rest.partition(b"\n")
     if not newline or hashlib.sha256(body).hexdigest().encode() != digest:

@@ -1,9 +1,9 @@
-"""What a run leaves behind: `progress.csv`, TensorBoard events, Weights & Biases, `config.json`, `meta.json`.
+"""The record of a run: `progress.csv`, TensorBoard events, Weights & Biases, `config.json`, `meta.json`.
 
 The CSV is the record. One row per update, floats written so that they read back to the same bits: two
-identical runs give identical files in all columns but `time/*`, which come last. Each row is handed to the
-operating system at once, so a killed run loses at most the row being written. A disk that is full loses none: rows
-wait in memory. The record of a long run is thinned out, so that it never has more than MAX_ROWS rows.
+identical runs give identical files in all columns but `time/*`, which come last. Each row goes to the operating
+system at once, so a killed run loses at most the row being written. A full disk loses none: rows wait in memory. The
+record of a long run is thinned out to at most MAX_ROWS rows.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MAX_ROWS = 20_000
 
 
 class RunFolderError(OSError):
-    """A run's folder that cannot be written when the run begins; later training would go on from memory."""
+    """A run's folder cannot be written when the run begins. (Later, rows wait in memory and training continues.)"""
 
 
 class RunLog:
@@ -76,7 +76,7 @@ class RunLog:
         """Cut `progress.csv` back to the rows with `update` at most this, and drop a torn last line."""
         self._close_writers()
         rows = [row for row in read_progress(self.folder) if float(row["update"]) <= update]
-        # A column that only later rows had goes too: the file is again what it was at that update.
+        # Columns that only later rows have are dropped too: the file is what it was at that update.
         self._columns = _ordered(name for row in rows for name, text in row.items() if text != "")
         self._stride = stride(update)
         if rows:
@@ -137,7 +137,7 @@ class RunLog:
             raise
 
     def _replace_csv(self, rows: Iterable[Mapping[str, str]], columns: list[str]) -> None:
-        """The whole file anew, under these columns; a reader sees the old one or the new one."""
+        """Rewrite the whole file with these columns; a reader sees the old file or the new one."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -154,7 +154,7 @@ class RunLog:
         self._columns = columns
 
     def _write_tensorboard(self, row: Mapping[str, float], step: int) -> None:
-        """The record is the CSV: what the disk refuses here is left out, and tried ever more rarely."""
+        """The CSV is the record: rows that the disk refuses here are dropped, and retries become rarer."""
         update, problem = int(row["update"]), None
         if self._events is None and self._tensorboard_retry.must_wait(update):
             return
@@ -202,7 +202,7 @@ class RunLog:
 
 
 def stride(update: float) -> int:
-    """Every how many-th row a run of so many updates keeps.
+    """A run of so many updates keeps every n-th row: n.
 
     >>> [stride(update) for update in (1, 20_000, 20_001, 40_000, 40_001)]
     [1, 1, 2, 2, 4]
@@ -234,7 +234,7 @@ def write_metadata(folder: Path, config: Mapping[str, Any], engines: Mapping[str
 
 
 def write_result(folder: Path, result: Mapping[str, Any]) -> None:
-    """`result.json`: what a finished run came to."""
+    """`result.json`: the result of a finished run."""
     _write_json(Path(folder) / RESULT_NAME, dict(result))
 
 

@@ -20,7 +20,7 @@ def capture(device: torch.device) -> dict[str, Any]:
 
 
 def restore(saved: dict[str, Any], device: torch.device) -> None:
-    """Go on from where `capture` was called."""
+    """Continue from where `capture` was called."""
     random.setstate(_tuples(saved["python"]))
     np.random.set_state(_numpy_state(saved["numpy"]))
     torch.set_rng_state(saved["torch"])
@@ -28,11 +28,16 @@ def restore(saved: dict[str, Any], device: torch.device) -> None:
         torch.cuda.set_rng_state(saved["cuda"][0], device)
 
 
-def seed(number: int) -> None:
-    """All streams anew."""
+def seed(number: int, device: torch.device | None = None) -> None:
+    """Seed all random generators; of the GPUs only `device`, if given."""
     random.seed(number)
     np.random.seed(number % 2**32)
-    torch.manual_seed(number)
+    if device is None:
+        torch.manual_seed(number)
+        return
+    torch.default_generator.manual_seed(number)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(number)
 
 
 def _plain(value: Any) -> Any:

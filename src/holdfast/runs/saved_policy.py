@@ -1,4 +1,4 @@
-"""Policies from configs and from checkpoints: `hf.load`. How a run goes on from one is the trainer's affair."""
+"""Policies from configs and from checkpoints: `hf.load`. It does not resume runs; the trainer does."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NEEDED = {"config", "policy", "own_policy", "ppo", "collector", "rng", "update",
 
 
 def load(path_or_run: str | Path, policy: RecurrentPolicy | None = None, device: str = "cpu") -> RecurrentPolicy:
-    """The policy of a checkpoint or of a run's newest one, ready for use: weights and normaliser, fresh memory.
+    """The policy of a checkpoint or of a run's newest one, ready for use: weights and normalizer, fresh memory.
 
     A policy class of your own is passed as an instance, and gets the weights.
     """
@@ -37,7 +37,9 @@ def read(path_or_run: str | Path) -> tuple[Path, dict[str, Any]]:
     file, saved = checkpoint.load_from(path_or_run)
     missing = sorted(NEEDED - saved.keys())
     if missing:
-        raise checkpoint.CheckpointError(f"{file}: no trainer wrote this checkpoint: it has no {', '.join(missing)}")
+        raise checkpoint.CheckpointError(
+            f"{file}: this checkpoint was not written by a trainer: it has no {', '.join(missing)}"
+        )
     return file, saved
 
 

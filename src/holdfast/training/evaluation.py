@@ -1,13 +1,12 @@
-"""`evaluate`: how good a policy is, over a number of whole episodes, without anybody noticing.
+"""`evaluate`: the return of a policy over whole episodes, without side effects.
 
-It has its own memory and its own resets, so nothing about recurrence is left to the caller; random number streams, the
+It has its own memory and its own resets, so nothing about recurrence is left to the caller. Random generators, the
 policy's memory and its train/eval mode are as before when it returns. It does not train and does not log.
 """
 
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,9 +19,10 @@ from torch import Tensor
 from holdfast.memory import Memory
 from holdfast.policies.base import RecurrentPolicy
 from holdfast.rollout.vector_env import VectorEnvAdapter
+from holdfast.runs import rng_state
 
-PATIENCE = 200_000
-"""Steps of every environment without one episode's end, after which an evaluation gives up."""
+MAX_STEPS_WITHOUT_END = 200_000
+"""Steps of every environment without the end of an episode, after which an evaluation gives up."""
 
 
 @dataclass
@@ -70,23 +70,23 @@ def evaluate(
     device = policy.core.device()
     with _undisturbed(policy, device):
         if seed is not None:
-            _seed(seed, device)
-        feed = VectorEnvAdapter(env, device, inputs)
+            rng_state.seed(seed, device)
+        adapter = VectorEnvAdapter(env, device, inputs)
         memory = Memory(policy.core)
-        quota = [episodes // feed.num_envs + (i < episodes % feed.num_envs) for i in range(feed.num_envs)]
+        quota = [episodes // adapter.num_envs + (i < episodes % adapter.num_envs) for i in range(adapter.num_envs)]
         returns: list[list[float]] = [[] for _ in quota]
         lengths: list[list[int]] = [[] for _ in quota]
-        open_return, open_length = np.zeros(feed.num_envs), np.zeros(feed.num_envs, dtype=np.int64)
+        open_return, open_length = np.zeros(adapter.num_envs), np.zeros(adapter.num_envs, dtype=np.int64)
         missing, waited = episodes, 0
-        feed.start(seed)
-        memory.reserve(feed.num_envs)
+        adapter.start(seed)
+        memory.reserve(adapter.num_envs)
         while missing:
             if record is not None:
-                record(feed.resets)
-            mask = feed.action_mask
-            step = policy.act(feed.obs, feed.resets, memory=memory, action_mask=mask, deterministic=deterministic)
-            valid = feed.valid.cpu().numpy()  # False where this step only plays an environment's reset
-            out = feed.step(step.action)
+                record(adapter.resets)
+            mask = adapter.action_mask
+            step = policy.act(adapter.obs, adapter.resets, memory=memory, action_mask=mask, deterministic=deterministic)
+            valid = adapter.valid.cpu().numpy()  # False where this step only plays an environment's reset
+            out = adapter.step(step.action)
             open_return += out.rewards.cpu().numpy()
             open_length += valid
             ended = np.flatnonzero((out.terminated | out.truncated).cpu().numpy())
@@ -97,34 +97,24 @@ def evaluate(
                     missing -= 1
             open_return[ended], open_length[ended] = 0.0, 0
             waited = 0 if len(ended) else waited + 1
-            if waited > PATIENCE:
+            if waited > MAX_STEPS_WITHOUT_END:
                 raise RuntimeError(
-                    f"no episode ended in {PATIENCE:,} steps of {feed.num_envs} environments; "
+                    f"no episode ended in {MAX_STEPS_WITHOUT_END:,} steps of {adapter.num_envs} environments; "
                     "evaluation needs episodes that end: give the environment a time limit"
                 )
     return EvalResult.of([r for part in returns for r in part], [n for part in lengths for n in part])
 
 
-def _seed(seed: int, device: torch.device) -> None:
-    """Sampling of actions, on this device only."""
-    torch.default_generator.manual_seed(seed)
-    if device.type == "cuda":
-        torch.cuda.manual_seed(seed)
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-
-
 @contextmanager
 def _undisturbed(policy: RecurrentPolicy, device: torch.device) -> Iterator[None]:
-    """Eval mode inside; random streams and every module's mode as before outside."""
+    """Eval mode inside; random generators and every module's mode as before outside."""
     modes = [(module, module.training) for module in policy.modules()]
-    numpy_state, python_state = np.random.get_state(), random.getstate()
+    generators = rng_state.capture(device)
     try:
-        with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.no_grad():
+        with torch.no_grad():
             policy.eval()
             yield
     finally:
         for module, training in modes:
             module.training = training
-        np.random.set_state(numpy_state)
-        random.setstate(python_state)
+        rng_state.restore(generators, device)

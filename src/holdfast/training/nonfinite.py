@@ -1,7 +1,7 @@
-"""When loss or gradients are not finite: count it, keep what is needed to find out why, clear what would stay spoiled.
+"""Non-finite losses and gradients: count them, keep the evidence, and clear memory rows that hold NaN.
 
-The optimiser has already skipped those steps (`ppo.py`), so weights are sound. What a NaN can still spoil is memory: a
-row that holds one gives NaN until its episode ends.
+The engine has already skipped those optimizer steps, so the weights are finite. A memory row that holds NaN would give NaN
+until its episode ends.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ KEPT = 2  # files of a rank: the first, and the latest
 
 
 class NonFiniteError(RuntimeError):
-    """Training stopped: updates in a row came to nothing."""
+    """Training stopped: too many updates in a row were skipped."""
 
 
 class NonFiniteGuard:
-    """Looks at every update of a run. `total`: updates with skipped steps. `in_a_row`: those of late that took none."""
+    """Watches every update of a run. `total`: updates with skipped steps. `in_a_row`: the latest ones without any step."""
 
     def __init__(self, config: TrainConfig, rank: int, notify: Callable[[str], None]) -> None:
         self.config, self.rank, self.notify = config, rank, notify
         self.total = self.in_a_row = 0
 
     def after_update(self, row: dict[str, float], segment: Segment, policy: RecurrentPolicy, memory: Memory) -> None:
-        """Count and report skipped steps; keep what they were computed from; stop when nothing is learnt any more."""
+        """Count and report skipped steps, keep their evidence, and stop after too many updates without a step."""
         if row.get("memory/nan", 0) > 0:
             clear_memory(memory)
         skipped = row["train/skipped_steps"]
@@ -52,7 +52,7 @@ class NonFiniteGuard:
         except OSError as error:
             evidence = f"nowhere ({error})"
         origin = where_from(segment)
-        # Now and then one: the first, the second, the fourth, ... are told. In a row: all, until it stops.
+        # Isolated ones are reported ever more rarely (1, 2, 4, ...), ones in a row always.
         if self.total & (self.total - 1) == 0 or self.in_a_row > 1:
             what = "the update was" if spoiled else f"{skipped:.0f} of its steps were"
             so_far = f" (update number {self.total} of this kind)" if self.total > 1 else ""
@@ -61,7 +61,7 @@ class NonFiniteGuard:
             )
         if self.in_a_row >= self.config.max_bad_updates:
             good = checkpoint.rolling(self.config.folder)
-            last = f"The last good checkpoint is {good[-1]}" if good else "No checkpoint had been written yet"
+            last = f"The last good checkpoint is {good[-1]}" if good else "No checkpoint was written yet"
             raise NonFiniteError(
                 f"loss or gradients were not finite in {self.in_a_row} updates in a row, and training stopped: {origin}. "
                 f"{last}. Rollout and weights of the last update are in {evidence}"
@@ -69,7 +69,7 @@ class NonFiniteGuard:
 
 
 def where_from(segment: Segment) -> str:
-    """Which of what the policy was given is not finite: [T, B, ...] from the environments, or the memory it began with."""
+    """Which input of the policy is not finite: observations or rewards [T, B, ...], or the memory it started from."""
     given = {"observations": leaves(segment.obs), "rewards": [segment.rewards]}
     for name, parts in given.items():
         bad = torch.stack([~part.isfinite().flatten(2).all(2) for part in map(_flat, parts)]).any(0)  # [T, B]
@@ -81,7 +81,7 @@ def where_from(segment: Segment) -> str:
     memory = [leaf for leaf in leaves(segment.start_state) if leaf.is_floating_point()]
     if not all(bool(leaf.isfinite().all()) for leaf in memory):
         return "the memory held NaN or Inf when the rollout began"
-    return "observations, rewards and memory here were finite, so it came of the network, the loss or another rank"
+    return "observations, rewards and memory were finite, so the cause is the network, the loss or another rank"
 
 
 def _flat(x: torch.Tensor) -> torch.Tensor:
@@ -89,14 +89,14 @@ def _flat(x: torch.Tensor) -> torch.Tensor:
 
 
 def inputs_are_finite(segment: Segment) -> bool:
-    """Whether what the policy was given is finite: observations, rewards, the state it started from."""
+    """Whether observations, rewards and the start state are finite."""
     given = [*leaves(segment.obs), segment.rewards, *leaves(segment.start_state)]
     return all(bool(leaf.isfinite().all()) for leaf in given if leaf.is_floating_point())
 
 
 @torch.no_grad()
 def clear_memory(memory: Memory) -> list[int]:
-    """Make the rows fresh that hold NaN or Inf; which."""
+    """Reset the rows that hold NaN or Inf; returns their ids."""
     state = leaves(memory.read())
     if not state:
         return []
@@ -106,7 +106,7 @@ def clear_memory(memory: Memory) -> list[int]:
 
 
 def keep_evidence(folder: Path, rank: int, row: dict[str, float], segment: Segment, policy: dict[str, Any]) -> Path:
-    """Write the rollout and the weights of an update that went wrong; of earlier ones only the first is kept."""
+    """Write the rollout and the weights of a skipped update; of earlier ones only the first is kept."""
     path = folder / FOLDER / f"update_{int(row['update']):08d}-rank{rank}.pt"
     timed = {f.name: getattr(segment, f.name) for f in fields(segment)}
     content = {

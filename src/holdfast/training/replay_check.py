@@ -1,8 +1,8 @@
-"""The replay check: before the first optimiser step, the training leg must give what the rollout gave.
+"""The replay check: before the first optimizer step, the training leg must give what the rollout gave.
 
 Law 1 of the library. A gap means that something differs between acting and training: resets shifted, a wrong start
-state, dropout, a normaliser that moved. The check measures the gap and, when it is too large, says where and why, by
-trying which other resets or start states would make it vanish.
+state, dropout, a normalizer that moved. The check measures the gap. If it is too large, it says where and why, by trying
+which other resets or start states make the gap vanish.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ReplayGap(NamedTuple):
     b: int
 
 
-class Leg(NamedTuple):
+class TrainingLeg(NamedTuple):
     """How a segment is trained on: which policy, in chunks of `bptt`, in which precision."""
 
     policy: RecurrentPolicy
@@ -40,7 +40,7 @@ class Leg(NamedTuple):
 
     @torch.no_grad()
     def difference(self, segment: Segment, resets: Tensor | None = None, zero_start: bool = False) -> Tensor:
-        """How far the stored numbers are from recomputed ones, [T, B]; 0 in dummy steps."""
+        """The difference of stored and recomputed numbers, [T, B]; 0 in dummy steps."""
         cut = (segment if resets is None else replace(segment, resets=resets)).as_sequences(self.bptt)
         start = tree_map(torch.zeros_like, cut.start_state) if zero_start else cut.start_state
         with autocast(cut.resets.device, self.autocast):
@@ -64,7 +64,7 @@ def measure(
     policy: RecurrentPolicy, segment: Segment, autocast: torch.dtype | None = None, bptt: int | None = None
 ) -> ReplayGap:
     """Recompute the stored log-probabilities and values with the present weights."""
-    return _largest(Leg(policy, bptt, autocast).difference(segment))
+    return _largest(TrainingLeg(policy, bptt, autocast).difference(segment))
 
 
 def check(
@@ -76,7 +76,7 @@ def check(
 ) -> float:
     """The gap; above ten times the tolerance a `ReplayError` that explains it."""
     allowed = tolerance(segment.resets.device, autocast is not None) if allowed is None else allowed
-    leg = Leg(policy, bptt, autocast)
+    leg = TrainingLeg(policy, bptt, autocast)
     gap = _largest(leg.difference(segment))
     if gap.size <= 10 * allowed:  # NaN fails this too
         return gap.size
@@ -111,8 +111,8 @@ def _boundary(segment: Segment, gap: ReplayGap) -> str:
 # --- why ---------------------------------------------------------------------------------------------------------
 
 
-def _cause(leg: Leg, segment: Segment, limit: float) -> str:
-    layers = _layers_to_blame(leg.policy)
+def _cause(leg: TrainingLeg, segment: Segment, limit: float) -> str:
+    layers = _refused_layers(leg.policy)
     if layers:
         return layers
     present = leg.difference(segment)
@@ -124,7 +124,7 @@ def _cause(leg: Leg, segment: Segment, limit: float) -> str:
             "otherwise."
         )
     for words, resets in _other_resets(segment):
-        if _fits(leg, segment, resets, limit):
+        if _explains(leg, segment, resets, limit):
             return f"Cause: the gap vanishes when the stored resets are {words}: that is how the rollout really reset."
     if _only_before_first_reset(leg, segment, present, limit):
         zeros = all(not leaf.any() for leaf in leaves(segment.start_state))
@@ -133,19 +133,19 @@ def _cause(leg: Leg, segment: Segment, limit: float) -> str:
             f"is not the one the rollout had{' (it is all zeros)' if zeros else ''}."
         )
     return (
-        "No usual cause found. Look for anything that differs between act and evaluate: a normaliser that moved, "
+        "No usual cause found. Look for anything that differs between act and evaluate: a normalizer that moved, "
         "noise, weights changed after the rollout, precision in one leg only. `holdfast doctor` examines the policy."
     )
 
 
 def rollout_failed(policy: nn.Module, error: ValueError) -> None:
-    """Say so if layers that the check refuses are behind an error in the rollout: BatchNorm fails on a single row."""
-    layers = _layers_to_blame(policy)
+    """Name the layers that the check refuses if they are behind an error in the rollout: BatchNorm fails on one row."""
+    layers = _refused_layers(policy)
     if layers:
         raise ReplayError(f"the rollout failed: {error}.\n{layers}") from error
 
 
-def _layers_to_blame(policy: nn.Module) -> str | None:
+def _refused_layers(policy: nn.Module) -> str | None:
     kinds = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm)
     found = [
         f"{type(m).__name__} ({name})"
@@ -161,7 +161,7 @@ def _layers_to_blame(policy: nn.Module) -> str | None:
 
 
 def _other_resets(segment: Segment) -> list[tuple[str, Tensor]]:
-    """Resets that the rollout may have used in place of the stored ones; entry 0 is not known."""
+    """Resets that the rollout may have used in place of the stored ones; entry 0 is unknown."""
     resets = segment.resets
     none = torch.zeros_like(resets)
     earlier, later, ends = none.clone(), none.clone(), none.clone()
@@ -177,16 +177,16 @@ def _other_resets(segment: Segment) -> list[tuple[str, Tensor]]:
     return [(words, other) for words, other in found if not torch.equal(other[1:], resets[1:])]
 
 
-def _fits(leg: Leg, segment: Segment, resets: Tensor, limit: float) -> bool:
-    """Whether these resets explain the rollout. What step 0 had is not known, so each environment may have either;
-    nor what the last step had, so it does not count."""
+def _explains(leg: TrainingLeg, segment: Segment, resets: Tensor, limit: float) -> bool:
+    """Whether these resets explain the rollout. The reset of step 0 is unknown, so each environment may have either; so is
+    that of the last step, which is left out."""
     begins, goes_on = resets.clone(), resets.clone()
     begins[0], goes_on[0] = True, False
     worst = [leg.difference(segment, r)[:-1].amax(0) for r in (begins, goes_on)] if len(resets) > 1 else []
     return bool(worst) and bool((torch.minimum(*worst) <= limit).all())
 
 
-def _only_before_first_reset(leg: Leg, segment: Segment, present: Tensor, limit: float) -> bool:
+def _only_before_first_reset(leg: TrainingLeg, segment: Segment, present: Tensor, limit: float) -> bool:
     length = leg.bptt or segment.num_steps
     begun = segment.resets.unflatten(0, (-1, length)).cumsum(1).flatten(0, 1) > 0  # [T, B]
     return bool((present[begun] <= limit).all()) and bool(begun.any())

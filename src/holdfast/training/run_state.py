@@ -1,8 +1,8 @@
-"""A run's state as checkpoint data, and back: everything that is needed to go on as if nothing had happened.
+"""A run's state as checkpoint data, and back: everything that a resumed run needs to continue exactly.
 
-A distributed run's checkpoint is one file with a part per rank: its environments, their memory, its random streams.
-Resumed with as many ranks each takes its part; with another number the environments are dealt out anew, every one with
-its memory. `checkpoint.py` writes the file; this module knows what is in it.
+A distributed run's checkpoint is one file with a part per rank: its environments, their memory, its random generators.
+Resumed with as many ranks, each takes its part; with another number the environments are redistributed, each with its
+memory. `checkpoint.py` writes the file; this module knows what is in it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def payload(trainer: Trainer) -> dict[str, Any]:
 
 
 def _part(trainer: Trainer) -> dict[str, Any]:
-    """What is a rank's own."""
+    """The part of one rank."""
     scale = trainer.reward_scale
     return {
         "collector": trainer.collector.state_dict(),
@@ -65,7 +65,7 @@ def _part(trainer: Trainer) -> dict[str, Any]:
 
 
 def restore(trainer: Trainer, saved: dict[str, Any]) -> bool:
-    """Put a trainer where the checkpoint's was; False if its environments had to begin new episodes."""
+    """Restore a trainer from a checkpoint; False if its environments had to restart their episodes."""
     ranks, config = trainer.ranks, trainer.config
     updates = [int(update) for (update,) in ranks.everybody([float(saved["update"])], trainer.device)]
     if len(set(updates)) > 1:
@@ -83,12 +83,12 @@ def restore(trainer: Trainer, saved: dict[str, Any]) -> bool:
         "rng": saved["rng"],
     }
     parts = [first, *saved.get("other_ranks", [])]
-    mine = parts[ranks.rank] if len(parts) == ranks.size else _dealt_anew(trainer, parts, saved["update"])
+    mine = parts[ranks.rank] if len(parts) == ranks.size else _redistributed(trainer, parts, saved["update"])
     if mine["generator"] is not None:
         trainer.ppo.generator.set_state(mine["generator"])
     else:
         trainer.ppo.generator.manual_seed(ranks.seed(config.seed, saved["update"]))
-    # If episodes must start anew: other ones than at first.
+    # If episodes must restart, they are other ones than in the first run.
     trainer.collector.seed = ranks.seed(config.seed + saved["update"])
     exact = trainer.collector.load_state_dict(mine["collector"])
     if trainer.reward_scale is not None and saved["reward_scale"] is not None:
@@ -111,8 +111,8 @@ def restore(trainer: Trainer, saved: dict[str, Any]) -> bool:
 # --- another number of ranks -----------------------------------------------------------------------------------------
 
 
-def _dealt_anew(trainer: Trainer, parts: list[dict[str, Any]], update: int) -> dict[str, Any]:
-    """This rank's part when there were `len(parts)` ranks and are now others. Ranks that are new have no streams."""
+def _redistributed(trainer: Trainer, parts: list[dict[str, Any]], update: int) -> dict[str, Any]:
+    """This rank's part if the number of ranks changed from `len(parts)`. New ranks have no random generators to restore."""
     ranks, share = trainer.ranks, trainer.parts.env_share
     seed = ranks.seed(trainer.config.seed, update, 1)
     own = parts[ranks.rank] if ranks.rank < len(parts) else {"generator": None, "rng": None}
@@ -129,8 +129,8 @@ def _dealt_anew(trainer: Trainer, parts: list[dict[str, Any]], update: int) -> d
 def regroup_collectors(parts: list[dict[str, Any]], share: range, env: Any, rank: int, seed: int) -> dict[str, Any]:
     """The collector state of the environments in `share`, numbered through all parts.
 
-    Random numbers of the environment go on from part number `rank`, or from `seed` if there is none. An environment
-    that saves its state but has no `regroup` cannot be cut: then it is left out, and begins anew.
+    Random numbers of the environment continue from part number `rank`, or from `seed` if there is none. An environment
+    that saves its state but has no `regroup` cannot be split: its state is dropped, and its episodes restart.
     """
     if not parts[0]["started"]:
         return parts[0]

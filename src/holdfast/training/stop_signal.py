@@ -1,4 +1,4 @@
-"""Why a run stops before its end: Ctrl-C, a callback, a target reached; on any rank, and then on all."""
+"""Why a run stops before its end: Ctrl-C, a callback, a target reached. A signal on one rank stops all."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ REASONS = ("callback", "target", "interrupt")
 
 
 class StopSignal:
-    """`reason`: one of REASONS, or None while the run goes on."""
+    """`reason`: one of REASONS, or None while the run continues."""
 
     def __init__(self) -> None:
         self.reason: str | None = None
 
     def sync(self, ranks: Ranks, device: torch.device) -> bool:
-        """Whether any rank has a reason to stop; then all have it."""
+        """Whether any rank has a reason to stop; all ranks then have it."""
         mine = 0 if self.reason is None else 1 + REASONS.index(self.reason)
         found = int(max(number for (number,) in ranks.everybody([float(mine)], device)))
         self.reason = REASONS[found - 1] if found else None
@@ -30,7 +30,7 @@ class StopSignal:
 
     @contextmanager
     def on_ctrl_c(self, notify: Callable[[str], None]) -> Iterator[None]:
-        """Ctrl-C finishes the present update, then stops; a second one stops at once."""
+        """Ctrl-C stops after the present update, a second one at once."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return

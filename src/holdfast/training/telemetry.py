@@ -1,6 +1,6 @@
-"""What a run says about its memory: numbers (`memory/*`) and warnings for when "the RNN does not learn".
+"""Metrics of a run's memory (`memory/*`), and warnings for when "the RNN does not learn".
 
-One device-to-host copy per update. Nothing here changes anything.
+One device-to-host copy per update. Nothing here changes the run.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def memory_metrics(state: State, resets: Tensor) -> dict[str, float]:
 
 @torch.no_grad()
 def staleness(stored: State, recomputed: State) -> float:
-    """How far stored states are from what the present weights give: RMS of the difference over that of the state."""
+    """The distance of stored states from what the present weights give: RMS of the difference over that of the state."""
     pairs = list(zip(named_leaves(stored).values(), named_leaves(recomputed).values()))
     if not pairs:
         return 0.0
@@ -49,7 +49,7 @@ def staleness(stored: State, recomputed: State) -> float:
 
 
 class Warnings:
-    """Says each thing once."""
+    """Gives each warning once."""
 
     def __init__(self, config: TrainConfig, action_space: spaces.Space[Any] | None) -> None:
         self.config = config
