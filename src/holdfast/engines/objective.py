@@ -19,19 +19,24 @@ def fused_objective(
     log_prob: Tensor, entropy: Tensor, value: Tensor, old: Segment, settings: LossSettings, all_valid: bool = False
 ) -> PPOTerms:
     """As `algorithms.ppo.clipped_objective`."""
-    stored = (old.log_prob, old.value, old.advantage, old.returns, None if all_valid else old.valid)
-    return PPOTerms(*_ClippedObjective.apply(log_prob, entropy, value, *stored, *settings))  # type: ignore[no-untyped-call]
+    return PPOTerms(*_ClippedObjective.apply(log_prob, entropy, value, old, settings, all_valid))  # type: ignore[no-untyped-call]
 
 
 class _ClippedObjective(torch.autograd.Function):
-    """The fields of `PPOTerms`; only the loss can be differentiated. `valid` None: every step counts."""
+    """The fields of `PPOTerms`; only the loss can be differentiated."""
 
     @staticmethod
     def forward(
-        ctx: Any, log_prob: Tensor, entropy: Tensor, value: Tensor, old_log_prob: Tensor, old_value: Tensor,
-        advantage: Tensor, returns: Tensor, valid: Tensor | None, clip_range: float, clip_value: float | None,
-        entropy_coef: float, value_coef: float,
-    ) -> tuple[Tensor, ...]:  # fmt: skip
+        ctx: Any,
+        log_prob: Tensor,
+        entropy: Tensor,
+        value: Tensor,
+        old: Segment,
+        settings: LossSettings,
+        all_valid: bool,
+    ) -> tuple[Tensor, ...]:
+        clip_range, clip_value, entropy_coef, value_coef = settings
+        valid = None if all_valid else old.valid
         if valid is None:
             weight: Tensor | float = 1.0 / log_prob.numel()
         else:
@@ -40,17 +45,17 @@ class _ClippedObjective(torch.autograd.Function):
         def mean(x: Tensor) -> Tensor:  # over real steps; a dummy step may hold anything
             return x.mean() if valid is None else torch.where(valid, x * weight, 0.0).sum()
 
-        log_ratio = log_prob - old_log_prob
+        log_ratio = log_prob - old.log_prob
         ratio = log_ratio.exp()
-        gain = advantage * ratio
-        clipped_gain = advantage * ratio.clamp(1 - clip_range, 1 + clip_range)
+        gain = old.advantage * ratio
+        clipped_gain = old.advantage * ratio.clamp(1 - clip_range, 1 + clip_range)
         policy_loss = -mean(torch.minimum(gain, clipped_gain))
 
-        error = value - returns
+        error = value - old.returns
         squared = error * error
         if clip_value is not None:
-            moved = value - old_value
-            near = old_value + moved.clamp(-clip_value, clip_value) - returns
+            moved = value - old.value
+            near = old.value + moved.clamp(-clip_value, clip_value) - old.returns
             worse = near * near > squared
             squared = torch.where(worse, near * near, squared)
             error = torch.where(worse, near * (moved.abs() <= clip_value), error)
@@ -58,7 +63,7 @@ class _ClippedObjective(torch.autograd.Function):
 
         mean_entropy = mean(entropy)
         loss = policy_loss + value_coef * value_loss - entropy_coef * mean_entropy
-        approx_kl = mean(ratio - 1 - log_ratio)  # Schulman's k3: never negative, low variance
+        approx_kl = mean(ratio - 1 - log_ratio)
         clip_fraction = mean(((ratio - 1).abs() > clip_range).to(ratio.dtype))
 
         d_log_prob = torch.where(gain <= clipped_gain, gain, 0.0) * -weight
@@ -77,4 +82,4 @@ class _ClippedObjective(torch.autograd.Function):
     def backward(ctx: Any, d_loss: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         d_log_prob, d_value = ctx.saved_tensors
         d_entropy = (d_loss * ctx.d_entropy).expand(ctx.shape)
-        return (d_log_prob * d_loss, d_entropy, d_value * d_loss, *(None,) * 9)
+        return d_log_prob * d_loss, d_entropy, d_value * d_loss, None, None, None
