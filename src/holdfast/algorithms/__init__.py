@@ -1,0 +1,1 @@
+"""Learning algorithms as readable pages. How they run is in `engines`."""

@@ -1,0 +1,1 @@
+"""Acting with a trained policy: `Runner`, export to ONNX and pt2."""

@@ -1,0 +1,1 @@
+"""Several processes in one run: ranks, rendezvous, metrics over ranks."""

@@ -1,0 +1,1 @@
+"""Policies with memory: `RecurrentPolicy`, `ActorCritic`, encoders, action distributions."""

@@ -1,0 +1,1 @@
+"""From environments to segments: collector, adapter for vector environments, advantages, reward scale."""

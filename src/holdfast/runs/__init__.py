@@ -1,0 +1,1 @@
+"""The run folder: checkpoints, log, metadata, loading a saved policy."""

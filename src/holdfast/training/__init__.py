@@ -1,0 +1,1 @@
+"""The training loop: trainer, one iteration, evaluation, replay check, guards, telemetry."""
