@@ -47,11 +47,11 @@ def machine_rows() -> list[Row]:
     from holdfast.runs.metadata import OPTIONAL, REQUIRED, cpu_name, device_names, package_versions
 
     versions = package_versions((*REQUIRED, *OPTIONAL))
-    cpu = f"{cpu_name()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
+    cpu = _cpu_text(cpu_name(), os.cpu_count(), torch.get_num_threads(), torch.backends.cpu.get_cpu_capability())
     return [
         ("holdfast", f"{holdfast.__version__}, {Path(holdfast.__file__).parent}"),
         ("python", f"{platform.python_version()}, {platform.platform()}"),
-        ("cpu", f"{cpu}, {torch.backends.cpu.get_cpu_capability()}"),
+        ("cpu", cpu),
         ("devices", ", ".join(device_names()) or "cpu only"),
         ("cpu kernel", cpu_kernel()),
         *engine_rows(),
@@ -91,7 +91,11 @@ def run_rows(run: Path) -> list[Row]:
         ("command", shlex.join(meta["command"])),
         ("holdfast", f"{packages.get('holdfast', 'not installed')}{commit}"),
         ("python", f"{meta['python']}, torch {packages['torch']}, {meta['platform']}"),
-        ("cpu", f"{meta['cpu']}, {meta['cpu_count']} cores, {meta['threads']} threads, {meta['cpu_capability']}"),
+        ("cpu", _cpu_text(meta["cpu"], meta["cpu_count"], meta["threads"], meta["cpu_capability"])),
         ("devices", ", ".join(meta["devices"]) or "cpu only"),
         *meta.get("engines", {}).items(),  # runs of 0.1 do not say
     ]
+
+
+def _cpu_text(name: str, cores: int | None, threads: int, capability: str) -> str:
+    return f"{name}, {cores} cores, {threads} thread{'' if threads == 1 else 's'}, {capability}"
