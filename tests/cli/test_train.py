@@ -89,7 +89,7 @@ def test_a_checkpoint_of_another_program_and_a_damaged_one_are_mistakes(run, tra
     capsys.readouterr()
     for command in ("eval", "train --resume"):
         assert run(*command.split(), "other.pt") == 2
-        assert "no trainer wrote this checkpoint" in capsys.readouterr().err
+        assert "it has no collector, config, own_policy, policy" in capsys.readouterr().err
         assert run(*command.split(), "run") == 2
         assert "damaged or cut short" in capsys.readouterr().err
 

@@ -1,0 +1,1 @@
+"""What a run shows: live view, dashboard, charts, plots."""

@@ -44,7 +44,7 @@ def describe_process() -> dict[str, Any]:
 
 
 def package_versions(names: Iterable[str]) -> dict[str, str]:
-    """Versions of those packages among `names` that are installed."""
+    """The installed ones among `names`, with their versions."""
     versions = {}
     for name in names:
         try:
