@@ -1,4 +1,4 @@
-"""Settings: what is refused and with which words, and that they survive being written down."""
+"""Settings: which values are refused and with which message, and that they survive JSON."""
 
 from __future__ import annotations
 
@@ -10,48 +10,64 @@ from typing import Any
 import pytest
 
 import holdfast as hf
-from holdfast import envs
+from holdfast import config, envs
 from holdfast.config import PRESETS
 
 
 @pytest.mark.parametrize(
     "settings, words",
     [
-        (dict(num_envs=0), "num_envs must be at least 1, got 0"),
-        (dict(epochs=0), "epochs must be at least 1"),
-        (dict(final_eval_episodes=0), "final_eval_episodes must be at least 1"),
-        (dict(bptt=24, num_steps=64), "bptt=24 must divide num_steps=64"),
-        (dict(bptt=0), "bptt=0 must divide"),
+        (dict(num_envs=0), "--num-envs must be at least 1, got 0"),
+        (dict(epochs=0), "--epochs must be at least 1"),
+        (dict(final_eval_episodes=0), "--final-eval-episodes must be at least 1"),
+        (dict(bptt=24, num_steps=64), "--bptt 24 must divide --num-steps 64"),
+        (dict(bptt=0), "--bptt 0 must divide"),
         (
             dict(num_envs=2, minibatches=4),
-            r"4 minibatches of whole sequences.*there are 2 \(num_envs=2 x 1 per segment",
+            r"--minibatches 4 needs .* a rollout has 2 \(--num-envs 2 x 1 per segment\)",
         ),
-        (dict(inputs=("prev_action",)), "'obs', and optionally 'prev_action' and 'prev_reward'"),
-        (dict(inputs=("obs", "reward")), "'obs', and optionally"),
-        (dict(core="rnn"), "core='rnn': one of 'lstm', 'gru', 'none'"),
-        (dict(lr_schedule="step"), "lr_schedule='step': one of 'constant', 'linear', 'cosine'"),
-        (dict(precision="fp16"), "precision='fp16': one of 'fp32', 'bf16'"),
-        (dict(gamma=1.5), "gamma must lie between 0 and 1, got 1.5"),
-        (dict(eval_every=-1), "eval_every must not be negative"),
+        (dict(inputs=("prev_action",)), "--inputs must be obs and optionally prev_action and prev_reward, got"),
+        (dict(inputs=("obs", "reward")), "--inputs must be obs and optionally"),
+        (dict(core="rnn"), "--core must be one of lstm, gru, none, got 'rnn'"),
+        (dict(lr_schedule="step"), "--lr-schedule must be one of constant, linear, cosine, got 'step'"),
+        (dict(precision="fp16"), "--precision must be one of fp32, bf16, got 'fp16'"),
+        (dict(gamma=1.5), "--gamma must be between 0 and 1, got 1.5"),
+        (dict(gae_lambda=float("nan")), "--gae-lambda must be between 0 and 1, got nan"),
+        (dict(eval_every=-1), "--eval-every must be at least 0, got -1; 0 turns it off"),
+        (dict(max_env_failures=-1), "--max-env-failures must be at least 0, got -1"),
+        (dict(max_bad_updates=0), "--max-bad-updates must be at least 1, got 0"),
+        (dict(env_timeout=0, vectorization="async"), "--env-timeout must be a positive number of seconds, got 0"),
+        (dict(env_timeout=5), "--env-timeout 5 needs --vectorization async"),
     ],
 )
-def test_settings_that_cannot_work_are_refused_by_name(settings: dict[str, Any], words: str):
+def test_a_setting_that_cannot_work_is_refused_by_the_name_of_its_flag(settings: dict[str, Any], words: str):
     with pytest.raises(ValueError, match=words):
         hf.TrainConfig(**settings)
 
 
-def test_chunks_count_as_sequences_for_minibatches():
+@pytest.mark.parametrize("name", config.RANGES)
+def test_both_ends_of_a_range_are_accepted_and_what_lies_outside_is_not(name: str):
+    low, high, _ = config.RANGES[name]
+    others = dict(minibatches=1)
+    for end, step in ((low, -1), (high, 1)):
+        if end is not None:
+            hf.TrainConfig(**{**others, name: end})
+            with pytest.raises(ValueError, match=rf"--{name.replace('_', '-')} must be .* got {end + step}"):
+                hf.TrainConfig(**{**others, name: end + step})
+
+
+def test_sequences_of_bptt_steps_count_for_minibatches():
     assert hf.TrainConfig(num_envs=2, num_steps=8, bptt=4, minibatches=4).minibatches == 4
 
 
-def test_settings_survive_being_written_as_json(tmp_path: Path):
-    config = hf.TrainConfig(
+def test_settings_survive_json(tmp_path: Path):
+    settings = hf.TrainConfig(
         head_sizes=(8, 4), encoder_sizes=(), inputs=("obs", "prev_reward"), env_kwargs={"length": 5}
     )
     path = tmp_path / "config.json"
-    path.write_text(json.dumps(config.to_dict()))
+    path.write_text(json.dumps(settings.to_dict()))
     back = hf.TrainConfig.load(path)
-    assert back == config and isinstance(back.head_sizes, tuple)
+    assert back == settings and isinstance(back.head_sizes, tuple)
 
 
 def test_unknown_settings_are_named():

@@ -1,4 +1,4 @@
-"""`python -m holdfast`: the same as the command `holdfast`."""
+"""`python -m holdfast` is the command `holdfast`."""
 
 import sys
 

@@ -1,6 +1,7 @@
-"""`TrainConfig`: every setting of a training run, one line of help each, and the presets per task.
+"""`TrainConfig`: every setting of a training run, with one line of help each, and the presets per task.
 
-The command line's flags are these fields; `config.json` in a run folder holds the resolved ones.
+The flags of `holdfast train` are these fields, and `config.json` in a run folder holds them. This module is plain data:
+it checks values against each other, and nothing here knows an environment, a device or a file format.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import dataclasses
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 
 @dataclass
@@ -19,23 +20,23 @@ class TrainConfig:
     env: str = "holdfast/RepeatPreviousEasy-v0"
     """Environment: ours (holdfast/...), any gymnasium id, or popgym:Name."""
     core: Literal["lstm", "gru", "none"] = "lstm"
-    """What remembers: lstm, gru, or none (the memoryless control)."""
+    """Kind of memory: lstm, gru, or none (the memoryless control)."""
     hidden_size: int = 128
-    """Units of the core, per layer."""
+    """Units per layer of the core."""
     num_layers: int = 1
     """Layers of the core."""
     critic_core: Literal["shared", "separate", "none"] = "shared"
-    """The critic's memory: the actor's, its own, or none."""
+    """Memory of the critic: the actor's, its own, or none."""
     reset: Literal["zero", "learned", "detach", "never"] = "zero"
-    """What happens to memory at an episode's start."""
+    """What happens to the memory when an episode starts."""
     memory_span: int | None = None
-    """Start with gates that remember for up to about so many steps; None: torch's initialisation."""
+    """Initialize the gates to remember for up to about this many steps; None: torch's initialization."""
     encoder_sizes: tuple[int, ...] | None = None
-    """Layers before the core; one of hidden_size by default, () for none."""
+    """Sizes of the layers before the core; one layer of hidden_size by default, () for none."""
     head_sizes: tuple[int, ...] = ()
-    """Layers between core and outputs, in actor and critic each."""
+    """Sizes of the layers between core and outputs, in the actor and in the critic."""
     activation: Literal["tanh", "relu", "silu", "gelu"] = "tanh"
-    """Activation of those layers."""
+    """Activation of encoder and head layers."""
     inputs: tuple[str, ...] = ("obs",)
     """What the policy sees: obs, prev_action, prev_reward."""
 
@@ -44,69 +45,69 @@ class TrainConfig:
     num_steps: int = 64
     """Steps per environment in a rollout: the length of a segment."""
     bptt: int | None = None
-    """Length of the sequences trained on; must divide num_steps. None: whole segments."""
+    """Length of the training sequences; must divide num_steps. None: whole segments."""
     total_steps: int = 1_000_000
-    """Environment steps in all."""
+    """Environment steps of the whole run."""
     stop_at: float | None = None
     """Stop early when the mean return of the last 100 episodes reaches this; None: never."""
     vectorization: Literal["sync", "async"] = "sync"
     """How gymnasium environments run: in this process, or one process each."""
     env_failure: Literal["rebuild", "stop"] = "rebuild"
-    """When an environment raises, hangs or dies: build all anew and go on, or stop the run."""
+    """When an environment raises, hangs or dies: rebuild all of them and continue, or stop the run."""
     max_env_failures: int = 10
-    """How many times they are built anew before the run stops."""
+    """Number of rebuilds before the run stops."""
     env_timeout: float | None = None
-    """Seconds that a step of the environments may take before it counts as hung (async only); None: for ever."""
+    """Seconds after which a step of the environments counts as hung (async only); None: no limit."""
     mask_velocity: bool = False
     """Hide velocities of known gymnasium tasks, so that memory is needed."""
     env_kwargs: dict[str, Any] = field(default_factory=dict)
     """Arguments for the environment's constructor."""
 
     learning_rate: float = 1e-3
-    """Adam's learning rate at the start."""
+    """Initial learning rate of Adam."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "linear"
-    """How the learning rate goes on: constant, or down to 0 at total_steps."""
+    """Learning rate over the run: constant, or falling to 0 at total_steps."""
     gamma: float = 0.99
-    """Discount."""
+    """Discount factor."""
     gae_lambda: float = 0.95
-    """Bias against variance in advantages."""
+    """Lambda of generalized advantage estimation: lower has more bias and less variance."""
     epochs: int = 4
     """Passes over each rollout."""
     minibatches: int = 4
     """Minibatches per pass, each of whole sequences."""
     clip_range: float = 0.2
-    """How far the policy may move from the one that acted."""
+    """PPO's clip range for the probability ratio."""
     clip_value: float | None = None
-    """The same for values; None: not clipped."""
+    """Clip range for values; None: no clipping."""
     entropy_coef: float = 0.01
     """Weight of the entropy bonus."""
     value_coef: float = 0.5
     """Weight of the value loss."""
     max_grad_norm: float = 0.5
-    """Gradients are scaled down to this norm."""
+    """Largest gradient norm; larger gradients are scaled down to it."""
     target_kl: float | None = None
-    """Stop an update's epochs when the policy moved further than 1.5 times this; None: never."""
+    """Stop the epochs of an update when the approximate KL exceeds 1.5 times this; None: never."""
     adam_eps: float = 1e-5
     """Adam's epsilon."""
     normalize_advantage: bool = True
-    """Advantages to mean 0 and deviation 1, over the whole rollout."""
+    """Scale advantages to mean 0 and standard deviation 1 over the whole rollout."""
     normalize_obs: bool = False
-    """Running normalisation of float observations; frozen during rollout and update."""
+    """Running normalization of float observations; frozen during rollout and update."""
     normalize_reward: bool = False
-    """Scale rewards by the running deviation of returns; frozen likewise."""
+    """Divide rewards by the running standard deviation of returns; frozen during rollout and update."""
     refresh_states: bool = False
-    """Recompute the start states of chunks before each epoch after the first (with bptt)."""
+    """Recompute the start states of sequences before each epoch after the first (with bptt)."""
     max_bad_updates: int = 10
-    """Stop after so many updates in a row of which loss or gradients were never finite."""
+    """Stop after this many updates in a row without a finite loss and gradient."""
     precision: Literal["fp32", "bf16"] = "fp32"
-    """Precision of both legs; bf16 runs under autocast."""
+    """Precision of rollout and update; bf16 runs under autocast."""
 
     seed: int = 1
-    """Of everything."""
+    """Seed for environments, policy and sampling."""
     device: str = "auto"
-    """cpu, cuda, or auto."""
+    """cpu, cuda, or auto (cuda if there is a GPU)."""
     threads: int | None = None
-    """CPU threads; None chooses by size."""
+    """CPU threads; None: chosen by the size of the network and the batch."""
 
     name: str | None = None
     """Name of the run; by default core and seed."""
@@ -115,82 +116,57 @@ class TrainConfig:
     checkpoint_every: int = 50
     """Updates between checkpoints; 0: only at the end."""
     keep_checkpoints: int = 3
-    """How many rolling checkpoints are kept, besides the best."""
+    """Number of recent checkpoints to keep, in addition to the best."""
     eval_every: int = 0
-    """Updates between evaluations in training; 0: none."""
+    """Updates between evaluations during training; 0: none."""
     eval_episodes: int = 20
-    """Episodes per evaluation in training."""
+    """Episodes per evaluation during training."""
     final_eval_episodes: int = 100
-    """Fresh episodes that the result is measured on."""
+    """Episodes of the final evaluation, which gives the result."""
     replay_check_every: int = 50
-    """Updates between replay checks (the first update is always checked); 0: no others."""
+    """Updates between replay checks; 0: only the first update is checked."""
     track: bool = False
-    """Log to Weights & Biases too, if installed."""
+    """Also log to Weights & Biases, if installed."""
     tensorboard: bool = True
     """Write TensorBoard events, if installed."""
     quiet: bool = False
-    """Print nothing but the result."""
+    """Print only the result."""
 
     def __post_init__(self) -> None:
-        for name, kind in get_type_hints(type(self)).items():
-            if get_origin(kind) is Literal and getattr(self, name) not in get_args(kind):
-                known = ", ".join(map(repr, get_args(kind)))
-                raise ValueError(f"{name}={getattr(self, name)!r}: one of {known}")
-        for name in ("hidden_size", "num_layers", "num_envs", "num_steps", "total_steps", "epochs", "minibatches"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("checkpoint_every", "eval_every", "replay_check_every"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}; 0 turns it off")
-        for name in ("eval_episodes", "final_eval_episodes"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.max_env_failures < 0 or self.max_bad_updates < 1:
-            raise ValueError(
-                f"max_env_failures={self.max_env_failures} must not be negative, "
-                f"max_bad_updates={self.max_bad_updates} must be at least 1"
-            )
-        if self.env_timeout is not None and (self.env_timeout <= 0 or self.vectorization != "async"):
-            raise ValueError(
-                f"env_timeout={self.env_timeout} with vectorization={self.vectorization!r}: a positive number of "
-                "seconds, and only environments in processes of their own (async) can be given up on"
-            )
-        for name in ("gamma", "gae_lambda"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} must lie between 0 and 1, got {getattr(self, name)}")
-        if self.bptt is not None and (self.bptt < 1 or self.num_steps % self.bptt):
-            raise ValueError(f"bptt={self.bptt} must divide num_steps={self.num_steps}")
-        rows = self.num_envs * (self.num_steps // (self.bptt or self.num_steps))
-        if self.minibatches > rows:
-            raise ValueError(
-                f"{self.minibatches} minibatches of whole sequences need at least as many sequences, but there are "
-                f"{rows} (num_envs={self.num_envs} x {self.num_steps // (self.bptt or self.num_steps)} per segment)"
-            )
-        unknown = set(self.inputs) - {"obs", "prev_action", "prev_reward"}
-        if unknown or "obs" not in self.inputs:
-            raise ValueError(f"inputs={self.inputs}: 'obs', and optionally 'prev_action' and 'prev_reward'")
-        self.inputs = tuple(self.inputs)
+        self.inputs = tuple(self.inputs)  # lists, when they come from JSON
         self.head_sizes = tuple(self.head_sizes)
         self.encoder_sizes = None if self.encoder_sizes is None else tuple(self.encoder_sizes)
+        _check_choices(self)
+        _check_ranges(self)
+        _check_env_timeout(self)
+        _check_bptt(self)
+        _check_minibatches(self)
+        _check_inputs(self)
+
+    @property
+    def sequences_per_env(self) -> int:
+        """Training sequences in one environment's segment."""
+        return self.num_steps // (self.bptt or self.num_steps)
 
     def require_envs_for(self, ranks: int) -> None:
-        """An error unless every one of so many processes gets environments enough for its part of each minibatch."""
-        smallest = self.num_envs // ranks
-        sequences = smallest * (self.num_steps // (self.bptt or self.num_steps))
-        if smallest == 0 or sequences < self.minibatches:
+        """Raise ValueError unless every rank gets enough environments for its part of each minibatch."""
+        envs = self.num_envs // ranks  # on the rank with the fewest
+        sequences = envs * self.sequences_per_env
+        if envs == 0 or sequences < self.minibatches:
             raise ValueError(
-                f"num_envs={self.num_envs} over {ranks} ranks leaves {smallest} environments ({sequences} sequences) "
-                f"on some, too few for minibatches={self.minibatches}; use more environments, fewer ranks or fewer "
-                "minibatches"
+                f"--num-envs {self.num_envs} over {ranks} ranks leaves {envs} environments ({sequences} sequences) on "
+                f"some ranks, too few for --minibatches {self.minibatches}; use more environments, fewer ranks or "
+                "fewer minibatches"
             )
 
     @property
     def num_updates(self) -> int:
+        """Rollouts that reach total_steps; the last one may go beyond."""
         return max(1, -(-self.total_steps // (self.num_envs * self.num_steps)))
 
     @property
     def folder(self) -> Path:
-        """Where the run is kept."""
+        """Folder of the run."""
         if self.run_dir:
             return Path(self.run_dir)
         env = self.env.removeprefix("holdfast/").replace("/", "-").replace(":", "-")
@@ -202,6 +178,7 @@ class TrainConfig:
 
     @classmethod
     def from_dict(cls, d: dict[str, Any]) -> TrainConfig:
+        """The inverse of `to_dict`. A missing setting takes its default, as in runs of older versions."""
         known = {f.name for f in dataclasses.fields(cls)}
         unknown = sorted(set(d) - known)
         if unknown:
@@ -210,16 +187,105 @@ class TrainConfig:
 
     @classmethod
     def load(cls, path: str | Path) -> TrainConfig:
-        """From a run's config.json."""
+        """Read a run's config.json."""
         return cls.from_dict(json.loads(Path(path).read_text()))
 
     @classmethod
     def preset(cls, name: str, /, **overrides: Any) -> TrainConfig:
-        """Settings that solve a task; `TrainConfig.preset("repeat-previous-easy", seed=2)`."""
+        """Settings that solve a task: `TrainConfig.preset("repeat-previous-easy", seed=2)`."""
         if name not in PRESETS:
             raise ValueError(f"unknown preset {name!r}; one of {', '.join(PRESETS)}")
         return cls(**{**PRESETS[name], **overrides})
 
+
+# --- checks: each raises a ValueError that names the flag -------------------------------------------------------------
+
+
+class Range(NamedTuple):
+    """Accepted values of a number, both ends included."""
+
+    low: float
+    high: float | None = None
+    hint: str = ""
+
+
+RANGES = {
+    "hidden_size": Range(1),
+    "num_layers": Range(1),
+    "num_envs": Range(1),
+    "num_steps": Range(1),
+    "total_steps": Range(1),
+    "max_env_failures": Range(0),
+    "gamma": Range(0, 1),
+    "gae_lambda": Range(0, 1),
+    "epochs": Range(1),
+    "minibatches": Range(1),
+    "max_bad_updates": Range(1),
+    "checkpoint_every": Range(0, hint="; 0 saves only at the end"),
+    "eval_every": Range(0, hint="; 0 turns it off"),
+    "eval_episodes": Range(1),
+    "final_eval_episodes": Range(1),
+    "replay_check_every": Range(0, hint="; 0 checks only the first update"),
+}
+
+
+def flag_of(name: str) -> str:
+    """The flag of a setting.
+
+    >>> flag_of("num_envs")
+    '--num-envs'
+    """
+    return "--" + name.replace("_", "-")
+
+
+def _check_choices(config: TrainConfig) -> None:
+    for name, kind in get_type_hints(TrainConfig).items():
+        value = getattr(config, name)
+        if get_origin(kind) is Literal and value not in get_args(kind):
+            raise ValueError(f"{flag_of(name)} must be one of {', '.join(get_args(kind))}, got {value!r}")
+
+
+def _check_ranges(config: TrainConfig) -> None:
+    for name, (low, high, hint) in RANGES.items():
+        value = getattr(config, name)
+        if high is not None and not low <= value <= high:
+            raise ValueError(f"{flag_of(name)} must be between {low} and {high}, got {value}{hint}")
+        if value < low:
+            raise ValueError(f"{flag_of(name)} must be at least {low}, got {value}{hint}")
+
+
+def _check_env_timeout(config: TrainConfig) -> None:
+    if config.env_timeout is None:
+        return
+    if config.env_timeout <= 0:
+        raise ValueError(f"--env-timeout must be a positive number of seconds, got {config.env_timeout}")
+    if config.vectorization != "async":
+        raise ValueError(
+            f"--env-timeout {config.env_timeout} needs --vectorization async: a step can only be timed out if the "
+            "environments run in processes of their own"
+        )
+
+
+def _check_bptt(config: TrainConfig) -> None:
+    if config.bptt is not None and (config.bptt < 1 or config.num_steps % config.bptt):
+        raise ValueError(f"--bptt {config.bptt} must divide --num-steps {config.num_steps}")
+
+
+def _check_minibatches(config: TrainConfig) -> None:
+    sequences = config.num_envs * config.sequences_per_env
+    if config.minibatches > sequences:
+        raise ValueError(
+            f"--minibatches {config.minibatches} needs at least as many sequences, but a rollout has {sequences} "
+            f"(--num-envs {config.num_envs} x {config.sequences_per_env} per segment)"
+        )
+
+
+def _check_inputs(config: TrainConfig) -> None:
+    if "obs" not in config.inputs or not set(config.inputs) <= {"obs", "prev_action", "prev_reward"}:
+        raise ValueError(f"--inputs must be obs and optionally prev_action and prev_reward, got {config.inputs}")
+
+
+# --- presets ----------------------------------------------------------------------------------------------------------
 
 _EASY: dict[str, Any] = dict(hidden_size=64, num_envs=64, num_steps=64, minibatches=8, learning_rate=3e-3)
 

@@ -1,4 +1,4 @@
-"""Several seeds side by side, and what they come to together."""
+"""`--seeds`: one run per seed, side by side, and one result for all of them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from holdfast.cli import main
-from holdfast.cli import seeds as sweep
-from holdfast.display.aggregate import bootstrap_interval, interquartile_mean
+from holdfast.cli import main, seeds
 from holdfast.runs.log import read_progress
 
 FLAGS = str.split(
@@ -20,27 +17,12 @@ FLAGS = str.split(
 )
 
 
-def test_the_interquartile_mean_leaves_out_the_lowest_and_highest_quarter():
-    scores = np.array([[9.0], [1.0], [2.0], [3.0], [-50.0], [4.0], [100.0], [5.0]])
-    assert interquartile_mean(scores) == [(2 + 3 + 4 + 5) / 4]
-    assert interquartile_mean(np.array([1.0, 2.0, 6.0])) == 3.0, "of three, all count"
-
-
-def test_the_interval_covers_the_truth_about_as_often_as_it_says():
-    random = np.random.default_rng(0)
-    hits = 0
-    for trial in range(200):
-        low, high = bootstrap_interval([random.normal(1.0, 2.0, 20)], seed=trial)
-        hits += low <= 1.0 <= high
-    assert 0.88 <= hits / 200 <= 0.99
-
-
-def test_runs_are_resampled_within_their_task():
-    # Two tasks of scores 0 and 1: however the runs fall, half of all scores are 0.
-    zeros, ones = np.zeros(8), np.ones(8)
-    np.testing.assert_array_equal(bootstrap_interval([zeros, ones]), [0.5, 0.5])
-    low, high = bootstrap_interval([np.concatenate([zeros, ones])])
-    assert low < 0.4 and high > 0.6
+def test_seeds_make_a_run_each_and_one_plot(train: Any, folder: Path):
+    train("--seeds", 1, 2, "--quiet", steps=512)
+    runs = folder / "runs/RepeatPreviousEasy-v0"
+    assert sorted(path.name for path in runs.iterdir()) == ["lstm-seed1", "lstm-seed2", "seeds.png"]
+    configs = [json.loads((runs / f"lstm-seed{seed}/config.json").read_text()) for seed in (1, 2)]
+    assert [config["seed"] for config in configs] == [1, 2]
 
 
 def test_seeds_side_by_side_are_the_runs_they_would_be_alone(tmp_path: Path, monkeypatch: Any, capsys: Any):
@@ -73,7 +55,7 @@ def test_a_seed_that_fails_is_named_and_the_others_are_kept(
         calls.append(config.seed)
         return "return 1.000", "the GPU is on fire" if config.seed == 2 else ""
 
-    monkeypatch.setattr(sweep, "_train", fake)
+    monkeypatch.setattr(seeds, "train_in_process", fake)
     assert main([*FLAGS, "--seeds", "1", "2", "3"]) == 2
     out, err = capsys.readouterr()
     assert sorted(calls) == [1, 2, 3] and "seed 2  the GPU is on fire" in out
@@ -81,9 +63,11 @@ def test_a_seed_that_fails_is_named_and_the_others_are_kept(
 
 
 @pytest.mark.parametrize(
-    ("flags", "words"), [(["--seeds", "1", "1"], "names a seed twice"), (["--seeds", "1", "2"], "leave torchrun out")]
+    ("flags", "words"), [(["--seeds", "1", "1"], "names a seed twice"), (["--seeds", "1", "2"], "leave out torchrun")]
 )
-def test_what_makes_no_sense_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: Any, flags: list[str], words: str):
+def test_seeds_that_cannot_be_trained_together_are_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: Any, flags: list[str], words: str
+):
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"):
         monkeypatch.setenv(name, "0")
     assert main([*FLAGS, *flags]) == 2

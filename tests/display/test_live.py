@@ -5,9 +5,7 @@ import pytest
 from rich.console import Console
 
 from holdfast.config import TrainConfig
-from holdfast.display import chart as unicode_chart
-from holdfast.display import dashboard
-from holdfast.display import live as display
+from holdfast.display import dashboard, live
 from holdfast.display.live import Display
 from holdfast.runs.log import RunLog
 
@@ -48,7 +46,7 @@ def live_console(width=100, height=40):
 
 def picture(shown, width=100, height=40):
     console = Console(file=io.StringIO(), width=width, height=height)
-    console.print(dashboard.render(shown._progress, width, height))
+    console.print(dashboard.render(shown.progress, width, height))
     return console.file.getvalue()
 
 
@@ -74,6 +72,19 @@ def test_a_short_run_prints_every_update(tmp_path):
     for update in range(1, 6):
         shown.update(row(update), [])
     assert len(console.file.getvalue().splitlines()) == 5
+
+
+def test_a_note_stays_above_the_dashboard(tmp_path):
+    console = live_console()
+    shown = Display(config(tmp_path), NUM_UPDATES, console=console)
+    engines = "rollout: step by step, because the environment is not ours; update: C, without autograd"
+    shown.note(engines)
+    shown.update(row(1), [])
+    shown.note("cannot save; retrying")
+    shown.close()
+    text = console.file.getvalue()
+    assert text.startswith(engines + "\n")
+    assert text.index("cannot save; retrying") < text.rindex("RepeatPreviousEasy-v0")
 
 
 def test_quiet_prints_nothing(tmp_path, capsys):
@@ -139,12 +150,12 @@ def test_a_resumed_run_shows_the_curve_from_its_beginning(tmp_path):
     shown.update(row(51), [])
     shown.update(row(52), [])
     shown.close()
-    assert [steps for steps, _ in shown._progress.curve] == [4096 * update for update in range(1, 53)]
+    assert [steps for steps, _ in shown.progress.curve] == [4096 * update for update in range(1, 53)]
 
 
 def test_frames_are_limited_so_that_looking_costs_little(tmp_path, monkeypatch):
     clock = [0.0]
-    monkeypatch.setattr(display.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(live.time, "monotonic", lambda: clock[0])
     frames = []
     monkeypatch.setattr(dashboard, "render", lambda *arguments: frames.append(1) or "picture")
     shown = Display(config(tmp_path), NUM_UPDATES, console=live_console())
@@ -156,27 +167,20 @@ def test_frames_are_limited_so_that_looking_costs_little(tmp_path, monkeypatch):
 
 
 def test_a_long_run_keeps_a_bounded_curve(tmp_path, monkeypatch):
-    monkeypatch.setattr(display, "MAX_POINTS", 100)
+    monkeypatch.setattr(live, "MAX_POINTS", 100)
     shown = Display(config(tmp_path), 1000, console=plain_console())
     for update in range(1, 1001):
         shown.update(row(update), [])
-    assert 50 <= len(shown._progress.curve) <= 100
-    assert shown._progress.curve[-1][0] == 1000 * 4096
-    assert len(shown._progress.history["train/entropy"]) <= 100
+    assert 50 <= len(shown.progress.curve) <= 100
+    assert shown.progress.curve[-1][0] == 1000 * 4096
+    assert len(shown.progress.history["train/entropy"]) <= 100
 
 
 def test_remaining_time_follows_the_last_updates(tmp_path, monkeypatch):
     clock = [0.0]
-    monkeypatch.setattr(display.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(live.time, "monotonic", lambda: clock[0])
     shown = Display(config(tmp_path), NUM_UPDATES, console=plain_console())
     for update in range(1, 101):
         clock[0] += 5.0 if update < 50 else 0.5
         shown.update(row(update), [])
-    assert shown._progress.remaining == pytest.approx(100 * 0.5)
-
-
-def test_a_flat_curve_and_no_points_draw_without_error():
-    assert unicode_chart.curve([], 4, 2, (0, 1), (0, 1)) == ["⠀" * 4] * 2
-    assert unicode_chart.curve([(0, 3), (1, 3)], 2, 1, (0, 1), (3, 3)) == ["⠒⠒"]
-    assert unicode_chart.sparkline([math.nan], 3) == "   "
-    assert unicode_chart.sparkline([2.0, 2.0], 3) == " ▁▁"
+    assert shown.progress.remaining == pytest.approx(100 * 0.5)

@@ -74,7 +74,7 @@ def test_errors_say_what_is_wrong(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="no values of"):
         plot_runs([empty], tmp_path / "x.png")
     with pytest.raises(ValueError, match="no such setting"):
-        plot_runs([folder], tmp_path / "x.png", group="colour")
+        plot_runs([folder], tmp_path / "x.png", group="color")
     with pytest.raises(ValueError, match="no runs"):
         plot_runs([], tmp_path / "x.png")
     monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)

@@ -186,7 +186,7 @@ def test_seeds_of_ranks_are_distinct_and_always_the_same():
 
 def test_too_few_environments_for_the_ranks_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr("holdfast.distributed.ranks.join", lambda device: (Ranks(0, 8, True), torch.device("cpu")))
-    with pytest.raises(ValueError, match=r"12 over 8 ranks leaves 1 environments .* too few for minibatches=2"):
+    with pytest.raises(ValueError, match=r"12 over 8 ranks leaves 1 environments .* too few for --minibatches 2"):
         hf.Trainer(hf.TrainConfig(**SMALL, run_dir=str(tmp_path)))
 
 

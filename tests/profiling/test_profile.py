@@ -1,4 +1,4 @@
-"""`--profile`: the parts of an update and their time, a trace that stays small, and a run that is not changed by it."""
+"""`--profile`: the spans of an update and their time, a trace that stays small, and a run that is not changed by it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,8 @@ import torch
 import holdfast as hf
 from holdfast.cli import main
 from holdfast.kernels.cpu import recurrence as native
-from holdfast.profiling import profile
-from holdfast.profiling.clock import PartClock, Spent, wrapped
-from holdfast.profiling.report import Timed, costs_table, parts_table
-from holdfast.profiling.trace import Cost, Trace
-from holdfast.training import telemetry
+from holdfast.profiling import profile, recording
+from holdfast.spans import span
 
 SMALL = dict(
     env="holdfast/TMaze-v0", env_kwargs={"length": 3}, hidden_size=8, num_envs=4, num_steps=8, minibatches=2, epochs=2,
@@ -26,26 +23,82 @@ SMALL = dict(
 )  # fmt: skip
 
 
+class Solo:
+    leads = True
+
+
 def config(folder: Path, **settings: Any) -> hf.TrainConfig:
     return hf.TrainConfig(**{**SMALL, "run_dir": str(folder), **settings})
 
 
 def milliseconds(report: str) -> dict[str, float]:
-    """Of each line of the table of parts, by its name with the indentation."""
+    """Of each row of the table, by its name with the indentation."""
     lines = report.split("\n\n")[1].splitlines()[1:]
     return {line[2:60].rstrip(): float(line[60:76].replace(",", "")) for line in lines}
+
+
+# --- a loop of our own ----------------------------------------------------------------------------------------------
+
+
+class Loop:
+    """The least of a trainer that `Profile` needs: it opens spans and calls the hooks."""
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        folder.mkdir()
+        self.config = config(folder, **settings)
+        self.device = torch.device("cpu")
+        self.ranks = Solo()
+        self.update = self.steps = 0
+        self.said: list[str] = []
+        self.notify = self.said.append
+
+    def run(self, watch: hf.Profile) -> None:
+        watch.on_run_start(self)  # type: ignore[arg-type]
+        while self.update < self.config.num_updates:
+            with span("rollout"):
+                for _ in range(3):
+                    with span("policy"):
+                        torch.ones(4).add(1)
+            with span("update"), span("minibatch"):
+                torch.ones(4).mul(2)
+            self.update += 1
+            self.steps += 32
+            watch.on_update_end(self, {})  # type: ignore[arg-type]
+            with span("log"):
+                pass
+        watch.on_run_end(self)  # type: ignore[arg-type]
+
+
+def test_spans_of_any_loop_become_a_table_and_a_trace(tmp_path: Path):
+    loop, watch = Loop(tmp_path / "run"), hf.Profile()
+    loop.run(watch)
+    found = [line[2:62].rstrip() for line in watch.report.split("\n\n")[1].splitlines()]
+    rows = ["rollout", "  policy", "update", "  minibatch", "log"]
+    assert [name for name in found if name in rows] == rows
+    policy = next(line for line in watch.report.splitlines() if line.startswith("    policy"))
+    assert policy.split()[-1] == "3", "calls per update"
+    assert loop.said == [watch.report] and watch.trace is not None
+    assert "not in these updates: checkpoint (every 3 updates), replay check (every 50 updates)" in watch.report
+    assert span("a") is span("b")
+
+
+def test_only_the_first_rank_is_observed(tmp_path: Path):
+    loop, watch = Loop(tmp_path / "run"), hf.Profile()
+    loop.ranks.leads = False
+    loop.run(watch)
+    assert watch.report == "" and loop.said == [] and not list((tmp_path / "run").iterdir())
 
 
 # --- the run -------------------------------------------------------------------------------------------------------
 
 
-def test_the_table_has_every_part_of_an_update_and_the_parts_add_up(tmp_path: Path):
+def test_the_table_has_every_span_of_an_update_and_they_add_up(tmp_path: Path):
     watch = hf.Profile()
     hf.Trainer(config(tmp_path / "run"), callbacks=[watch]).run()
     found = milliseconds(watch.report)
     for name in (
         "rollout", "  policy", "  environment", "  values for bootstrapping", "  advantages (GAE)", "update",
-        "  minibatch", "    clipping and optimiser step", "telemetry of memory", "reward statistics", "log",
+        "  minibatch", "    clipping and optimizer step", "telemetry of memory", "reward statistics", "log",
         "display", "checkpoint", "evaluation",
     ):  # fmt: skip
         assert name in found, name
@@ -79,30 +132,32 @@ def test_a_profiled_run_writes_the_numbers_of_one_that_is_not(tmp_path: Path):
     assert rows[0] == rows[1] and len(rows[0]) == 12
 
 
-def test_no_method_stays_wrapped_when_the_window_is_over(tmp_path: Path):
-    before = telemetry.memory_metrics
-    trainer = hf.Trainer(config(tmp_path / "run"), callbacks=[hf.Profile()])
-    trainer.run()
-    for owner in (trainer, trainer.policy, trainer.collector, trainer.collector.adapter, trainer.ppo, trainer.log):
-        assert not {"act", "rollout", "step", "update", "forward", "write", "_step", "evaluate"} & {
-            name for name, value in vars(owner).items() if callable(value)
-        }
-    assert telemetry.memory_metrics is before
+def test_nothing_listens_any_more_when_the_window_is_over(tmp_path: Path):
+    class Listen(hf.Callback):
+        heard = False
+
+        def on_update_end(self, trainer: hf.Trainer, row: dict[str, float]) -> None:
+            self.heard = span("a") is not span("b")
+
+    listen = Listen()
+    hf.Trainer(config(tmp_path / "run", total_steps=4 * 8 * 32), callbacks=[hf.Profile(), listen]).run()
+    assert not listen.heard
 
 
 @pytest.mark.parametrize("at", [4, 11])
-def test_a_run_that_fails_in_the_window_leaves_nothing_wrapped(tmp_path: Path, at: int, monkeypatch: Any):
+def test_a_run_that_fails_in_the_window_leaves_nothing_listening(tmp_path: Path, at: int, monkeypatch: Any):
     monkeypatch.setattr(profile, "TIMED", 6)
 
     class Fail(hf.Callback):
         def on_rollout_end(self, trainer: hf.Trainer, segment: hf.Segment) -> None:
             if trainer.update == at:
+                assert span("a") is not span("b"), "this update is observed"
                 raise RuntimeError("in the middle")
 
     trainer = hf.Trainer(config(tmp_path / "run"), callbacks=[hf.Profile(), Fail()])
     with pytest.raises(RuntimeError, match="in the middle"):
         trainer.run()
-    assert "act" not in vars(trainer.policy) and "rollout" not in vars(trainer.collector)
+    assert span("a") is span("b")
     hf.Trainer(config(tmp_path / "again", total_steps=64), callbacks=[hf.Profile()]).run()  # the tracer is free again
 
 
@@ -114,10 +169,10 @@ def test_a_short_run_is_profiled_as_far_as_it_goes(tmp_path: Path, updates: int)
     assert (watch.trace is not None) == (updates > 1) == ("perfetto" in watch.report)
 
 
-def test_the_trace_has_the_parts_by_name_and_is_bounded_for_long_updates(tmp_path: Path, monkeypatch: Any):
+def test_the_trace_has_the_spans_by_name_and_is_bounded_for_long_updates(tmp_path: Path, monkeypatch: Any):
     sizes = []
     for seconds in (1.0, 0.0):
-        monkeypatch.setattr(profile, "PART_SECONDS", seconds)
+        monkeypatch.setattr(recording, "LIMIT_SECONDS", seconds)
         watch = hf.Profile()
         hf.Trainer(config(tmp_path / f"run{seconds}", num_steps=64, total_steps=64 * 4 * 4), callbacks=[watch]).run()
         assert watch.trace is not None
@@ -125,7 +180,7 @@ def test_the_trace_has_the_parts_by_name_and_is_bounded_for_long_updates(tmp_pat
         names = {event["name"] for event in events if event.get("cat") == "user_annotation"}
         assert {"rollout", "update"} <= names
         sizes.append(len(events))
-    assert sizes[1] < 0.2 * sizes[0], "only the beginning of each part"
+    assert sizes[1] < 0.2 * sizes[0], "only the beginning of each rollout and update"
 
 
 def test_a_folder_that_cannot_be_written_costs_the_profile_and_not_the_run(tmp_path: Path, monkeypatch: Any):
@@ -151,79 +206,4 @@ def test_the_flag_prints_the_table_and_says_how_to_open_the_trace(tmp_path: Path
 
 def test_the_flag_is_for_one_run(capsys: Any):
     assert main(["train", "--profile", "--seeds", "1", "2"]) != 0
-    assert "--profile looks at one run" in capsys.readouterr().err
-
-
-# --- the parts of it -----------------------------------------------------------------------------------------------
-
-
-def test_wrapped_methods_are_their_owners_own_again_even_after_an_error():
-    class Owner:
-        def f(self) -> int:
-            return 1
-
-    owner, clock = Owner(), PartClock(torch.device("cpu"))
-    with pytest.raises(ZeroDivisionError), wrapped([(owner, "f", "f")], clock.around):
-        assert owner.f() == 1
-        raise ZeroDivisionError
-    assert vars(owner) == {} and clock.parts[("f",)].calls == 1
-
-
-def test_a_part_that_raises_is_closed():
-    clock = PartClock(torch.device("cpu"))
-
-    def fail() -> None:
-        raise ValueError
-
-    with pytest.raises(ValueError):
-        clock.around("outer", clock.around("inner", fail))()
-    clock.around("next", lambda: None)()
-    assert list(clock.parts) == [("outer",), ("outer", "inner"), ("next",)]
-
-
-def test_shares_and_rests_of_the_table_by_hand():
-    parts = {("rollout",): Spent(2.0, 4), ("rollout", "policy"): Spent(1.5, 256), ("update",): Spent(6.0, 4)}
-    lines = parts_table(Timed(first=11, updates=4, steps=40_000, seconds=10.0, parts=parts), unwatched=5000.0)
-    assert lines[0] == "where the time goes: updates 11 to 14, 2,500.0 ms each, 4,000 steps/s"
-    cells = {line[:60].strip(): line[60:].split() for line in lines[3:8]}
-    assert cells["rollout"] == ["500.00", "20.0%", "1"]
-    assert cells["policy"] == ["375.00", "15.0%", "64"]
-    assert cells["keeping the steps"] == ["125.00", "5.0%"]
-    assert cells["update"] == ["1,500.00", "60.0%", "1"]
-    assert cells["everything else"] == ["500.00", "20.0%"]
-    assert "unwatched, it was 5,000 steps/s" in lines[-1]
-
-
-def event(cat: str, name: str, begin: float, length: float, tid: int = 1) -> dict[str, Any]:
-    return {"ph": "X", "cat": cat, "name": name, "ts": begin, "dur": length, "tid": tid}
-
-
-def test_the_gpu_is_busy_while_anything_runs_and_overlaps_count_once():
-    trace = Trace(
-        [
-            event("kernel", "a", 0, 1e6),
-            event("kernel", "b", 500_000, 1e6),  # 0.5 s of it beside a
-            event("gpu_memcpy", "copy", 2e6, 1e6),
-            event("kernel", "a", 2.2e6, 0.1e6),  # inside the copy
-            event("gpu_user_annotation", "update", 0, 9e6),
-            event("cpu_op", "launch", 0, 9e6),
-        ]
-    )
-    assert trace.busy_seconds() == pytest.approx(2.5)
-    assert trace.kernels() == [Cost("a", pytest.approx(1.1), 2), Cost("b", 1.0, 1), Cost("copy", 1.0, 1)]
-    lines = costs_table(trace, on_gpu=True, updates=2, seconds=5.0)
-    assert lines[0].startswith("the GPU was busy for 50% of 5,000.0 ms (2 traced updates)")
-
-
-def test_an_operation_is_counted_without_those_it_calls():
-    trace = Trace(
-        [
-            event("cpu_op", "linear", 0, 10),
-            event("cpu_op", "mm", 2, 5),
-            event("cpu_op", "copy", 3, 1),
-            event("cpu_op", "mm", 20, 4),
-            event("cpu_op", "linear", 1, 7, tid=2),  # another thread: inside nothing
-        ]
-    )
-    found = {cost.name: (round(1e6 * cost.seconds), cost.calls) for cost in trace.operations()}
-    assert found == {"linear": (5 + 7, 2), "mm": (4 + 4, 2), "copy": (1, 1)}
+    assert "--profile measures one run" in capsys.readouterr().err

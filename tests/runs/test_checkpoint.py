@@ -124,7 +124,9 @@ def test_a_payload_that_is_no_trainers_is_refused(tmp_path: Path):
     path = tmp_path / "foreign.pt"
     checkpoint.save(path, {"weights": torch.zeros(2)})
     for load in (hf.load, hf.Trainer.resume):
-        with pytest.raises(CheckpointError, match="this checkpoint was not written by a trainer: it has no collector, config"):
+        with pytest.raises(
+            CheckpointError, match="this checkpoint was not written by a trainer: it has no collector, config"
+        ):
             load(path)
     buffer = io.BytesIO()
     torch.save([1, 2], buffer)

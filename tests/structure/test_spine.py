@@ -67,7 +67,7 @@ def test_the_spine_is_short_and_names_functions_that_exist(heading):
     names = spine(heading)
     assert 10 <= len(names) <= 15
     assert len({code_of(name) for name in names}) == len(names)
-    assert names[0] == "holdfast.cli.train.train" and names[-1] == "holdfast.runs.checkpoint.save"
+    assert names[0] == "holdfast.cli.train.main" and names[-1] == "holdfast.runs.checkpoint.save"
 
 
 @pytest.mark.skipif(not native.in_use(), reason="the page shows the run with the compiled kernel")

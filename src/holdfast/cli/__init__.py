@@ -1,4 +1,4 @@
-"""The command `holdfast`."""
+"""The command `holdfast`: one module per subcommand. Commands parse flags and print; the work is done elsewhere."""
 
 from holdfast.cli.commands import main
 

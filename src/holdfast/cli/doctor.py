@@ -1,4 +1,4 @@
-"""`holdfast doctor TARGET`: finds the policy, examines it, writes the report. The command line itself is `cli.py`.
+"""`holdfast doctor TARGET`: find the policy, examine it, write the report. The examination itself is `holdfast.doctor`.
 
 Exit codes: 0 healthy, 1 findings, 2 could not examine.
 """
@@ -10,55 +10,72 @@ import importlib
 import os
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from holdfast.doctor.choose import as_subject
-from holdfast.doctor.examine import CannotExamine, Progress, examine
-from holdfast.doctor.subject import Subject
+from holdfast.cli.flags import parse
+
+if TYPE_CHECKING:
+    from holdfast.doctor.examine import Progress
 
 COULD_NOT_EXAMINE = 2
 
 
-def main(
-    target: str,
-    *,
-    html: str | Path | None = None,
-    json: str | Path | None = None,
-    png: str | Path | None = None,
-    seed: int = 0,
-    compile: bool = False,
-    tolerance: float | None = None,
-    quiet: bool = False,
-) -> int:
-    """Examines `target` and returns the exit code.
+@dataclass
+class DoctorFlags:
+    """Examine a recurrent policy, of any library, for the mistakes that recurrent policies have.
 
-    `target`: `package.module:factory` (a function without arguments that gives a policy or a subject, or such an
-    object itself), `sb3:model.zip`, or `run:runs/...` (a Holdfast run or checkpoint). `json="-"` prints JSON only.
-    """
+    Exit codes: 0 healthy, 1 findings, 2 could not examine."""
+
+    target: str
+    """package.module:factory, sb3:model.zip, or run:runs/... (a run folder or checkpoint)."""
+    html: Path | None = None
+    """Write the report as a page."""
+    json: str | None = None
+    """Write the report as JSON; - prints it."""
+    png: Path | None = None
+    """Draw how far back gradients reach."""
+    seed: int = 0
+    """Seed for the data that the policy is examined on."""
+    compile: bool = False
+    """Examine it under torch.compile too."""
+    tolerance: float | None = None
+    """Largest difference that counts as equal; by default the precision decides."""
+    quiet: bool = False
+    """Print the verdict only."""
+
+
+def main(argv: list[str]) -> int:
+    flags = parse(DoctorFlags, argv, "doctor")
     from rich.console import Console
+
+    from holdfast.doctor.choose import as_subject
+    from holdfast.doctor.examine import CannotExamine, examine
 
     errors = Console(stderr=True)
     try:
-        subject = as_subject(find(target))
-    except Exception as error:  # a factory is somebody else's code and may raise anything
+        subject = as_subject(find(flags.target))
+    except Exception as error:  # a factory is the user's code and may raise anything
         if os.environ.get("HOLDFAST_TRACEBACK"):
             raise
-        return _give_up(errors, target, f"{type(error).__name__}: {error}")
+        return _give_up(errors, flags.target, f"{type(error).__name__}: {error}")
     try:
-        with _progress(errors, quiet or json == "-") as progress:
-            report = examine(subject, seed=seed, compile=compile, tolerance=tolerance, progress=progress)
+        with _progress_bar(errors, flags.quiet or flags.json == "-") as progress:
+            report = examine(
+                subject, seed=flags.seed, compile=flags.compile, tolerance=flags.tolerance, progress=progress
+            )
     except CannotExamine as error:
-        return _give_up(errors, target, str(error))
-    if html is not None:
-        report.to_html(html)
-    if png is not None and report.credit is not None:
-        report.credit.to_png(png)
-    if json is not None and json != "-":
-        report.to_json(json)
-    if json == "-":
+        return _give_up(errors, flags.target, str(error))
+    if flags.html is not None:
+        report.to_html(flags.html)
+    if flags.png is not None and report.credit is not None:
+        report.credit.to_png(flags.png)
+    if flags.json is not None and flags.json != "-":
+        report.to_json(flags.json)
+    if flags.json == "-":
         print(report.to_json())
-    elif quiet:
+    elif flags.quiet:
         print(report.verdict)
     else:
         report.print()
@@ -76,30 +93,31 @@ def find(target: str) -> Any:
     if not colon or not rest:
         raise ValueError("a target is package.module:factory, sb3:model.zip or run:runs/...")
     if kind == "sb3":
-        return _sb3(rest)
+        return _sb3_model(rest)
     if kind == "run":
-        return _run(rest)
-    return _factory(kind, rest)
+        from holdfast.runs.saved_policy import load
+
+        return load(rest)
+    return _from_module(kind, rest)
 
 
-def _factory(module_name: str, attribute: str) -> Any:
+def _from_module(module_name: str, attribute: str) -> Any:
+    """An object, or what a function without arguments returns."""
+    from torch import nn
+
+    from holdfast.doctor.subject import Subject
+
     if "" not in sys.path and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # as `python -m` would: the user's package is where the user is
+        sys.path.insert(0, os.getcwd())  # as `python -m` does: the user's package is in the current folder
     thing: Any = importlib.import_module(module_name)
     for part in attribute.split("."):
         thing = getattr(thing, part)
-    if isinstance(thing, Subject) or not callable(thing) or _is_module(thing):
+    if isinstance(thing, (Subject, nn.Module)) or not callable(thing):
         return thing
     return thing()
 
 
-def _is_module(thing: Any) -> bool:
-    from torch import nn
-
-    return isinstance(thing, nn.Module)
-
-
-def _sb3(path: str) -> Any:
+def _sb3_model(path: str) -> Any:
     if not Path(path).exists():
         raise FileNotFoundError(f"there is no {path}")
     try:
@@ -109,15 +127,9 @@ def _sb3(path: str) -> Any:
     return RecurrentPPO.load(path, device="cpu")
 
 
-def _run(path: str) -> Any:
-    from holdfast.runs.saved_policy import load
-
-    return load(path)
-
-
 @contextlib.contextmanager
-def _progress(console: Any, quiet: bool) -> Iterator[Progress | None]:
-    """A bar on a terminal, for policies that take their time; nothing elsewhere."""
+def _progress_bar(console: Any, quiet: bool) -> Iterator[Progress | None]:
+    """A bar on a terminal, because some policies take long to examine; None elsewhere."""
     if quiet or not console.is_terminal:
         yield None
         return

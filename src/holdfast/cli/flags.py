@@ -1,81 +1,130 @@
-"""Reading the flags of a command, and turning what a user got wrong into one line."""
+"""Flags of a command from a dataclass. tyro parses them and writes the help; a wrong flag becomes one line.
+
+tyro reports errors only as boxes drawn on stderr. They are discarded, and `_find_mistake` looks through the command line
+for the reason. It never decides what is accepted: it runs only after tyro has refused.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
-import json
-import re
-from collections.abc import Iterator
-from typing import Any, TypeVar
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import tyro
+
+from holdfast.cli.errors import UserError
+from holdfast.config import flag_of
 
 Flags = TypeVar("Flags")
 
 
-class UserError(Exception):
-    """Something the user can put right; the message says how."""
-
-
-def parse(kind: type[Flags], argv: list[str], name: str, default: Flags | None = None) -> Flags:
-    """Flags of a command by tyro, whose several-line complaints become one line."""
-    import tyro
-
-    complaint = io.StringIO()
+def parse(kind: type[Flags], argv: list[str], command: str, default: Flags | None = None) -> Flags:
+    """The flags of `holdfast COMMAND`. Fields without a default are positional; nested dataclasses are flattened."""
     options: dict[str, Any] = {} if default is None else {"default": default}
     try:
-        with contextlib.redirect_stderr(complaint):
-            return tyro.cli(
+        with contextlib.redirect_stderr(io.StringIO()):
+            flags, unknown = tyro.cli(
                 kind,
                 args=argv,
-                prog=f"holdfast {name}",
+                prog=f"holdfast {command}",
                 config=(tyro.conf.OmitArgPrefixes, tyro.conf.PositionalRequiredArgs),
+                return_unknown_args=True,
                 **options,
             )
     except SystemExit as end:
-        if not end.code:
+        if not end.code:  # --help
             raise
-        raise UserError(one_line(complaint.getvalue(), name)) from end
+        raise _refusal(_find_mistake(kind, argv), command) from end
+    if unknown:
+        raise _refusal(_unknown_token(kind, unknown), command)
+    return flags
 
 
-def one_line(complaint: str, name: str) -> str:
-    """The first part of a complaint (a box: title, parts with rules between them) and the flag it suggests."""
-    text = re.sub(r"\x1b\[[0-9;]*m", "", complaint)
-    lines = [line.strip("│╭╮╰╯ ") for line in text.splitlines()] or [""]
-    ruled = ["\n" if set(line) <= set("─-") else line for line in lines[1:]]
-    title, *parts = [lines[0].strip("─ "), *(" ".join(part.split()) for part in " ".join(ruled).split("\n"))]
-    parts = [part for part in parts if part]
-    what = parts[0] if parts else title
-    what = re.sub(r"^Error parsing (\w+: )?", "", what)  # a flag's name helps, a class's does not
-    what = re.sub(r"^Missing from [\w ]+: \S+ (.+?)\.? \(required\)", r"missing: \1", what)
-    what = re.sub(r"invalid literal for int\(\) with base 10: (.+)", r"\1 is not an integer", what)
-    what = re.sub(r"could not convert string to float: (.+)", r"\1 is not a number", what)
-    likely = re.search(r"Perhaps you meant:\s+(--[\w-]+)", " ".join(parts[1:]))
-    hint = f"; did you mean {likely[1]}?" if likely else f"; see holdfast {name} --help"
-    return what.rstrip(".") + hint
+def _refusal(mistake: str, command: str) -> UserError:
+    return UserError(mistake if mistake.endswith("?") else f"{mistake}; see holdfast {command} --help")
 
 
-def value_of(argv: list[str], flag: str) -> str | None:
-    """The value of a flag that decides how the others are read."""
-    for i, argument in enumerate(argv):
-        if argument == flag and i + 1 < len(argv):
+def value_of(argv: Sequence[str], flag: str) -> str | None:
+    """The value of a flag that must be known before the others are parsed; None if it is absent."""
+    for i, token in enumerate(argv):
+        if token == flag and i + 1 < len(argv):
             return argv[i + 1]
-        if argument.startswith(flag + "="):
-            return argument[len(flag) + 1 :]
+        if token.startswith(flag + "="):
+            return token[len(flag) + 1 :]
     return None
 
 
-@contextlib.contextmanager
-def user_errors() -> Iterator[None]:
-    """What goes wrong while things are set up is nearly always the user's to put right."""
-    import gymnasium as gym
+# --- what is wrong with a command line that tyro refused --------------------------------------------------------------
 
-    from holdfast.runs.checkpoint import CheckpointError
 
-    try:
-        yield
-    except FileNotFoundError as error:
-        raise UserError(f"{error.filename}: there is no such file" if error.filename else str(error)) from error
-    except json.JSONDecodeError as error:
-        raise UserError(f"this is no JSON file: {error}") from error
-    except (ValueError, TypeError, OSError, ImportError, RuntimeError, CheckpointError, gym.error.Error) as error:
-        raise UserError(str(error)) from error
+def _find_mistake(kind: type, argv: Sequence[str]) -> str:
+    """The first unknown flag, the first value of the wrong type, or a positional argument that is missing."""
+    types = dict(_flag_types(kind))
+    for i, token in enumerate(argv):
+        if not token.startswith("--"):
+            continue
+        flag, equals, value = token.partition("=")
+        flag = flag.replace("_", "-")
+        if flag not in types:
+            return _unknown_token(kind, [flag])
+        rest = argv[i + 1 :]
+        end = next((n for n, other in enumerate(rest) if other.startswith("--")), len(rest))
+        problem = _problem(types[flag], [value] if equals else rest[:end])
+        if problem:
+            return f"{flag}: {problem}"
+    required = [field.name.upper() for field in dataclasses.fields(kind) if _is_required(field)]
+    return f"{' '.join(required)} is missing" if required else "these flags do not go together"
+
+
+def _flag_types(kind: type) -> Iterator[tuple[str, Any]]:
+    hints = get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        hint = hints[field.name]
+        if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+            yield from _flag_types(hint)
+        elif not _is_required(field) and get_origin(hint) is not dict:
+            yield flag_of(field.name), hint
+            if hint is bool:
+                yield flag_of(f"no_{field.name}"), hint
+
+
+def _is_required(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+def _unknown_token(kind: type, tokens: Sequence[str]) -> str:
+    """An option if there is one among the tokens: what follows it may be its value."""
+    token = next((token for token in tokens if token.startswith("-")), None)
+    if token is None:
+        return f"unexpected argument {tokens[0]!r}"
+    option = token.partition("=")[0]
+    likely = get_close_matches(option.replace("_", "-"), [*dict(_flag_types(kind)), "--help"], 1)
+    return f"unknown option {option}" + (f"; did you mean {likely[0]}?" if likely else "")
+
+
+def _problem(hint: Any, values: Sequence[str]) -> str | None:
+    """Why these values do not fit the type of a flag; None if they do."""
+    members = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    if hint is bool or (NoneType in members and values[:1] == ["None"]):
+        return None
+    (member,) = (member for member in members if member is not NoneType)
+    if get_origin(member) is tuple:
+        member = get_args(member)[0]
+    elif not values:
+        return "a value is missing"
+    else:
+        values = values[:1]
+    if get_origin(member) is Literal:
+        wrong = [value for value in values if value not in get_args(member)]
+        return f"{wrong[0]!r} is not one of {', '.join(get_args(member))}" if wrong else None
+    names = {int: "an integer", float: "a number"}
+    for value in values:
+        try:
+            member(value)
+        except ValueError:
+            return f"{value!r} is not {names.get(member, 'a valid value')}"
+    return None

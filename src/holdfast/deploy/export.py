@@ -14,7 +14,7 @@ import re
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -199,49 +199,3 @@ def _write_pt2(
 ) -> None:
     with quietly("torch.export"):
         torch.export.save(program, path, extra_files={f"{KEY}.json": signature.to_json()})
-
-
-# --- the command ----------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class ExportFlags:
-    """Write a trained policy to one file that other programs can run, memory and normaliser included."""
-
-    run: Path
-    """A run folder, or one of its checkpoints."""
-    out: Path | None = None
-    """The file to write (-o); policy.onnx or policy.pt2 by default."""
-    format: Literal["onnx", "pt2"] | None = None
-    """onnx, for onnxruntime in any language; pt2, for torch.export.load. By default what the file's name says."""
-    masks: bool = False
-    """Take action masks as an input."""
-
-
-def main(argv: list[str]) -> int:
-    """`holdfast export`."""
-    from holdfast.cli.flags import parse, user_errors
-
-    flags = parse(ExportFlags, ["--out" if argument == "-o" else argument for argument in argv], "export")
-    with user_errors():
-        from holdfast.config import TrainConfig
-        from holdfast.runs import saved_policy
-
-        file, saved = saved_policy.read(flags.run)
-        policy = saved_policy.load(file)
-        config = TrainConfig.from_dict(saved["config"])
-        about = {
-            "env": config.env,
-            "steps": int(saved["steps"]),
-            "checkpoint": file.name,
-            "inputs": list(config.inputs),
-        }
-        out = flags.out or Path(f"policy.{flags.format or 'onnx'}")
-        made = export_policy(policy, out, flags.format, masks=flags.masks, about=about)
-    signature = made.signature
-    print(f"{made.path}  {made.path.stat().st_size / 1024:,.0f} KiB, {config.env}, {signature.about['core']}")
-    print(f"inputs   {', '.join(port.describe() for port in signature.inputs())}")
-    print(f"outputs  {', '.join(signature.outputs)}")
-    print(f"checked against the policy over 30 steps with resets: largest difference {made.difference:.1e}")
-    print(f"use it   python {made.usage}, or hf.Runner({str(made.path)!r})")
-    return 0

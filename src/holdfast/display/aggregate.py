@@ -1,8 +1,8 @@
 """Scores of several runs as one number with an interval: the interquartile mean and its stratified bootstrap.
 
-What Agarwal et al. (2021, "Deep RL at the Edge of the Statistical Precipice") recommend for few runs: the mean of the
-middle half is neither moved by one lucky seed, as a mean is, nor as noisy as a median; runs are resampled within each
-task, because the tasks are fixed and the seeds are not.
+Agarwal et al. (2021, "Deep RL at the Edge of the Statistical Precipice") recommend it for few runs: the mean of the
+middle half is less sensitive to one lucky seed than the mean and less noisy than the median. Runs are resampled within
+each task, because the tasks are fixed and the seeds are not.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ RESAMPLES = 2000
 
 
 def interquartile_mean(scores: Array) -> Array:
-    """The mean over the first axis without its lowest and highest quarter (rounded down: of three, all count).
+    """The mean over the first axis without its lowest and highest quarter (rounded down: with three scores, all count).
 
     >>> float(interquartile_mean(np.array([0.0, 1.0, 2.0, 100.0])))
     1.5
@@ -27,9 +27,9 @@ def interquartile_mean(scores: Array) -> Array:
 
 
 def bootstrap_interval(strata: Sequence[Array], level: float = 0.95, seed: int = 0) -> Array:
-    """The interval [2, ...] of the interquartile mean of all scores; one array [runs, ...] per task.
+    """Confidence interval [2, ...] of the interquartile mean of all scores; `strata` has one array [runs, ...] per task.
 
-    Percentiles over resamples of the runs, each task's among themselves.
+    Percentiles over resamples of the runs; the runs of each task are resampled separately.
     """
     random = np.random.default_rng(seed)
     parts = []

@@ -1,4 +1,4 @@
-"""Small charts in text: a curve drawn in braille dots, a sparkline, a bar. No colours, no terminal."""
+"""Small charts as text: a curve of braille dots, a sparkline, a bar. Colors and the terminal are not its concern."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def curve(
     x_range: tuple[float, float],
     y_range: tuple[float, float],
 ) -> list[str]:
-    """Points (x, y) joined by lines, as `height` strings of `width` characters; points not finite are left out.
+    """Points (x, y) joined by lines, as `height` strings of `width` characters. Points that are not finite are skipped.
 
     >>> curve([(0, 0), (1, 1)], width=2, height=1, x_range=(0, 1), y_range=(0, 1))
     ['⡠⠊']
@@ -32,19 +32,19 @@ def curve(
         share = (value - low) / (high - low) if high > low else 0.5
         return min(count - 1, max(0, round(share * (count - 1))))
 
-    last: tuple[int, int] | None = None
+    previous: tuple[int, int] | None = None
     for x, y in points:
         if not (math.isfinite(x) and math.isfinite(y)):
             continue
         here = dot(x, x_range, columns), rows - 1 - dot(y, y_range, rows)
-        for column, row in _line(last or here, here):
+        for column, row in _line(previous or here, here):
             cells[row // 4][column // 2] |= _DOT_BITS[column % 2][row % 4]
-        last = here
+        previous = here
     return ["".join(chr(0x2800 + bits) for bits in row) for row in cells]
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """The last values as bars, `width` characters, each the mean of an equal share of them.
+    """Values as bars in `width` characters, each the mean of an equal share of the values.
 
     >>> sparkline([0, 1, 2, 3], 4)
     '▁▃▆█'
@@ -61,7 +61,7 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 
 def bar(share: float, width: int) -> str:
-    """A bar that fills `share` (0 to 1) of `width` characters, to an eighth of a character.
+    """A bar that fills `share` (0 to 1) of `width` characters, in steps of an eighth of a character.
 
     >>> bar(0.5, 4)
     '██  '
@@ -72,7 +72,7 @@ def bar(share: float, width: int) -> str:
 
 
 def _line(start: tuple[int, int], end: tuple[int, int]) -> list[tuple[int, int]]:
-    """The dots of a straight line, both ends included."""
+    """Dots of a straight line, including both ends."""
     dx, dy = end[0] - start[0], end[1] - start[1]
     steps = max(abs(dx), abs(dy), 1)
     return [(start[0] + round(dx * i / steps), start[1] + round(dy * i / steps)) for i in range(steps + 1)]

@@ -1,4 +1,4 @@
-"""The picture that `Display` shows while a run trains: pure functions from a `Progress` to rich renderables."""
+"""The dashboard of a training run: pure functions from a `Progress` to rich renderables. `live.py` shows it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from holdfast.display import chart as unicode_chart
+from holdfast.display import chart
 
 ACCENT, TREND = "#4dd0e1", "#5c8fd6"
 LABEL, FAINT, EMPTY = "#9e9e9e", "#6b6b6b", "#3a3a3a"
@@ -34,34 +34,34 @@ _TIMES = (("env", "time/env", "#aed581"), ("policy", "time/policy", ACCENT), ("u
 
 @dataclass
 class Progress:
-    """Everything the picture needs, kept by `Display`."""
+    """Everything that the dashboard shows; `Display` keeps it up to date."""
 
     title: str
     subtitle: str
     total_steps: int
     num_updates: int
     chance: float | None = None
-    """Return of random actions, where the environment is one of ours."""
+    """Return of random actions, if the environment comes with Holdfast."""
     solved: float | None = None
-    """Best return, likewise."""
+    """Best possible return, if the environment comes with Holdfast."""
     row: dict[str, float] = field(default_factory=dict)
     """The last known finite value of each metric."""
     curve: list[tuple[float, float]] = field(default_factory=list)
     """(steps, rollout/ep_rew_mean) of every update."""
     history: dict[str, list[float]] = field(default_factory=dict)
-    """Values of each metric, all updates."""
+    """Values of each metric in every update."""
     shares: dict[str, float] = field(default_factory=dict)
-    """Share of time in env, policy and update over the last updates."""
+    """Shares of time in env, policy and update over the last updates."""
     elapsed: float = 0.0
-    """Seconds."""
+    """Seconds since the start."""
     remaining: float | None = None
-    """Seconds."""
+    """Seconds until the end."""
     warnings: list[str] = field(default_factory=list)
-    """All so far; the last few are shown."""
+    """All warnings so far; the last few are shown."""
 
 
 def render(progress: Progress, width: int, height: int) -> RenderableType:
-    """The whole picture for a terminal of this size."""
+    """The whole dashboard for a terminal of this size."""
     inner = max(40, min(width, 118) - 4)
     warnings = progress.warnings[-3:]
     # Lines around the chart: frame 2, headline, progress, blank 1, tables 9, warnings with the line before them.
@@ -75,7 +75,7 @@ def render(progress: Progress, width: int, height: int) -> RenderableType:
     tables.add_row(*columns, _memory_table(progress))
     parts: list[RenderableType] = [
         _headline(progress),
-        *_chart(progress, inner, chart_height),
+        *_return_chart(progress, inner, chart_height),
         _progress_line(progress, inner),
         Text(),
         tables,
@@ -118,8 +118,8 @@ def _headline(progress: Progress) -> Text:
     return line
 
 
-def _chart(progress: Progress, inner: int, height: int) -> list[Text]:
-    """The return curve over the whole run, with dotted lines where chance and solved are known."""
+def _return_chart(progress: Progress, inner: int, height: int) -> list[Text]:
+    """The return over the whole run, with dotted lines at the known returns of chance and of a solved task."""
     margin = 8
     width = inner - margin
     finite = [y for _, y in progress.curve if math.isfinite(y)]
@@ -127,7 +127,7 @@ def _chart(progress: Progress, inner: int, height: int) -> list[Text]:
     low, high = min([*finite, *marks], default=0.0), max([*finite, *marks], default=1.0)
     if high - low < 1e-9:
         low, high = low - 0.5, high + 0.5
-    drawn = unicode_chart.curve(progress.curve, width, height, (0, progress.total_steps), (low, high))
+    drawn = chart.curve(progress.curve, width, height, (0, progress.total_steps), (low, high))
 
     def line_of(y: float) -> int:
         return height - 1 - min(height - 1, max(0, int((y - low) / (high - low) * height)))
@@ -142,7 +142,7 @@ def _chart(progress: Progress, inner: int, height: int) -> list[Text]:
     for i, cells in enumerate(drawn):
         line = Text(labels.get(i, "").rjust(margin - 2), LABEL)
         line.append(" ┤" if i in labels else " │", FAINT)
-        # The name of a dotted line stands at its right end, where the curve comes last.
+        # The name of a dotted line is at its right end, which the curve reaches last.
         name = dotted.get(i)
         behind = name.rjust(width, "┈") if name else " " * width
         for is_curve, run in groupby(zip(cells, behind), key=lambda pair: pair[0] != "⠀"):
@@ -182,9 +182,9 @@ def _table(title: str, label_width: int, *columns: tuple[JustifyMethod, int]) ->
 def _time_table(progress: Progress, bar_width: int) -> Table:
     table = _table("time", 6, ("left", bar_width), ("right", 4))
     rest = 1.0 - sum(progress.shares.values()) if progress.shares else 0.0
-    for label, key, colour in (*_TIMES, ("rest", "rest", FAINT)):
+    for label, key, color in (*_TIMES, ("rest", "rest", FAINT)):
         share = max(0.0, rest) if key == "rest" else progress.shares.get(key, 0.0)
-        table.add_row(label, Text(unicode_chart.bar(share, bar_width), colour), Text(f"{share:.0%}", VALUE))
+        table.add_row(label, Text(chart.bar(share, bar_width), color), Text(f"{share:.0%}", VALUE))
     return table
 
 
@@ -198,7 +198,7 @@ def _loss_table(progress: Progress, trend_width: int) -> Table:
                 text = f"{value:.1%}"
             elif key == "train/learning_rate":
                 text = f"{value:.1e}"
-            trend = unicode_chart.sparkline(progress.history.get(key, []), trend_width)
+            trend = chart.sparkline(progress.history.get(key, []), trend_width)
             table.add_row(label, Text(text, VALUE), Text(trend, TREND))
     return table
 
@@ -223,11 +223,11 @@ def _memory_table(progress: Progress) -> Table:
     return table
 
 
-# --- numbers for people -----------------------------------------------------------------------------------------
+# --- numbers as text --------------------------------------------------------------------------------------------
 
 
 def number(value: float, digits: int = 3) -> str:
-    """A number short enough for a table.
+    """A number, short enough for a table.
 
     >>> number(0.12345), number(1234.5), number(float("nan")), number(0.00001234)
     ('0.123', '1,234', '-', '1.2e-05')
@@ -254,7 +254,8 @@ def compact(count: float) -> str:
 
 
 def clock(seconds: float) -> str:
-    """
+    """Seconds as minutes and seconds, or hours, minutes and seconds.
+
     >>> clock(75), clock(3700)
     ('1:15', '1:01:40')
     """
@@ -264,7 +265,7 @@ def clock(seconds: float) -> str:
 
 
 def plain_line(row: Mapping[str, float], num_updates: int, remaining: float | None) -> str:
-    """One update on one line, for logs and pipes."""
+    """One update on one line, for log files and pipes."""
     count = str(num_updates)
     evaluated = row.get("eval/mean_return", math.nan)
     parts = (

@@ -1,4 +1,7 @@
-"""`Display`: a training run in the terminal, live; plain lines where there is no terminal; nothing when quiet."""
+"""`Display` shows a training run: a live dashboard in a terminal, plain lines elsewhere, nothing with --quiet.
+
+It decides when something is drawn or printed; what it looks like is `dashboard.py`.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +17,16 @@ from holdfast.display import dashboard
 from holdfast.runs.log import read_progress
 
 PLAIN_LINES = 25
-"""Lines per run without a terminal, besides notes and warnings."""
+"""Lines per run without a terminal, not counting notes and warnings."""
 MAX_PLAIN_WARNINGS = 8
 SECONDS_BETWEEN_FRAMES = 0.4
 MAX_POINTS = 2000
-"""Points of a curve that are kept; of more, every second one."""
+"""Most points kept of a curve; beyond it, every second one is dropped."""
 TIME_KEYS = ("time/env", "time/policy", "time/update")
 
 
 class Display:
-    """Shows each update of a run. `console` is for tests; by default it is the process's standard output."""
+    """Shows a run, update by update. `console`: where to; by default standard output."""
 
     def __init__(self, config: TrainConfig, num_updates: int, *, console: Any = None) -> None:
         self.quiet = config.quiet
@@ -33,13 +36,13 @@ class Display:
 
         self._console = Console(highlight=False, soft_wrap=False) if console is None else console
         self._folder = config.folder
-        self._progress = dashboard.Progress(
+        self.progress = dashboard.Progress(
             title=_title(config),
             subtitle=str(config.folder),
             total_steps=num_updates * config.num_envs * config.num_steps,
             num_updates=num_updates,
         )
-        self._progress.chance, self._progress.solved = _known_returns(config)
+        self.progress.chance, self.progress.solved = _known_returns(config)
         self._began = time.monotonic()
         self._recent: deque[tuple[float, float]] = deque(maxlen=20)  # (clock, update)
         self._recent_rows: deque[Mapping[str, float]] = deque(maxlen=10)
@@ -52,44 +55,42 @@ class Display:
         )
 
     def update(self, row: Mapping[str, float], warnings: list[str]) -> None:
-        """Show a row of metrics; values that are missing or NaN keep what was last known."""
+        """Show a row of metrics. A metric that is missing or NaN keeps its last value."""
         if self.quiet:
             return
-        self._take(row)
+        self._record(row)
         if self._is_live:
-            self._progress.warnings += warnings
-            self._draw(force=row.get("update") == self._progress.num_updates)
+            self.progress.warnings += warnings
+            self._draw(force=row.get("update") == self.progress.num_updates)
         else:
             self._print_plain(row, warnings)
 
     def note(self, text: str) -> None:
-        """A line that stays: an evaluation, a checkpoint, where a run was resumed."""
+        """Print a line that stays above the dashboard: which engines run, where a run was resumed, a problem."""
         if not self.quiet:
             self._console.print(text, markup=False, soft_wrap=True)
 
     def close(self) -> None:
-        """Leave the last picture on the screen and give the terminal back."""
+        """Draw the final dashboard and leave it on the screen."""
         if not self.quiet and self._live is not None:
             self._draw(force=True)
             self._live.stop()
             self._live = None
 
-    # --- inside -----------------------------------------------------------------------------------------
-
-    def _take(self, row: Mapping[str, float]) -> None:
-        progress = self._progress
+    def _record(self, row: Mapping[str, float]) -> None:
+        progress = self.progress
         if not progress.row and row.get("update", 1) > 1:
-            self._recall(row["update"])
+            self._load_earlier_rows(row["update"])
         now = time.monotonic()
         self._recent.append((now, row.get("update", 0.0)))
         self._recent_rows.append(row)
         progress.elapsed = row.get("time/elapsed", now - self._began)
         progress.remaining = self._remaining()
         progress.shares = _shares(self._recent_rows)
-        self._remember(row)
+        self._append(row)
 
-    def _remember(self, row: Mapping[str, float]) -> None:
-        progress = self._progress
+    def _append(self, row: Mapping[str, float]) -> None:
+        progress = self.progress
         for key, value in row.items():
             if math.isfinite(value):
                 progress.row[key] = value
@@ -100,18 +101,18 @@ class Display:
             if len(points) > MAX_POINTS:
                 del points[::2]
 
-    def _recall(self, before: float) -> None:
-        """A resumed run: its curve so far is in the run folder."""
+    def _load_earlier_rows(self, before: float) -> None:
+        """The curve of a resumed run so far, from its folder."""
         for texts in read_progress(self._folder):
             values = {key: float(text) for key, text in texts.items() if text}
             if values.get("update", math.inf) < before:
-                self._remember(values)
+                self._append(values)
 
     def _remaining(self) -> float | None:
         (first_clock, first), (last_clock, last) = self._recent[0], self._recent[-1]
         if last <= first:
             return None
-        return (last_clock - first_clock) / (last - first) * max(0.0, self._progress.num_updates - last)
+        return (last_clock - first_clock) / (last - first) * max(0.0, self.progress.num_updates - last)
 
     def _draw(self, force: bool) -> None:
         now = time.monotonic()
@@ -119,7 +120,7 @@ class Display:
             return
         self._last_frame = now
         width, height = self._console.size
-        picture = dashboard.render(self._progress, width, height)
+        picture = dashboard.render(self.progress, width, height)
         if self._live is None:
             from rich.live import Live
 
@@ -128,10 +129,10 @@ class Display:
         self._live.update(picture, refresh=True)
 
     def _print_plain(self, row: Mapping[str, float], warnings: list[str]) -> None:
-        update, last = row.get("update", 0.0), self._progress.num_updates
+        update, last = row.get("update", 0.0), self.progress.num_updates
         if update >= self._next_line or update == last:
             self._next_line = update + last / PLAIN_LINES
-            line = dashboard.plain_line(row, last, self._progress.remaining)
+            line = dashboard.plain_line(row, last, self.progress.remaining)
             self._console.print(line, markup=False, soft_wrap=True)
         for warning in warnings:
             kind = re.sub(r"[-+\d.,e]+", "#", warning)
@@ -148,7 +149,7 @@ def _title(config: TrainConfig) -> str:
 
 
 def _known_returns(config: TrainConfig) -> tuple[float | None, float | None]:
-    """Return of chance and of a perfect policy, for the environments that come with Holdfast."""
+    """Returns of chance and of a perfect policy, for the environments that come with Holdfast."""
     from holdfast.envs.catalog import list_envs
 
     for env in list_envs():
@@ -158,7 +159,7 @@ def _known_returns(config: TrainConfig) -> tuple[float | None, float | None]:
 
 
 def _shares(rows: deque[Mapping[str, float]]) -> dict[str, float]:
-    """Share of time in env, policy and update over some rows, of what they sum to or, if longer, of the clock."""
+    """Shares of time in env, policy and update over some rows: of their sum, or of the wall clock if that is longer."""
     seconds = {key: sum(row.get(key, 0.0) for row in rows) for key in TIME_KEYS}
     clocks = [row["time/elapsed"] for row in rows if "time/elapsed" in row]
     total = max(sum(seconds.values()), (clocks[-1] - clocks[0]) * len(rows) / max(1, len(rows) - 1) if clocks else 0)

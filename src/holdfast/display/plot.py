@@ -1,8 +1,8 @@
-"""Learning curves of runs to a PNG: mean, or interquartile mean, with its 95% interval over seeds, groups side by side.
+"""Learning curves of runs as a PNG: mean or interquartile mean over seeds, with its 95% interval, one line per group.
 
     plot_runs(["runs/TMaze-v0/lstm-seed1", "runs/TMaze-v0/lstm-seed2"], Path("curves.png"))
 
-It reads `progress.csv` and `config.json` of run folders and nothing else.
+It reads only `progress.csv` and `config.json` of run folders.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from holdfast.display.aggregate import bootstrap_interval, interquartile_mean
 from holdfast.display.dashboard import compact
 from holdfast.runs.log import CSV_NAME, read_progress
 
-# 97.5% quantiles of Student's t by degrees of freedom; beyond the table the normal distribution's.
+# 97.5% quantiles of Student's t by degrees of freedom, from 1; beyond the table, that of the normal distribution.
 _T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120)
-# What tells runs of a group apart is not what tells groups apart.
+# Runs of one group may differ in these settings.
 _NOT_A_GROUP = {"env", "seed", "name", "run_dir", "quiet", "track", "tensorboard", "threads", "device"}
-_COLOURS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#17becf")
+_COLORS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#17becf")
 GRID_POINTS = 200
 
 Aggregate = Literal["mean", "iqm"]
@@ -31,7 +31,7 @@ Aggregate = Literal["mean", "iqm"]
 
 @dataclass
 class Run:
-    """One run's curve: steps and the metric where it is known."""
+    """The curve of one run: steps and values of the metric, where it has one."""
 
     folder: Path
     config: dict[str, Any]
@@ -41,7 +41,7 @@ class Run:
 
 @dataclass
 class Curve:
-    """A group's mean over runs on a common grid of n steps, with the mean's 95% interval ([2, n]; None for one run).
+    """The mean over a group of runs on a common grid of n steps, with its 95% interval ([2, n]; None for one run).
 
     aggregate: "mean" with Student's interval, or "iqm", the interquartile mean with a bootstrap interval.
     """
@@ -54,7 +54,7 @@ class Curve:
     interval: np.ndarray[Any, Any] | None = field(init=False)
 
     def __post_init__(self) -> None:
-        # Only where every run has values: a mean over fewer and fewer runs would bend the curve.
+        # Only where all runs have values: the curve would jump where a run ends.
         first, last = max(run.steps[0] for run in self.runs), min(run.steps[-1] for run in self.runs)
         self.steps = np.linspace(first, max(first, last), GRID_POINTS)
         table = np.stack([np.interp(self.steps, run.steps, run.values) for run in self.runs])  # [runs, n]
@@ -106,7 +106,7 @@ def plot_runs(
 
 
 def read_run(folder: str | Path, metric: str) -> Run:
-    """A run's curve; an error says what is missing."""
+    """The curve of a run; raises an error that says what is missing."""
     folder = Path(folder)
     if not (folder / CSV_NAME).exists():
         raise FileNotFoundError(f"{folder} is not a run folder: it has no {CSV_NAME}")
@@ -125,11 +125,11 @@ def read_run(folder: str | Path, metric: str) -> Run:
 def group_runs(
     runs: Sequence[Run], group: str | Sequence[str] = "auto", aggregate: Aggregate = "mean"
 ) -> dict[str, list[Curve]]:
-    """Environment -> its curves. Runs of a group share the environment and the settings named by `group`."""
+    """Curves by environment. Runs of a group share the environment and the settings named by `group`."""
     settings = list(dict.fromkeys(key for run in runs for key in run.config))
     if group == "auto":
         names = [key for key in settings if key not in _NOT_A_GROUP and _differs(runs, key)]
-        names.sort(key=lambda key: key != "core")  # the core first
+        names.sort(key=lambda key: key != "core")  # core first
     else:
         names = [name.strip() for name in (group.split(",") if isinstance(group, str) else group)]
         unknown = [name for name in names if name not in settings]
@@ -145,14 +145,14 @@ def group_runs(
 
 
 def _differs(runs: Sequence[Run], setting: str) -> bool:
-    """Whether it takes more than one value among the runs of some environment."""
+    """Whether runs of one environment have different values of a setting."""
     values: dict[str, set[str]] = {}
     for run in runs:
-        values.setdefault(str(run.config.get("env")), set()).add(_shown(run.config.get(setting)))
+        values.setdefault(str(run.config.get("env")), set()).add(_as_text(run.config.get(setting)))
     return any(len(found) > 1 for found in values.values())
 
 
-def _shown(value: Any) -> str:
+def _as_text(value: Any) -> str:
     return json.dumps(value, sort_keys=True)
 
 
@@ -163,16 +163,16 @@ def _label(name: str, value: Any) -> str:
 
 
 def _draw_panel(axes: Any, env: str, curves: list[Curve], metric: str) -> None:
-    for curve, colour in zip(curves, _COLOURS * (1 + len(curves) // len(_COLOURS))):
+    for curve, color in zip(curves, _COLORS * (1 + len(curves) // len(_COLORS))):
         count = len(curve.runs)
         if count > 1:
             for run in curve.runs:
-                axes.plot(run.steps, run.values, color=colour, linewidth=0.6, alpha=0.35)
+                axes.plot(run.steps, run.values, color=color, linewidth=0.6, alpha=0.35)
         if curve.interval is not None:
-            axes.fill_between(curve.steps, *curve.interval, color=colour, alpha=0.18, linewidth=0)
+            axes.fill_between(curve.steps, *curve.interval, color=color, alpha=0.18, linewidth=0)
         how = ", interquartile mean" if curve.aggregate == "iqm" else ""
         seeds = f"{count} seeds{how}" if count > 1 else f"seed {curve.runs[0].config.get('seed', '?')}"
-        axes.plot(curve.steps, curve.mean, color=colour, linewidth=1.8, label=f"{curve.label} ({seeds})")
+        axes.plot(curve.steps, curve.mean, color=color, linewidth=1.8, label=f"{curve.label} ({seeds})")
     _draw_known_returns(axes, env, metric)
     axes.set_title(env.removeprefix("holdfast/"), fontsize=11)
     axes.set_xlabel("environment steps")
@@ -186,7 +186,7 @@ def _draw_panel(axes: Any, env: str, curves: list[Curve], metric: str) -> None:
 
 
 def _draw_known_returns(axes: Any, env: str, metric: str) -> None:
-    """Thin lines at the return of chance and of a perfect policy, where the environment is one of ours."""
+    """Dotted lines at the returns of chance and of a perfect policy, if the environment comes with Holdfast."""
     from holdfast.envs.catalog import list_envs
 
     if metric not in ("rollout/ep_rew_mean", "eval/mean_return"):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from holdfast.distributed.ranks import Ranks
+from holdfast.spans import span
 
 RankWeights = Sequence[float]  # each rank's share of the environments
 
@@ -51,7 +52,8 @@ def combine(row: dict[str, float], ranks: Ranks, num_envs: int, device: torch.de
     if not ranks.joined:
         return row
     names = [name for name in REDUCTIONS if name in row]
-    columns = zip(*ranks.everybody([float(row[name]) for name in names], device))
+    with span("exchange of metrics"):
+        columns = zip(*ranks.everybody([float(row[name]) for name in names], device))
     weights = [len(ranks.share(num_envs, rank)) for rank in range(ranks.size)]
     whole = {name: REDUCTIONS[name](list(numbers), weights) for name, numbers in zip(names, columns)}
     counts = {name: int(whole[name]) for name in names if isinstance(row[name], int)}
@@ -66,7 +68,8 @@ def episodes(
         return returns, lengths
     ended = list(zip(returns, lengths))[-keep:]
     filled = [*ended, *[(math.nan, math.nan)] * (keep - len(ended))]
-    everybody = ranks.everybody([float(len(ended)), *(number for pair in filled for number in pair)], device)
+    with span("exchange of episodes"):
+        everybody = ranks.everybody([float(len(ended)), *(number for pair in filled for number in pair)], device)
     per_rank = [list(zip(flat[1::2], flat[2::2]))[: int(flat[0])] for flat in everybody]
     # Aligned at their ends, so that what is dropped from the front comes from all ranks alike.
     longest = max(map(len, per_rank))

@@ -1,62 +1,68 @@
-"""What `--profile` prints: a table of parts, and one of operations or GPU kernels."""
+"""The text that `--profile` prints: a table of spans, and one of operations or GPU kernels."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from holdfast.profiling.clock import Path, Spent
+from holdfast.profiling.clock import SpanPath, Spent
 from holdfast.profiling.trace import Cost, Trace, readable
 
 ROWS = 12
 """Operations or kernels listed."""
 WIDTH = 60
 SMALL = 0.005
-"""A rest below this share of the time gets no line."""
+"""Time outside the inner spans gets no line if it is below this share of the total."""
 
-# What is left of a part when the parts inside it are taken away.
+FIRST = "rollout"
+"""The loop begins with this span, but the clock starts after an update, so that it sees the end of the loop first."""
+# What a span does outside the spans inside it.
 REST = {
-    (): "everything else",
-    ("rollout",): "keeping the steps",
-    ("update",): "cutting minibatches, metrics",
-    ("update", "minibatch", "forward and backward"): "loss and backward",
+    "rollout": "keeping the steps",
+    "update": "cutting minibatches, metrics",
+    "forward and backward": "loss and backward",
 }
 
 
 @dataclass
 class Timed:
-    """A window of updates, timed."""
+    """Some updates in a row, timed."""
 
-    first: int  # update, counted from 1
+    first: int  # number of the first update, from 1
     updates: int
     steps: int
     seconds: float
-    parts: Mapping[Path, Spent] = field(default_factory=dict)
+    spent: Mapping[SpanPath, Spent] = field(default_factory=dict)
 
 
-def parts_table(timed: Timed, unwatched: float | None = None) -> list[str]:
-    """Milliseconds per update and shares, parts inside parts indented. `unwatched`: steps per second before."""
+def spans_table(timed: Timed, unobserved_speed: float | None = None) -> list[str]:
+    """Milliseconds per update and shares; inner spans are indented. `unobserved_speed`: steps per second before."""
     each = 1e3 * timed.seconds / timed.updates
     last = timed.first + timed.updates - 1
     which = f"update {last}" if timed.updates == 1 else f"updates {timed.first} to {last}"
     lines = [f"where the time goes: {which}, {each:,.1f} ms each, {timed.steps / timed.seconds:,.0f} steps/s", ""]
     lines.append(f"  {'part':{WIDTH}}{'ms per update':>14}{'share':>8}{'calls':>8}")
     lines += _rows((), timed.seconds, timed)
-    if unwatched is not None:
-        lines += ["", f"  (The clock waits for the GPU at every border; unwatched, it was {unwatched:,.0f} steps/s.)"]
+    if unobserved_speed is not None:
+        speed = f"{unobserved_speed:,.0f} steps/s"
+        lines += ["", f"  (The clock waits for the GPU at both ends of every part; without it: {speed}.)"]
     return lines
 
 
-def _rows(parent: Path, seconds: float, timed: Timed) -> list[str]:
-    children = [path for path in timed.parts if path[:-1] == parent]
+def _rows(parent: SpanPath, seconds: float, timed: Timed) -> list[str]:
+    inner = [path for path in timed.spent if path[:-1] == parent]
+    if (FIRST,) in inner:
+        start = inner.index((FIRST,))
+        inner = inner[start:] + inner[:start]
     lines = []
-    for path in children:
-        spent = timed.parts[path]
+    for path in inner:
+        spent = timed.spent[path]
         lines.append(_row(path[-1], len(parent), spent.seconds, timed, spent.calls))
         lines += _rows(path, spent.seconds, timed)
-    rest = seconds - sum(timed.parts[path].seconds for path in children)
-    if children and rest > SMALL * timed.seconds:
-        lines.append(_row(REST.get(parent, "the rest of it"), len(parent), rest, timed, None))
+    rest = seconds - sum(timed.spent[path].seconds for path in inner)
+    if inner and rest > SMALL * timed.seconds:
+        name = REST.get(parent[-1], "the rest of it") if parent else "everything else"
+        lines.append(_row(name, len(parent), rest, timed, None))
     return lines
 
 
@@ -67,7 +73,7 @@ def _row(name: str, depth: int, seconds: float, timed: Timed, calls: int | None)
 
 
 def costs_table(trace: Trace, on_gpu: bool, updates: int, seconds: float) -> list[str]:
-    """Operations (on a CPU) or kernels (on a GPU) by total time, of `updates` traced in `seconds`."""
+    """Operations (on a CPU) or kernels (on a GPU) by total time, from a trace of `updates` in `seconds`."""
     costs: Sequence[Cost] = trace.kernels() if on_gpu else trace.operations()
     if not costs:
         return ["the trace holds no kernels" if on_gpu else "the trace holds no operations"]

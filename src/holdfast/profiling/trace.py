@@ -1,7 +1,9 @@
-"""What is in a trace of torch.profiler: operations and GPU kernels by the time they took, and how busy the GPU was.
+"""Reads a trace of torch.profiler: operations and GPU kernels by the time they took, and how busy the GPU was.
 
-trace = Trace.load("runs/.../trace.json.gz")
-trace.kernels()[:10]
+    trace = Trace.load("runs/.../trace.json.gz")
+    trace.kernels()[:10]
+
+Recording a trace is `recording.py`.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ ON_THE_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
 
 
 class Cost(NamedTuple):
-    """All calls of one operation or kernel together."""
+    """All calls of one operation or kernel."""
 
     name: str
     seconds: float
@@ -33,17 +35,17 @@ class Trace:
 
     @classmethod
     def load(cls, path: Path | str) -> Trace:
-        """From a file, packed (.gz) or not."""
+        """Read a file, compressed (.gz) or not."""
         path = Path(path)
         raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         return cls(json.loads(raw)["traceEvents"])
 
     def kernels(self) -> list[Cost]:
-        """What ran on the GPU, copies included; the most expensive first."""
+        """Kernels and copies on the GPU, the most expensive first."""
         return _totals((event["name"], event["dur"]) for event in self._gpu())
 
     def operations(self) -> list[Cost]:
-        """Operations of torch on the CPU, each without those it calls; the most expensive first."""
+        """Operations of torch on the CPU, without the time of operations they call; the most expensive first."""
         threads: dict[Any, list[dict[str, Any]]] = defaultdict(list)
         for event in self.events:
             if event.get("cat") == "cpu_op":
@@ -51,7 +53,7 @@ class Trace:
         return _totals(pair for events in threads.values() for pair in _own_times(events))
 
     def busy_seconds(self) -> float:
-        """For how long anything at all ran on the GPU; what ran at the same time counts once."""
+        """Seconds in which the GPU ran anything; what runs at the same time counts once."""
         busy, until = 0.0, float("-inf")
         for begin, end in sorted((event["ts"], event["ts"] + event["dur"]) for event in self._gpu()):
             busy += max(0.0, end - max(begin, until))
@@ -63,7 +65,7 @@ class Trace:
 
 
 def _own_times(events: list[dict[str, Any]]) -> Iterable[tuple[str, float]]:
-    """Each event's microseconds, less those of the events inside it; all are of one thread."""
+    """Microseconds of each event without those of the events inside it; all events are of one thread."""
     open_events: list[list[Any]] = []  # [name, end, own time] from the outside in
     for event in sorted(events, key=lambda event: (event["ts"], -event["dur"])):
         while open_events and open_events[-1][1] <= event["ts"]:
@@ -86,7 +88,7 @@ def _totals(pairs: Iterable[tuple[str, float]]) -> list[Cost]:
 
 
 def readable(kernel: str, width: int = 70) -> str:
-    """A kernel's name without what the compiler adds, cut to `width`.
+    """A kernel's name without what the compiler adds, shortened to `width` characters.
 
     >>> readable("void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float> >(int, float)")
     'vectorized_elementwise_kernel<4, FillFunctor<float>>'

@@ -1,4 +1,4 @@
-"""What this machine and installation are: for `holdfast info` and for the `meta.json` of a run."""
+"""Facts about this process, machine and installation, for the `meta.json` of a run. It writes no file itself."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 REQUIRED = ("holdfast", "torch", "numpy", "gymnasium", "tensordict", "tyro", "rich")
+# Optional packages and what they are for.
 OPTIONAL = {
     "tensorboard": "event files; pip install 'holdfast[tensorboard]'",
     "matplotlib": "plots; pip install 'holdfast[plot]'",
@@ -19,7 +20,7 @@ OPTIONAL = {
     "sb3-contrib": "Stable-Baselines3; pip install 'holdfast[sb3]'",
     "torchrl": "TorchRL; pip install 'holdfast[torchrl]'",
     "onnx": "export to ONNX; pip install 'holdfast[onnx]'",
-    "triton": "the GPU kernels; comes with torch's CUDA builds",
+    "triton": "GPU kernels; comes with torch's CUDA builds",
     "wandb": "--track; pip install wandb",
 }
 
@@ -56,7 +57,7 @@ def package_versions(names: Iterable[str]) -> dict[str, str]:
 
 
 def cpu_name() -> str:
-    """The processor as its maker calls it."""
+    """Model name of the processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -66,7 +67,7 @@ def cpu_name() -> str:
 
 
 def device_names() -> list[str]:
-    """The accelerators that torch can use."""
+    """Accelerators that torch can use."""
     import torch
 
     names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
@@ -76,7 +77,7 @@ def device_names() -> list[str]:
 
 
 def git_state() -> dict[str, Any] | None:
-    """Commit of the working folder and whether tracked files changed; None outside a repository."""
+    """Commit of the current folder and whether tracked files have changed; None outside a repository."""
 
     def git(*arguments: str) -> str:
         call = subprocess.run(["git", *arguments], capture_output=True, text=True, timeout=10, check=True)
@@ -86,34 +87,3 @@ def git_state() -> dict[str, Any] | None:
         return {"commit": git("rev-parse", "HEAD"), "changed": bool(git("status", "--porcelain", "-uno"))}
     except (OSError, subprocess.SubprocessError):
         return None
-
-
-def cpu_kernel() -> str:
-    """Which recurrence kernel the CPU uses, and why if it is not the native one."""
-    try:
-        from holdfast.kernels.cpu import recurrence as native
-    except ImportError:
-        return "portable (PyTorch)"
-    status = native.status()
-    if status["kernel"] == "native":
-        return f"native, {status['isa']}, {status['library']}"
-    return f"portable (PyTorch): {status['reason']}"
-
-
-def report() -> list[tuple[str, str]]:
-    """What `holdfast info` prints, as (name, text)."""
-    import torch
-
-    versions = package_versions((*REQUIRED, *OPTIONAL))
-    cores = os.cpu_count()
-    capability = torch.backends.cpu.get_cpu_capability()
-    lines = [
-        ("holdfast", f"{versions.get('holdfast', 'not installed')}, {Path(__file__).parent}"),
-        ("python", f"{platform.python_version()}, {platform.platform()}"),
-        ("cpu", f"{cpu_name()}, {cores} cores, {torch.get_num_threads()} threads, {capability}"),
-        ("devices", ", ".join(device_names()) or "cpu only"),
-        ("cpu kernel", cpu_kernel()),
-    ]
-    lines += [(name, versions.get(name, "missing")) for name in REQUIRED if name != "holdfast"]
-    lines += [(name, versions.get(name) or f"not installed ({what})") for name, what in OPTIONAL.items()]
-    return lines

@@ -1,7 +1,7 @@
-"""TensorBoard event files, written at once and by the thread that asks for it.
+"""TensorBoard event files, written immediately and by the calling thread.
 
-TensorBoard's own writer has a thread: on a full disk that thread dies with a traceback in the middle of the display, and
-its file ends in a torn record, behind which nothing can be read. Here the disk's refusal is an `OSError` like any other.
+TensorBoard's own writer uses a background thread. On a full disk that thread dies with a traceback in the middle of the
+display, and the file ends in a torn record, after which nothing can be read. Here a full disk raises `OSError`.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-_number = itertools.count()  # two files of one process may be begun in one second
+_number = itertools.count()  # a process may open two files within one second
 
 
 class EventFile:
-    """One event file in `folder`. What other files there say of steps from `purge_step` on is not shown any more."""
+    """One event file in `folder`. TensorBoard ignores what older files there hold for `purge_step` and later steps."""
 
     def __init__(self, folder: Path, purge_step: int) -> None:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
         name = f"{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{next(_number):06d}"
         self.path = folder / f"events.out.tfevents.{name}"
-        self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115  (kept open over the run)
-        self._shows_anything = False
+        self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115  (open until the run ends)
+        self._has_points = False
         try:
             start = SessionLog(status=SessionLog.START)
             self._write(Event(wall_time=time.time(), file_version="brain.Event:2"))
@@ -38,18 +38,18 @@ class EventFile:
             raise
 
     def add(self, numbers: Mapping[str, float], step: int) -> None:
-        """A point on the curve of every number that is finite."""
+        """Add a point to the curve of every finite number."""
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         values = [Summary.Value(tag=tag, simple_value=n) for tag, n in numbers.items() if math.isfinite(n)]
         self._write(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
-        self._shows_anything = True
+        self._has_points = True
 
     def close(self) -> None:
-        """A file with nothing to show is removed."""
+        """Close the file, and remove it if it holds no points."""
         self._file.close()
-        if not self._shows_anything:
+        if not self._has_points:
             self.path.unlink(missing_ok=True)
 
     def _write(self, event: Any) -> None:

@@ -53,8 +53,7 @@ class Iteration:
         self._move_statistics(segment, all_valid)
         self.progress.update += 1
         row = self._row(segment, all_valid, losses, gap, staleness, seconds)
-        with span("exchange of metrics"):
-            row = rank_metrics.combine(row, self.parts.ranks, self.config.num_envs, self.parts.device)
+        row = rank_metrics.combine(row, self.parts.ranks, self.config.num_envs, self.parts.device)
         self.progress.steps = row["steps"] = self.progress.steps + int(row["steps"])
         return row
 
@@ -64,9 +63,8 @@ class Iteration:
         except ValueError as error:
             replay_check.rollout_failed(self.parts.policy, error)
             raise
-        with span("exchange of episodes"):
-            ended = segment.episode_returns, segment.episode_lengths
-            all_ended = rank_metrics.episodes(self.parts.ranks, *ended, RECENT_EPISODES, self.parts.device)
+        ended = segment.episode_returns, segment.episode_lengths
+        all_ended = rank_metrics.episodes(self.parts.ranks, *ended, RECENT_EPISODES, self.parts.device)
         self.progress.add_episodes(*all_ended)
         return segment
 

@@ -1,4 +1,4 @@
-"""Episodes of a policy as animated GIFs, for environments that render."""
+"""Animated GIFs of a policy's episodes, for environments that render. `evaluate` plays them; this records frames."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from holdfast.policies.base import RecurrentPolicy
 from holdfast.training.evaluation import evaluate
 
 MAX_FRAMES = 1000
-"""Frames kept of an episode."""
+"""Frames kept per episode."""
 
 
 class Recorder:
-    """Frames of a one-environment vector environment, by episode; pass it to `evaluate` as `record`."""
+    """Frames of a vector environment with one copy, by episode; pass it to `evaluate` as `record`."""
 
     def __init__(self, env: Any) -> None:
         self.env = env
@@ -65,5 +65,7 @@ def _frame(env: Any) -> np.ndarray[Any, Any]:
     frames = env.render()
     frame = frames[0] if isinstance(frames, (tuple, list)) else frames
     if not isinstance(frame, np.ndarray) or frame.ndim != 3:
-        raise ValueError(f"{type(env).__name__}.render() gave no rgb_array frame; this environment does not draw any")
+        raise ValueError(
+            f"{type(env).__name__}.render() returned no rgb_array frame; this environment does not support video"
+        )
     return frame.astype(np.uint8)

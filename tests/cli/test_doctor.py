@@ -3,10 +3,10 @@
 import json
 import sys
 
+import gymnasium as gym
 import pytest
-from patients.sb3_policies import shipped
 
-from holdfast.cli.doctor import find, main
+from holdfast.cli.doctor import find
 
 MODULE = """
 import torch
@@ -40,13 +40,13 @@ def package(tmp_path, monkeypatch):
     sys.modules.pop("somebodys_policy", None)
 
 
-def test_exit_codes(package, capsys):
-    assert main("somebodys_policy:make_healthy") == 0
+def test_exit_codes(run, package, capsys):
+    assert run("doctor", "somebodys_policy:make_healthy") == 0
     assert "is healthy" in capsys.readouterr().out
-    assert main("somebodys_policy:layer", quiet=True) == 0
-    assert main("somebodys_policy:make_sick") == 1
+    assert run("doctor", "somebodys_policy:layer", "--quiet") == 0
+    assert run("doctor", "somebodys_policy:make_sick") == 1
     assert "reset-dropped-in-training" in capsys.readouterr().out
-    assert main("somebodys_policy:make_broken") == 2
+    assert run("doctor", "somebodys_policy:make_broken") == 2
     assert "out of order" in capsys.readouterr().err
 
 
@@ -61,43 +61,38 @@ def test_exit_codes(package, capsys):
         ("run:absent", "absent"),
     ],
 )
-def test_what_cannot_be_examined_exits_with_two(package, capsys, target, says):
-    assert main(target) == 2
+def test_what_cannot_be_examined_exits_with_two(run, package, capsys, target, says):
+    assert run("doctor", target) == 2
     assert says in capsys.readouterr().err
 
 
-def test_files_are_written(package, capsys):
-    assert main("somebodys_policy:make_sick", html="r.html", json="r.json", png="r.png", quiet=True) == 1
+def test_files_are_written(run, package, capsys):
+    files = ["--html", "r.html", "--json", "r.json", "--png", "r.png"]
+    assert run("doctor", "somebodys_policy:make_sick", *files, "--quiet") == 1
     assert json.loads((package / "r.json").read_text())["ok"] is False
     assert (package / "r.html").read_text().startswith("<!doctype html>")
     assert (package / "r.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_json_to_standard_output_is_json_alone(package, capsys):
-    main("somebodys_policy:make_sick", json="-")
+def test_json_to_standard_output_is_json_alone(run, package, capsys):
+    run("doctor", "somebodys_policy:make_sick", "--json", "-")
     assert json.loads(capsys.readouterr().out)["findings"]
 
 
-def test_an_sb3_model_from_its_zip(tmp_path, capsys):
-    shipped().save(tmp_path / "model.zip")
-    assert main(f"sb3:{tmp_path / 'model.zip'}", quiet=True) == 0
+def test_an_sb3_model_from_its_zip(run, folder, capsys):
+    from sb3_contrib import RecurrentPPO
+
+    options = {"n_steps": 16, "batch_size": 16, "policy_kwargs": {"lstm_hidden_size": 16, "net_arch": [16]}}
+    RecurrentPPO("MlpLstmPolicy", gym.make("CartPole-v1"), device="cpu", **options).save("model.zip")
+    assert run("doctor", "sb3:model.zip", "--quiet") == 0
 
 
-def test_a_holdfast_run(tmp_path, capsys):
-    import holdfast as hf
-
-    config = hf.TrainConfig(
-        env="holdfast/RepeatFirstEasy-v0",
-        hidden_size=16,
-        num_envs=4,
-        total_steps=256,
-        seed=1,
-        device="cpu",
-        run_dir=str(tmp_path / "run"),
-        quiet=True,
-    )
-    hf.Trainer(config).run()
-    assert main(f"run:{tmp_path / 'run'}", quiet=True) == 0
+def test_doctor_examines_a_run(run, train, folder, capsys):
+    train("--quiet", "--run-dir", "run", "--hidden-size", 16, steps=256)
+    capsys.readouterr()
+    assert run("doctor", "run:run", "--quiet", "--json", "report.json") == 0
+    assert (folder / "report.json").exists() and capsys.readouterr().out.count("\n") == 1
+    assert run("doctor", "run:nowhere") == 2
 
 
 def test_find_follows_dots(package):

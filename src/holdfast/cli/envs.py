@@ -1,0 +1,30 @@
+"""`holdfast envs`: the environments that come with Holdfast, how to name others, and the presets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from holdfast.cli.flags import parse
+
+
+@dataclass
+class EnvsFlags:
+    """List the environments that come with Holdfast."""
+
+
+def main(argv: list[str]) -> int:
+    parse(EnvsFlags, argv, "envs")
+    from holdfast.config import PRESETS
+    from holdfast.envs import list_envs
+
+    table = [("environment", "length", "chance", "best", "what it asks")]
+    table += [
+        (env.id, env.episode_length, f"{env.chance_return:g}", f"{env.solved_return:g}", env.description)
+        for env in list_envs()
+    ]
+    widths = [max(map(len, column)) for column in zip(*table)]
+    for row in table:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip())
+    print("\nOthers: any gymnasium id (CartPole-v1, package.module:MyEnv-v0), POPGym's as popgym:RepeatPreviousEasy.")
+    print(f"Presets (holdfast train --preset NAME): {', '.join(PRESETS)}")
+    return 0

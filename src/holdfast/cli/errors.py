@@ -1,0 +1,28 @@
+"""Errors that the user can fix: each ends the command with one line on stderr and exit code 2, without a traceback."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+
+
+class UserError(Exception):
+    """A mistake in the command line or in a file it names; the message says how to fix it."""
+
+
+@contextlib.contextmanager
+def user_errors() -> Iterator[None]:
+    """Turn errors into `UserError`s. For setup code, where nearly every error is caused by a setting or a file."""
+    import gymnasium as gym
+
+    from holdfast.runs.checkpoint import CheckpointError
+
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise UserError(f"{error.filename}: there is no such file" if error.filename else str(error)) from error
+    except json.JSONDecodeError as error:
+        raise UserError(f"not a JSON file: {error}") from error
+    except (ValueError, TypeError, OSError, ImportError, RuntimeError, CheckpointError, gym.error.Error) as error:
+        raise UserError(str(error)) from error

@@ -1,0 +1,84 @@
+"""`holdfast eval RUN`: play episodes with a trained policy and print returns and lengths."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from holdfast.cli.errors import user_errors
+from holdfast.cli.flags import parse
+
+
+@dataclass
+class EvalFlags:
+    """Measure a trained policy over whole episodes."""
+
+    run: Annotated[Path, tyro.conf.arg(metavar="RUN")]
+    """A run folder, or one of its checkpoints."""
+    episodes: int = 100
+    """Episodes to play."""
+    deterministic: bool = False
+    """Take the most likely action instead of sampling."""
+    num_envs: int | None = None
+    """Environments that play at the same time; by default as many as in training, at most one per episode."""
+    seed: int = 0
+    """Seed for environments and sampling."""
+    device: str = "cpu"
+    """Where the policy runs: cpu or cuda."""
+    video: Path | None = None
+    """Folder for animated GIFs of three episodes, for environments that render."""
+
+
+def main(argv: list[str]) -> int:
+    flags = parse(EvalFlags, argv, "eval")
+    import torch
+
+    import holdfast as hf
+    from holdfast import envs
+    from holdfast.config import TrainConfig
+    from holdfast.display.dashboard import compact, number
+    from holdfast.runs import saved_policy
+
+    with user_errors():
+        file, saved = saved_policy.read(flags.run)
+        config = TrainConfig.from_dict(saved["config"])
+        policy = hf.load(file, device=flags.device)
+        env = envs.make(
+            config.env,
+            flags.num_envs or min(config.num_envs, max(1, flags.episodes)),
+            device=flags.device,
+            vectorization=config.vectorization,
+            mask_velocity=config.mask_velocity,
+            env_kwargs=config.env_kwargs,
+        )
+        half = config.precision == "bf16"
+        with torch.autocast(torch.device(flags.device).type, torch.bfloat16, enabled=half):
+            result = hf.evaluate(
+                policy,
+                env,
+                flags.episodes,
+                deterministic=flags.deterministic,
+                seed=flags.seed,
+                inputs=config.inputs,
+            )
+    actions = "most likely actions" if flags.deterministic else "sampled actions"
+    print(f"{file}: {config.env}, {config.core}, {compact(saved['steps'])} steps")
+    print(
+        f"return  {number(result.mean_return)} ± {number(result.std_error)} (mean, standard error), "
+        f"{number(min(result.returns))} to {number(max(result.returns))}"
+    )
+    print(f"length  {number(result.mean_length, 1)} (mean), {min(result.lengths)} to {max(result.lengths)}")
+    print(f"{flags.episodes} episodes, {actions}, seed {flags.seed}")
+    if flags.video is not None:
+        from holdfast.training.video import record_episodes
+
+        with user_errors():
+            count = min(3, flags.episodes)
+            paths = record_episodes(
+                policy, config, flags.video, episodes=count, deterministic=flags.deterministic, seed=flags.seed
+            )
+        print("\n".join(f"video   {path}" for path in paths))
+    return 0

@@ -1,0 +1,103 @@
+"""`holdfast info`: what this machine and installation are. `holdfast info RUN`: what a run was made with."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from holdfast.cli.errors import user_errors
+from holdfast.cli.flags import parse
+
+Row = tuple[str, str]
+"""A name and a text."""
+
+
+@dataclass
+class InfoFlags:
+    """Versions, devices, threads, engines and optional packages of this installation; or what a run was made with."""
+
+    run: Annotated[Path | None, tyro.conf.arg(metavar="RUN"), tyro.conf.Positional] = None
+    """A run folder, or one of its checkpoints; by default this installation is described."""
+
+
+def main(argv: list[str]) -> int:
+    flags = parse(InfoFlags, argv, "info")
+    if flags.run is None:
+        rows = machine_rows()
+    else:
+        with user_errors():
+            rows = run_rows(flags.run)
+    width = max(len(name) for name, _ in rows)
+    print("\n".join(f"{name.ljust(width)}  {text}" for name, text in rows))
+    return 0
+
+
+def machine_rows() -> list[Row]:
+    """This machine and installation."""
+    import torch
+
+    import holdfast
+    from holdfast.runs.metadata import OPTIONAL, REQUIRED, cpu_name, device_names, package_versions
+
+    versions = package_versions((*REQUIRED, *OPTIONAL))
+    cpu = _cpu_text(cpu_name(), os.cpu_count(), torch.get_num_threads(), torch.backends.cpu.get_cpu_capability())
+    return [
+        ("holdfast", f"{holdfast.__version__}, {Path(holdfast.__file__).parent}"),
+        ("python", f"{platform.python_version()}, {platform.platform()}"),
+        ("cpu", cpu),
+        ("devices", ", ".join(device_names()) or "cpu only"),
+        ("cpu kernel", cpu_kernel()),
+        *engine_rows(),
+        *((name, versions.get(name, "missing")) for name in REQUIRED if name != "holdfast"),
+        *((name, versions.get(name) or f"not installed ({purpose})") for name, purpose in OPTIONAL.items()),
+    ]
+
+
+def engine_rows() -> list[Row]:
+    """Which engines would roll out and update on this machine."""
+    from holdfast.engines.choose import describe_machine
+
+    return describe_machine()
+
+
+def cpu_kernel() -> str:
+    """Which recurrence kernel the CPU uses, and the reason if it is not the native one."""
+    from holdfast.kernels.cpu import recurrence
+
+    status = recurrence.status()
+    if status["kernel"] == "native":
+        return f"native, {status['isa']}, {status['library']}"
+    return f"portable (PyTorch): {status['reason']}"
+
+
+def run_rows(run: Path) -> list[Row]:
+    """What a run was made with, from its config.json and meta.json."""
+    folder = run if run.is_dir() else run.parent.parent  # RUN/checkpoints/update_00000001.pt
+    if not (folder / "meta.json").exists():
+        raise FileNotFoundError(f"{run} is not a run folder or a checkpoint in one: there is no {folder}/meta.json")
+    meta = json.loads((folder / "meta.json").read_text())
+    config = json.loads((folder / "config.json").read_text())
+    git = meta["git"]
+    commit = f", commit {git['commit'][:12]}{' with changes' if git['changed'] else ''}" if git else ""
+    packages = meta["packages"]
+    return [
+        ("run", str(folder)),
+        ("task", f"{config['env']}, {config['core']} {config['hidden_size']}, seed {config['seed']}"),
+        ("command", shlex.join(meta["command"])),
+        ("holdfast", f"{packages.get('holdfast', 'not installed')}{commit}"),
+        ("python", f"{meta['python']}, torch {packages['torch']}, {meta['platform']}"),
+        ("cpu", _cpu_text(meta["cpu"], meta["cpu_count"], meta["threads"], meta["cpu_capability"])),
+        ("devices", ", ".join(meta["devices"]) or "cpu only"),
+        *meta.get("engines", {}).items(),  # runs of 0.1 do not say
+    ]
+
+
+def _cpu_text(name: str, cores: int | None, threads: int, capability: str) -> str:
+    return f"{name}, {cores} cores, {threads} thread{'' if threads == 1 else 's'}, {capability}"

@@ -1,0 +1,49 @@
+"""`holdfast plot RUN ...`: learning curves of runs as a PNG."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from holdfast.cli.errors import user_errors
+from holdfast.cli.flags import parse
+
+
+@dataclass
+class PlotFlags:
+    """Draw learning curves: mean and 95% interval over seeds, a panel per environment."""
+
+    runs: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="RUN ...")]
+    """Run folders, or folders of run folders."""
+    out: Annotated[Path, tyro.conf.arg(aliases=("-o",))] = Path("curves.png")
+    """The PNG to write."""
+    metric: str = "rollout/ep_rew_mean"
+    """A column of progress.csv."""
+    group: str = "auto"
+    """Settings that make a group, such as core or core,hidden_size; auto takes those that differ."""
+    aggregate: Literal["mean", "iqm"] = "mean"
+    """Over seeds: the mean with Student's interval, or the interquartile mean with a bootstrap interval."""
+
+
+def main(argv: list[str]) -> int:
+    flags = parse(PlotFlags, argv, "plot")
+    from holdfast.display.plot import plot_runs
+
+    with user_errors():
+        # A glob such as runs/TMaze-v0/* also matches plots that were drawn earlier: other files are left out.
+        folders = [path for path in flags.runs if path.is_dir() or not path.exists()]
+        runs = [run for folder in folders for run in _runs_in(folder) or [folder]]
+        print(plot_runs(runs, flags.out, metric=flags.metric, group=flags.group, aggregate=flags.aggregate))
+    return 0
+
+
+def _runs_in(folder: Path) -> list[Path]:
+    """The folder itself if it is a run, else the runs below it."""
+    from holdfast.runs.log import CSV_NAME
+
+    if (folder / CSV_NAME).exists():
+        return [folder]
+    return sorted(path.parent for path in folder.rglob(CSV_NAME))

@@ -1,0 +1,116 @@
+"""Running a trainer from the command line: train one config, then print the result and what to do next."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from holdfast.cli.errors import UserError, user_errors
+from holdfast.config import TrainConfig
+
+if TYPE_CHECKING:
+    from holdfast.training.trainer import Trainer, TrainResult
+
+_STOPPED_BY = {
+    "interrupt": "stopped by Ctrl-C",
+    "target": "the target was reached",
+    "callback": "stopped by a callback",
+}
+
+
+def train_one(config: TrainConfig, profile: bool = False) -> None:
+    """Train a new run, or continue it where torchrun has restarted the job."""
+    from holdfast.distributed import ranks as distributed
+    from holdfast.runs import checkpoint
+    from holdfast.training.trainer import Trainer
+
+    with user_errors():
+        ranks, device = distributed.join(config.device)
+        # If torchrun restarted this job, all ranks must resume, or none.
+        if distributed.begun_again(ranks, device) and ranks.from_leader(bool(checkpoint.rolling(config.folder))):
+            trainer = Trainer.resume(config.folder, callbacks=callbacks(profile))
+        else:
+            trainer = Trainer(config, callbacks=callbacks(profile))
+    run_and_report(trainer)
+
+
+def callbacks(profile: bool) -> list[Any]:
+    if not profile:
+        return []
+    from holdfast.profiling.profile import Profile
+
+    return [Profile()]
+
+
+def run_and_report(trainer: Trainer) -> None:
+    """Run a trainer; rank 0 then writes result.json, prints the result and draws the curve."""
+    from holdfast.rollout.env_failures import EnvFailedError
+    from holdfast.runs.log import RESULT_NAME, RunFolderError, write_result
+    from holdfast.training.nonfinite import NonFiniteError
+    from holdfast.training.replay_check import ReplayError
+
+    earlier_steps, earlier_seconds = trainer.steps, trainer.seconds
+    try:
+        result = trainer.run()
+    except (
+        ReplayError, NonFiniteError, EnvFailedError, FileExistsError, RunFolderError, ModuleNotFoundError
+    ) as error:  # fmt: skip
+        raise UserError(str(error)) from error
+    if not trainer.ranks.leads:
+        return
+    run = result.run_dir
+    try:
+        write_result(run, {**dataclasses.asdict(result), "run_dir": str(run)})
+    except OSError as error:  # the numbers are printed below
+        print(f"{RESULT_NAME} could not be written: {error}")
+    print(_result_line(trainer.config, result, result.steps - earlier_steps, result.seconds - earlier_seconds))
+    if not trainer.config.quiet:
+        rows = _next_steps(trainer, result)
+        width = max(len(name) for name, _ in rows)
+        print("\n".join(f"{name.ljust(width)}  {text}" for name, text in rows))
+
+
+def _result_line(config: TrainConfig, result: TrainResult, steps: int, seconds: float) -> str:
+    """`steps` and `seconds` are those of this process, not of the parts before a resume."""
+    from holdfast.display.dashboard import clock, compact, number
+
+    speed = steps / seconds if seconds > 0 else 0.0
+    plus_minus = f" ± {number(result.std_error)}" if config.final_eval_episodes > 1 else ""
+    return (
+        f"return {number(result.mean_return)}{plus_minus} over {config.final_eval_episodes} fresh episodes, after "
+        f"{compact(result.steps)} steps; trained {clock(seconds)} ({seconds:.1f} s, {speed:,.0f} steps/s)"
+    )
+
+
+def _next_steps(trainer: Trainer, result: TrainResult) -> list[tuple[str, str]]:
+    """The files of a finished run, and commands that continue, measure and compare it."""
+    config, run = trainer.config, result.run_dir
+    saved = trainer.saved_elsewhere or run
+    resume = f"holdfast train --resume {saved}"
+    curve = draw([run], run / "curve.png")
+    rows = [("run", str(run)), *([("curve", str(curve))] if curve else [])]
+    rows += [("profile", str(callback.table)) for callback in trainer.callbacks if getattr(callback, "table", None)]
+    if result.updates < config.num_updates:
+        rows.append((_STOPPED_BY.get(result.stopped_by, result.stopped_by), f"continue with   {resume}"))
+    else:
+        rows.append(("train on", f"{resume} --total-steps {2 * config.total_steps}"))
+    rows.append(("measure", f"holdfast eval {saved}"))
+    rows.append(("compare", f"holdfast plot {run.parent}/* -o curves.png"))
+    return rows
+
+
+def draw(runs: list[Path], out: Path, aggregate: Literal["mean", "iqm"] = "mean") -> Path | None:
+    """Plot runs to a file; None if there is nothing to plot yet, or if it cannot be plotted (which is printed)."""
+    from holdfast.display.plot import plot_runs
+
+    try:
+        return plot_runs(runs, out, aggregate=aggregate)
+    except ModuleNotFoundError as missing:
+        print(missing)
+    except OSError as error:
+        out.unlink(missing_ok=True)
+        print(f"{out} could not be drawn: {error}")
+    except ValueError:  # no episode has ended yet
+        pass
+    return None

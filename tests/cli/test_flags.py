@@ -1,0 +1,77 @@
+"""Flags from dataclasses: what tyro accepts arrives, and what it refuses is explained in one line."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from holdfast.cli.errors import UserError
+from holdfast.cli.flags import parse, value_of
+
+
+@dataclass
+class Size:
+    width: int = 1
+    """Columns."""
+    layers: tuple[int, ...] | None = None
+    """Sizes."""
+
+
+@dataclass
+class Flags:
+    """Flags of many types."""
+
+    file: Path
+    """Positional."""
+    scale: float = 1.0
+    """A number."""
+    kind: Literal["a", "b"] = "a"
+    """A choice."""
+    limit: int | None = None
+    """A number or nothing."""
+    fast: bool = False
+    """A switch."""
+    size: Size = field(default_factory=Size)
+
+
+def test_flags_of_nested_dataclasses_have_no_prefix():
+    assert parse(Flags, ["f", "--width", "3", "--layers", "4", "5", "--no-fast"], "x") == Flags(
+        Path("f"), size=Size(3, (4, 5))
+    )
+
+
+def test_defaults_can_be_given():
+    default = Flags(Path("f"), limit=3, size=Size(width=7))
+    assert parse(Flags, ["--scale", "2"], "x", default=default) == Flags(Path("f"), 2.0, limit=3, size=Size(width=7))
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ("", "FILE is missing; see holdfast x --help"),
+        ("f g", "unexpected argument 'g'; see holdfast x --help"),
+        ("f --wdth 3", "unknown option --wdth; did you mean --width?"),
+        ("f --wdth=3", "unknown option --wdth; did you mean --width?"),
+        ("f --no-fst", "unknown option --no-fst; did you mean --no-fast?"),
+        ("f --zzz", "unknown option --zzz; see holdfast x --help"),
+        ("f --width", "--width: a value is missing; see holdfast x --help"),
+        ("f --width 3.5", "--width: '3.5' is not an integer; see holdfast x --help"),
+        ("f --width=wide --scale 2", "--width: 'wide' is not an integer; see holdfast x --help"),
+        ("f --scale 2 --layers 4 x", "--layers: 'x' is not an integer; see holdfast x --help"),
+        ("f --limit none", "--limit: 'none' is not an integer; see holdfast x --help"),
+        ("f --limit None --scale big", "--scale: 'big' is not a number; see holdfast x --help"),
+        ("f --kind c", "--kind: 'c' is not one of a, b; see holdfast x --help"),
+    ],
+)
+def test_a_wrong_flag_is_explained(argv, message, capsys):
+    with pytest.raises(UserError) as caught:
+        parse(Flags, argv.split(), "x")
+    assert str(caught.value) == message
+    assert capsys.readouterr() == ("", "")
+
+
+def test_the_value_of_one_flag_in_either_spelling():
+    assert value_of(["--a", "1", "--b=2"], "--a") == "1"
+    assert value_of(["--a", "1", "--b=2"], "--b") == "2"
+    assert value_of(["--a"], "--a") is None
