@@ -57,7 +57,7 @@ def profile(hidden: int) -> dict[str, dict[str, float]]:
     batch = segment.select(column)
     native_gradient = NativeGradient.of(policy, config)
     ppo._step(batch, True)  # Adam's state is made in its first step
-    adam = NativeAdam.of(ppo.optimizer, ppo.parameters)
+    adam = NativeAdam.try_create(ppo.optimizer, ppo.parameters)
     assert native_gradient is not None and adam is not None
     feed, action = collector.feed, policy.act(collector.feed.obs, collector.feed.resets).action
 

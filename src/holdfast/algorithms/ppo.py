@@ -119,7 +119,7 @@ class PPO:
             segment = normalize_advantage(segment, self.ranks)
         batch = segment.columns(config.bptt)
         graphed, native_gradient = self._graphed(batch, all_valid), self._native_gradient()
-        self._adam = None if native_gradient is None else NativeAdam.of(self.optimizer, self.parameters)
+        self._adam = None if native_gradient is None else NativeAdam.try_create(self.optimizer, self.parameters)
         sums, count = torch.zeros(7, device=device), 0
         for epoch in range(config.epochs):
             if config.refresh_states and epoch > 0 and batch is not segment:
