@@ -109,7 +109,9 @@ class GatedCore(Core):
     def weights(self, layer: int, dtype: torch.dtype) -> Weights:
         """A layer's weights in `dtype`. Cast in every call: autocast's cache would keep casts made under no_grad, and
         the next pass would get no gradients."""
-        tensors = [getattr(self, name) for name in self._parameter_names[layer]]
+        registered, names = self._parameters, self._parameter_names[layer]
+        # getattr alone would do; it takes a tenth of a step. A parametrized weight is an attribute, not registered.
+        tensors: Any = [registered[name] if name in registered else getattr(self, name) for name in names]
         return Weights(*(tensors if dtype == tensors[1].dtype else [tensor.to(dtype) for tensor in tensors]))
 
     def kernel_resets(self, layer: int, resets: Tensor | None) -> Resets:

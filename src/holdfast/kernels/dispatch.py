@@ -23,20 +23,27 @@ KERNELS: dict[str, ModuleType] = {"reference": reference, "portable": portable, 
 
 def kernel_name(core: GatedCore, x: Tensor) -> str:
     """The implementation that runs sequences like x [T, B, I]: a key of `KERNELS`, or "gpu"."""
-    if core.kernel != "auto":
-        if core.kernel not in KERNELS:
-            raise ValueError(f"unknown kernel {core.kernel!r}; one of 'auto', {', '.join(map(repr, KERNELS))}")
-        return core.kernel
-    if not x.is_cuda:
-        return "native" if _runs_natively(core, x) else "portable"
-    fast = core.precision == "fast" and _gpu().supports(core.gates, x, core.hidden_size, core.state_dtype())
-    return "gpu" if fast else "portable"
+    return _choose(core, x)[0]
 
 
 def choose(core: GatedCore, x: Tensor) -> ModuleType:
     """The module whose `sequence` runs x [T, B, I]."""
-    name = kernel_name(core, x)
-    return getattr(_gpu() if name == "gpu" else KERNELS[name], core.cell)
+    return getattr(_choose(core, x)[1], core.cell)
+
+
+def _choose(core: GatedCore, x: Tensor) -> tuple[str, ModuleType]:
+    if core.kernel != "auto":
+        if core.kernel not in KERNELS:
+            raise ValueError(f"unknown kernel {core.kernel!r}; one of 'auto', {', '.join(map(repr, KERNELS))}")
+        return core.kernel, KERNELS[core.kernel]
+    if x.is_cuda:
+        from holdfast.kernels import gpu  # imported only where there is a GPU
+
+        if core.precision == "fast" and gpu.supports(core.gates, x, core.hidden_size, core.state_dtype()):
+            return "gpu", gpu
+    elif _runs_natively(core, x):
+        return "native", cpu
+    return "portable", portable
 
 
 def choose_step(core: GatedCore, x: Tensor) -> ModuleType | None:
@@ -51,13 +58,6 @@ def choose_step(core: GatedCore, x: Tensor) -> ModuleType | None:
     if x.device.type != "cpu" or torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
         return None
     return getattr(portable, core.cell) if x.dtype in (torch.float32, torch.float64) else None
-
-
-def _gpu() -> ModuleType:
-    """The GPU kernels, imported only where there is a GPU to run them."""
-    from holdfast.kernels import gpu
-
-    return gpu
 
 
 def _runs_natively(core: GatedCore, x: Tensor) -> bool:

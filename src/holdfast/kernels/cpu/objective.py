@@ -64,5 +64,5 @@ def clipped(
     handle = library.load().handle
     assert handle is not None
     if handle.holdfast_objective(ctypes.byref(job)):
-        raise IndexError(f"an action is not one of the policy's {actions} actions")
+        raise IndexError(f"an action is not among the {actions} that the policy has")
     return d_logits, d_value, terms

@@ -10,4 +10,4 @@ from holdfast.kernels.operands import Resets, Weights
 
 def sequence(x: Tensor, h0: Tensor, c0: Tensor, resets: Resets, weights: Weights) -> tuple[Tensor, Tensor, Tensor]:
     """As `reference.lstm.sequence`. Products in fp16, state in fp32."""
-    return recurrence.sequence(x, h0, c0, resets, weights)[:3]
+    return recurrence.sequence(x, h0, c0, resets, weights)
