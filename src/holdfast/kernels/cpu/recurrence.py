@@ -86,6 +86,7 @@ class Kept(NamedTuple):
 
 # Names in c/job.h.
 _INPUTS = ("x", "h0", "c0", "resets", "reset_h", "reset_c", "w_ih", "w_hh", "b_ih", "b_hh")
+_OUTPUTS = ("y", "h_n", "c_n", "gates", "cells")
 _KEPT = ("x", "h0", "c0", "resets", "reset_h", "reset_c", "w_ih", "w_hh", "y", "gates", "cells")
 _GRADIENTS = ("dx", "dh0", "dc0", "d_reset_h", "d_reset_c", "dw_ih", "dw_hh", "db_ih", "db_hh")
 
@@ -96,7 +97,7 @@ def run_forward(x: Tensor, h0: Tensor, c0: Tensor | None, resets: Resets, weight
     inputs = (x, h0, c0, mask, reset_h, reset_c, *weights)
     tensors = {name: tensor.contiguous() for name, tensor in zip(_INPUTS, inputs) if tensor is not None}
     outputs = _new_outputs(tensors["x"], tensors["w_hh"], c0 is not None, keep)
-    tensors.update({name: tensor for name, tensor in zip(Outputs._fields, outputs) if tensor is not None})
+    tensors.update({name: tensor for name, tensor in zip(_OUTPUTS, outputs) if tensor is not None})
     library.run("forward", detach, tensors)
     return outputs
 

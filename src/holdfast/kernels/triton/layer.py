@@ -38,7 +38,8 @@ def forward(
     h_n, c_n = (gru if c0 is None else lstm).forward(
         pre, h0.float().contiguous(), _fp32(c0),
         Resets(_contiguous(resets.mask), _fp32(resets.h), _fp32(resets.c)),
-        weights._replace(w_hh=weights.w_hh.contiguous()), y, packed[:, packed_layout(inputs, hidden)[0] :], saved, save,
+        Weights(weights.w_ih, weights.w_hh.contiguous(), weights.b_ih, weights.b_hh), y,
+        packed[:, packed_layout(inputs, hidden)[0] :], saved, save,
     )  # fmt: skip
     c_n = None if c0 is None or c_n is None else c_n.to(c0.dtype)
     return y, h_n.to(h0.dtype), c_n, kept if save else None
