@@ -19,7 +19,7 @@ from gpu_recurrence import SHAPES
 from holdfast.kernels.cuda import kernels, plans, recurrence, tiles
 from holdfast.kernels.cuda.tiles import Tile
 from holdfast.kernels.fp16_layout import Saved
-from holdfast.kernels.operands import Needed, Resets, Weights
+from holdfast.kernels.operands import Resets, Weights
 
 ROWS = ((1, 1, 1), (1, 1, 2), (2, 1, 1), (2, 1, 2), (2, 1, 4), (2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 2))
 PIPELINES = ((64, 3), (64, 4), (128, 2), (256, 2))
@@ -93,10 +93,9 @@ def sweep(kind: str, shape: tuple[int, int, int], times: KernelTimes) -> None:
 
     kept = forward()[3]
     saved = Saved(kept, resets.mask, w_ih, w_hh, B, state_dtype=torch.float32, x_dtype=torch.float32)
-    needed = Needed(True, True, True, False, False, True, True, True, True)
 
     def backward() -> Any:
-        return recurrence.backward(dy, None, None, saved, needed)
+        return recurrence.backward(dy, None, None, saved, need_x=True, need_state=True, need_reset=False)
 
     for direction, run in (("forward", forward), ("backward", backward)):
         expected, found = run()[0], []

@@ -62,7 +62,20 @@ class Gradients(NamedTuple):
     b_ih: Tensor | None
     b_hh: Tensor | None
 
-    def of_inputs(self, needed: Needed) -> tuple[Tensor | None, ...]:
-        """What autograd returns: in the order of an operator's inputs."""
-        x, h0, c0, *rest = [grad if need else None for grad, need in zip(self, needed)]
-        return x, h0, c0, None, *rest, None, None
+    def of_inputs(self, flags: Sequence[bool]) -> tuple[Tensor | None, ...]:
+        """What autograd expects, in the order of an operator's inputs; `flags` is its `needs_input_grad`."""
+        x, h0, c0, reset_h, reset_c, w_ih, w_hh, b_ih, b_hh = self
+        return (
+            x if flags[0] else None,
+            h0 if flags[1] else None,
+            c0 if flags[2] else None,
+            None,
+            reset_h if flags[4] else None,
+            reset_c if flags[5] else None,
+            w_ih if flags[6] else None,
+            w_hh if flags[7] else None,
+            b_ih if flags[8] else None,
+            b_hh if flags[9] else None,
+            None,
+            None,
+        )

@@ -177,9 +177,9 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor | None, ...]) 
 def _grad(
     run: Callable[..., tuple[Tensor | None, ...]], ctx: Any, dy: Any, dh_n: Any, dc_n: Any
 ) -> tuple[Tensor | None, ...]:
-    needed = Needed.of_inputs(ctx.needs_input_grad)
-    gradients = run(dy, dh_n, dc_n, *ctx.saved_tensors, ctx.detach_at_reset, list(needed))
-    return Gradients(*gradients).of_inputs(needed)
+    flags = ctx.needs_input_grad
+    gradients = run(dy, dh_n, dc_n, *ctx.saved_tensors, ctx.detach_at_reset, list(Needed.of_inputs(flags)))
+    return Gradients(*gradients).of_inputs(flags)
 
 
 def _run_flat_backward(dy: Tensor | None, dh_n: Tensor | None, dc_n: Tensor | None, *arguments: Any) -> Gradients:

@@ -16,7 +16,7 @@ from holdfast.kernels.cuda.kernels import address, bias_like, limits, ready, vec
 from holdfast.kernels.cuda.plans import backward_plan, forward_plan
 from holdfast.kernels.cuda.tiles import tile_for
 from holdfast.kernels.fp16_layout import Saved
-from holdfast.kernels.operands import Gradients, Needed, Resets, Weights
+from holdfast.kernels.operands import Gradients, Resets, Weights
 
 
 @functools.cache
@@ -89,15 +89,23 @@ def forward(
     return y, h_n, c_n, kept
 
 
-def backward(dy: Tensor | None, dh_n: Tensor | None, dc_n: Tensor | None, saved: Saved, need: Needed) -> Gradients:
+def backward(
+    dy: Tensor | None,
+    dh_n: Tensor | None,
+    dc_n: Tensor | None,
+    saved: Saved,
+    need_x: bool,
+    need_state: bool,
+    need_reset: bool,
+) -> Gradients:
     """All gradients from those of y, h_n and c_n (None where absent). Weights always get theirs."""
     kept, mask, w_ih, w_hh, batch, state_dtype, x_dtype = saved
     device = kept.get_device()
     if torch._C._cuda_getDevice() != device:
         with torch.cuda.device(device):
-            return backward(dy, dh_n, dc_n, saved, need)
+            return backward(dy, dh_n, dc_n, saved, need_x, need_state, need_reset)
     gate_rows, hidden = w_hh.shape
-    inputs, lstm, need_reset = w_ih.shape[1], gate_rows == 4 * hidden, need.reset_h or need.reset_c
+    inputs, lstm = w_ih.shape[1], gate_rows == 4 * hidden
     plan = backward_plan(
         gate_rows,
         hidden,
@@ -108,7 +116,7 @@ def backward(dy: Tensor | None, dh_n: Tensor | None, dc_n: Tensor | None, saved:
         w_ih.dtype,
         mask is not None,
         need_reset,
-        need.x,
+        need_x,
         device,
     )
     where, stream, rows = kept.device, torch._C._cuda_getCurrentRawStream(device), plan.rows
@@ -117,7 +125,7 @@ def backward(dy: Tensor | None, dh_n: Tensor | None, dc_n: Tensor | None, saved:
     w_ih, w_hh, mask = ready(w_ih), ready(w_hh), None if mask is None else mask.contiguous()
 
     scratch = torch.empty(plan.scratch, dtype=torch.uint8, device=where)
-    dh0 = torch.empty(batch, hidden, dtype=torch.float32, device=where) if need.h0 or need.c0 else None
+    dh0 = torch.empty(batch, hidden, dtype=torch.float32, device=where) if need_state else None
     dc0 = torch.empty_like(dh0) if lstm and dh0 is not None else None
     at, packed = scratch.data_ptr(), kept.data_ptr()
     maxima, arrivals, bias_sums, d_gates = at + plan.maxima, at + plan.arrivals, at + plan.bias_sums, at + plan.d_gates
@@ -133,7 +141,7 @@ def backward(dy: Tensor | None, dh_n: Tensor | None, dc_n: Tensor | None, saved:
         plan.blocks,
     )  # fmt: skip
 
-    dx = torch.empty(plan.steps, batch, inputs, dtype=x_dtype, device=where) if need.x else None
+    dx = torch.empty(plan.steps, batch, inputs, dtype=x_dtype, device=where) if need_x else None
     if dx is not None:
         plan.inputs_product(stream, d_gates, at, at + plan.dx, at + plan.workspace)
     plan.weights_product(stream, d_gates, packed, at + plan.dw, at + plan.workspace)
@@ -142,7 +150,7 @@ def backward(dy: Tensor | None, dh_n: Tensor | None, dc_n: Tensor | None, saved:
     d_reset_h = torch.empty(hidden, dtype=torch.float32, device=where) if need_reset else None
     d_reset_c = torch.empty_like(d_reset_h) if lstm and d_reset_h is not None else None
     plan.finish(
-        stream, maxima, at + plan.dx if need.x else 0, address(dx), at + plan.dw, dw_ih.data_ptr(), dw_hh.data_ptr(),
+        stream, maxima, at + plan.dx if need_x else 0, address(dx), at + plan.dw, dw_ih.data_ptr(), dw_hh.data_ptr(),
         bias_sums, db_ih.data_ptr(), db_hh.data_ptr(), at + plan.reset_h if need_reset else 0,
         at + plan.reset_c if need_reset else 0, address(d_reset_h), address(d_reset_c), rows, plan.partials, plan.blocks,
     )  # fmt: skip

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from holdfast.kernels.fp16_layout import Saved, kept_layout
 from holdfast.kernels.gpu.backend import backend
-from holdfast.kernels.operands import Gradients, Needed, Resets, Weights
+from holdfast.kernels.operands import Gradients, Resets, Weights
 
 _NO_RESETS = Resets()
 
@@ -67,26 +67,27 @@ def gpu_recurrence_backward(
     w_ih: Tensor,
     w_hh: Tensor,
     x_dtype: torch.dtype,
-    needed: list[bool],
+    need_x: bool,
+    need_state: bool,
+    need_reset: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """`Gradients`, with empty tensors for those that are None."""
     saved = Saved(kept, mask, w_ih, w_hh, h0.shape[0], h0.dtype, x_dtype)
-    gradients = _backward(dy, dh_n, dc_n, saved, Needed(*needed))
+    gradients = _backward(dy, dh_n, dc_n, saved, need_x, need_state, need_reset)
     return tuple(_empty(h0) if g is None else g for g in gradients)  # type: ignore[return-value]
 
 
 @gpu_recurrence_backward.register_fake
-def _(dy, dh_n, dc_n, kept, h0, mask, w_ih, w_hh, x_dtype, needed):
-    need = Needed(*needed)
+def _(dy, dh_n, dc_n, kept, h0, mask, w_ih, w_hh, x_dtype, need_x, need_state, need_reset):
     (batch, hidden), (gate_rows, inputs) = h0.shape, w_ih.shape
-    lstm, state, reset = gate_rows == 4 * hidden, need.h0 or need.c0, need.reset_h or need.reset_c
+    lstm = gate_rows == 4 * hidden
     steps = kept.shape[0] // kept_layout(batch, inputs, hidden, gate_rows // hidden)[2]
     return (
-        h0.new_empty(steps, batch, inputs, dtype=x_dtype) if need.x else _empty(h0),
-        h0.new_empty(batch, hidden) if state else _empty(h0),
-        h0.new_empty(batch, hidden) if state and lstm else _empty(h0),
-        h0.new_empty(hidden, dtype=torch.float32) if reset else _empty(h0),
-        h0.new_empty(hidden, dtype=torch.float32) if reset and lstm else _empty(h0),
+        h0.new_empty(steps, batch, inputs, dtype=x_dtype) if need_x else _empty(h0),
+        h0.new_empty(batch, hidden) if need_state else _empty(h0),
+        h0.new_empty(batch, hidden) if need_state and lstm else _empty(h0),
+        h0.new_empty(hidden, dtype=torch.float32) if need_reset else _empty(h0),
+        h0.new_empty(hidden, dtype=torch.float32) if need_reset and lstm else _empty(h0),
         *(w_ih.new_empty(gate_rows, columns) for columns in (inputs, hidden)),
         *(w_ih.new_empty(gate_rows) for _ in range(2)),
     )
@@ -96,9 +97,10 @@ def _empty(like: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     return like.new_empty(0, dtype=dtype)
 
 
-def _backward(dy, dh_n, dc_n, saved: Saved, need: Needed) -> Gradients:
+def _backward(dy, dh_n, dc_n, saved: Saved, need_x: bool, need_state: bool, need_reset: bool) -> Gradients:
     gate_rows, hidden = saved.w_hh.shape
-    return backend(gate_rows // hidden, hidden, saved.kept.device).backward(dy, dh_n, dc_n, saved, need)
+    run = backend(gate_rows // hidden, hidden, saved.kept.device).backward
+    return run(dy, dh_n, dc_n, saved, need_x, need_state, need_reset)
 
 
 def _setup_operator(ctx, inputs, output):
@@ -111,9 +113,10 @@ def _setup_operator(ctx, inputs, output):
 def _operator_backward(ctx, dy, dh_n, dc_n, *_kept):
     if dy is None and dh_n is None and dc_n is None:
         return (None,) * 12
-    need = Needed.of_inputs(ctx.needs_input_grad)
-    gradients = gpu_recurrence_backward(dy, dh_n, dc_n, *ctx.saved_tensors, ctx.x_dtype, list(need))
-    return Gradients(*gradients).of_inputs(need)
+    flags = ctx.needs_input_grad
+    needs = flags[0], flags[1] or flags[2], flags[4] or flags[5]
+    gradients = gpu_recurrence_backward(dy, dh_n, dc_n, *ctx.saved_tensors, ctx.x_dtype, *needs)
+    return Gradients(*gradients).of_inputs(flags)
 
 
 gpu_recurrence.register_autograd(_operator_backward, setup_context=_setup_operator)
@@ -138,8 +141,9 @@ class _Eager(torch.autograd.Function):
             )
         if dy is None and dh_n is None and dc_n is None:
             return (None,) * 12
-        need = Needed.of_inputs(ctx.needs_input_grad)
-        return _backward(dy, dh_n, dc_n, Saved(*ctx.saved_tensors, *ctx.sizes), need).of_inputs(need)
+        flags, saved = ctx.needs_input_grad, Saved(*ctx.saved_tensors, *ctx.sizes)
+        needs = flags[0], flags[1] or flags[2], flags[4] or flags[5]
+        return _backward(dy, dh_n, dc_n, saved, *needs).of_inputs(flags)
 
 
 # What Function.apply does when no functorch transform is active; its checks cost as much as a launch.

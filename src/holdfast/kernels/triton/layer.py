@@ -10,7 +10,7 @@ from torch import Tensor
 
 from holdfast.kernels import fp16_layout
 from holdfast.kernels.fp16_layout import Saved, half_product, packed_layout
-from holdfast.kernels.operands import Gradients, Needed, Resets, Weights
+from holdfast.kernels.operands import Gradients, Resets, Weights
 from holdfast.kernels.triton import gru, lstm
 
 
@@ -45,7 +45,15 @@ def forward(
     return y, h_n.to(h0.dtype), c_n, kept if save else None
 
 
-def backward(dy: Tensor | None, dh_n: Tensor | None, dc_n: Tensor | None, saved: Saved, need: Needed) -> Gradients:
+def backward(
+    dy: Tensor | None,
+    dh_n: Tensor | None,
+    dc_n: Tensor | None,
+    saved: Saved,
+    need_x: bool,
+    need_state: bool,
+    need_reset: bool,
+) -> Gradients:
     """As `cuda.recurrence.backward`."""
     kept, mask, w_ih, w_hh, batch, state_dtype, x_dtype = saved
     gate_rows, hidden = w_hh.shape
@@ -57,19 +65,18 @@ def backward(dy: Tensor | None, dh_n: Tensor | None, dc_n: Tensor | None, saved:
     inverse = fp16_layout.inverse_scale(amax_bits)
     d_gates, dh0, dc0, d_reset_h, d_reset_c = (lstm if is_lstm else gru).backward(
         pre, values, packed[:, first:], w_hh.contiguous(), _contiguous(mask), (dy, _fp32(dh_n), _fp32(dc_n)), amax_bits,
-        rows // batch, need.reset_h or need.reset_c,
+        rows // batch, need_reset,
     )  # fmt: skip
     # Rows of d_gates that belong to the rows of the weights; the GRU's order is n, r, z, r * n.
     units = torch.arange(gate_rows, device=kept.device)
     input_rows = units if is_lstm else units.roll(-hidden)
     hidden_rows = units if is_lstm else units + hidden
     dx = None
-    if need.x:
+    if need_x:
         dx = (half_product(d_gates[:, input_rows], w_ih.to(torch.float16)) * inverse).to(x_dtype)
         dx = dx.view(rows // batch, batch, inputs)
     dw = half_product(d_gates.t(), packed) * inverse
     db = (d_gates.sum(0, dtype=torch.float32) * inverse).to(w_ih.dtype)
-    need_state = need.h0 or need.c0
     return Gradients(
         x=dx,
         h0=dh0.to(state_dtype) if need_state else None,
