@@ -107,18 +107,8 @@ def backward(
     gate_rows, hidden = w_hh.shape
     inputs, lstm = w_ih.shape[1], gate_rows == 4 * hidden
     plan = backward_plan(
-        gate_rows,
-        hidden,
-        inputs,
-        kept.shape[0],
-        batch,
-        x_dtype,
-        w_ih.dtype,
-        mask is not None,
-        need_reset,
-        need_x,
-        device,
-    )
+        gate_rows, hidden, inputs, kept.shape[0], batch, x_dtype, w_ih.dtype, mask is not None, need_reset, need_x, device,
+    )  # fmt: skip
     where, stream, rows = kept.device, torch._C._cuda_getCurrentRawStream(device), plan.rows
     dy = None if dy is None else ready(dy)
     dh_n, dc_n = None if dh_n is None else _state(dh_n), None if dc_n is None else _state(dc_n)
