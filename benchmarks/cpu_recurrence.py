@@ -1,4 +1,4 @@
-"""LSTM and GRU over segments with resets on the CPU: Holdfast beside torch.nn, TorchRL and what people write by hand.
+"""LSTM and GRU over segments with resets on the CPU: Holdfast next to torch.nn, TorchRL and hand-written loops.
 
     python benchmarks/cpu_recurrence.py                       # the tables of docs/benchmarks.md
     python benchmarks/cpu_recurrence.py --shapes 64,128,.01 --columns nn,hoisted,portable
@@ -65,7 +65,7 @@ def interleaved_minimum(
 ) -> dict[str, float]:
     """Seconds: the minimum over each contender's repeats, taken in turns so that a slow moment hits all.
 
-    What takes less than 20 ms runs once untimed at its turn, so that nobody pays for the caches the one before left.
+    A contender that takes less than 20 ms runs once untimed before its turn, to warm the caches.
     """
     best = dict.fromkeys(runs, float("inf"))
     gc.collect()
@@ -142,7 +142,7 @@ def summary(rows: list[dict[str, Any]]) -> str:
 def parse() -> argparse.Namespace:
     keys = [c.key for c in CONTENDERS]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--grid", action="store_true", help="the native kernel at many sizes, beside torch.nn")
+    parser.add_argument("--grid", action="store_true", help="the native kernel at many sizes, next to torch.nn")
     parser.add_argument("--hidden", nargs="+", type=int, default=[64, 128, 256], help="of the grid")
     parser.add_argument("--shapes", nargs="*", default=SHAPES, help="B,T,P or B,T,P,H; several; none: steps only")
     parser.add_argument("--columns", help=f"of {','.join(keys)}")

@@ -1,4 +1,4 @@
-"""What `gpu_recurrence.py` checks and times: errors against float64, contenders, and how a median is taken."""
+"""What `gpu_recurrence.py` checks and times: errors against float64, contenders, medians."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast.kernels import gpu, reference
+from holdfast.kernels import gpu, portable, reference
+from holdfast.kernels.operands import Resets, Weights
 
 Size = tuple[int, int, int, int]  # T, B, I, H
 CHECKS: list[Size] = [
@@ -24,13 +25,13 @@ Values = dict[str, Tensor | None]
 
 
 def poison() -> None:
-    """Leaves NaN in the memory that the next allocations will get, so that an unwritten element shows."""
+    """Fills the memory of the next allocations with NaN, so that an unwritten element shows."""
     sizes = (1 << 26, 1 << 24, 1 << 22, *[1 << 17] * 8, *[1 << 10] * 64)
     blocks = [torch.full((n,), float("nan"), device="cuda") for n in sizes]
     del blocks
 
 
-def random_values(kind: str, size: Size, rate: float | None, fill: bool) -> Values:
+def random_values(kind: str, size: Size, rate: float | None, learned: bool) -> Values:
     """Arguments of a layer, float64 with values that float32 has; a start state that is not zero."""
     T, B, I, H = size
     gates, generator = (4 if kind == "lstm" else 3), torch.Generator("cuda").manual_seed(sum(size))
@@ -45,33 +46,36 @@ def random_values(kind: str, size: Size, rate: float | None, fill: bool) -> Valu
     if kind == "lstm":
         values["c0"] = normal(B, H)
     values["resets"] = None if rate is None else torch.rand(T, B, generator=generator, device="cuda") < rate
-    values["fill_h"] = normal(H) if fill else None
+    values["reset_h"] = normal(H) if learned else None
     if kind == "lstm":
-        values["fill_c"] = normal(H) if fill else None
+        values["reset_c"] = normal(H) if learned else None
     weights = {"w_ih": uniform(gates * H, I), "w_hh": uniform(gates * H, H)}
     return values | weights | {"b_ih": uniform(gates * H), "b_hh": uniform(gates * H)}
 
 
-def run_layer(function: Callable[..., Any], values: Values, dtype: torch.dtype, **options: Any) -> dict[str, Tensor]:
+def run_layer(folder: Any, kind: str, values: Values, dtype: torch.dtype, detach: bool) -> dict[str, Tensor]:
     """Outputs, and gradients of a fixed random weighting of all of them, of the size that a mean loss has."""
     inputs = {
         k: v if v is None or v.dtype == torch.bool else v.to(dtype, copy=True).requires_grad_()
         for k, v in values.items()
     }
-    outputs = function(**inputs, **options)
+    resets = Resets(inputs["resets"], inputs["reset_h"], inputs.get("reset_c"), detach)
+    state = [inputs[name] for name in ("h0", "c0") if name in inputs]
+    weights = Weights(*[inputs[name] for name in Weights._fields])  # type: ignore[arg-type]
+    outputs = getattr(folder, kind).sequence(inputs["x"], *state, resets, weights)
     generator = torch.Generator("cuda").manual_seed(7)
-    weights = [1e-5 * torch.randn(o.shape, generator=generator, device="cuda", dtype=torch.float64) for o in outputs]
-    torch.autograd.backward(outputs, [w.to(o.dtype) for w, o in zip(weights, outputs)])
+    factors = [1e-5 * torch.randn(o.shape, generator=generator, device="cuda", dtype=torch.float64) for o in outputs]
+    torch.autograd.backward(outputs, [f.to(o.dtype) for f, o in zip(factors, outputs)])
     result = dict(zip(("y", "h_n", "c_n"), (o.detach() for o in outputs)))
     return result | {"d_" + k: v.grad for k, v in inputs.items() if v is not None and v.grad is not None}
 
 
-def errors(kind: str, size: Size, rate: float | None, precision: str, fill: bool, cut: bool) -> dict[str, float]:
+def errors(kind: str, size: Size, rate: float | None, precision: str, learned: bool, detach: bool) -> dict[str, float]:
     """Per tensor: largest absolute error over largest absolute value of the float64 reference."""
-    values = random_values(kind, size, rate, fill)
-    expected = run_layer(getattr(reference, kind), values, torch.float64, cut=cut)
+    values = random_values(kind, size, rate, learned)
+    expected = run_layer(reference, kind, values, torch.float64, detach)
     poison()
-    got = run_layer(getattr(gpu, kind), values, torch.float32, cut=cut, precision=precision)
+    got = run_layer(gpu if precision == "fast" else portable, kind, values, torch.float32, detach)
     found = {}
     for name, value in expected.items():
         scale = float(value.abs().max())
@@ -81,13 +85,13 @@ def errors(kind: str, size: Size, rate: float | None, precision: str, fill: bool
 
 
 def worst_errors(kind: str, precision: str) -> dict[str, float]:
-    """Worst error per tensor over sizes, reset rates (none, 1%, 10%, all), learned starts and cut gradients."""
+    """Worst error per tensor over sizes, reset rates (none, 1%, 10%, all), learned starts and detached gradients."""
     plain = [(rate, False, False) for rate in (None, 0.01, 0.1, 1.0)]
     worst: dict[str, float] = {}
     for i, size in enumerate(CHECKS if precision == "fast" else CHECKS[:THOROUGH]):
         variants = [*plain, (0.1, True, False), (0.1, False, True)] if i < THOROUGH else plain[1:2]
-        for rate, fill, cut in variants:
-            for name, error in errors(kind, size, rate, precision, fill, cut).items():
+        for rate, learned, detach in variants:
+            for name, error in errors(kind, size, rate, precision, learned, detach).items():
                 worst[name] = float("nan") if math.isnan(error) else max(worst.get(name, 0.0), error)
     return worst
 
@@ -104,16 +108,16 @@ class Contender:
         module.flatten_parameters()  # a change of dtype scatters cuDNN's weights
         x = torch.randn(T, B, H, device="cuda", dtype=dtype, requires_grad=True)
         gradient = torch.randn(T, B, H, device="cuda", dtype=dtype)
-        weights = [module.weight_ih_l0, module.weight_hh_l0, module.bias_ih_l0, module.bias_hh_l0]
+        weights = Weights(module.weight_ih_l0, module.weight_hh_l0, module.bias_ih_l0, module.bias_hh_l0)
         state = torch.zeros(B, H, device="cuda")
-        resets = None if rate is None else torch.rand(T, B, device="cuda") < rate
+        resets = Resets(None if rate is None else torch.rand(T, B, device="cuda") < rate)
         self.forward: Callable[[], Tensor]
         if not ours:
             self.forward = lambda: module(x)[0]
         elif kind == "lstm":
-            self.forward = lambda: gpu.lstm(x, state, state, resets, None, None, *weights)[0]
+            self.forward = lambda: gpu.lstm.sequence(x, state, state, resets, weights)[0]
         else:
-            self.forward = lambda: gpu.gru(x, state, resets, None, *weights)[0]
+            self.forward = lambda: gpu.gru.sequence(x, state, resets, weights)[0]
         self.inputs, self.gradient = [x, *weights], gradient
 
     def both(self) -> tuple[Tensor, ...]:

@@ -1,9 +1,9 @@
-"""GPU recurrences beside cuDNN: checked against float64 first, then timed, in one run.
+"""GPU recurrences next to cuDNN: checked against float64 first, then timed, in one run.
 
     python benchmarks/gpu_recurrence.py            # writes benchmarks/results/gpu_recurrence.{json,md}
 
 cuDNN runs without resets (it has none); ours with resets. Contenders take turns and medians over all rounds are
-compared, because at small sizes the host decides and its speed wanders. Times are CUDA-event times of eager calls
+compared, because at small sizes the host dominates and its speed varies. Times are CUDA-event times of eager calls
 issued back to back, in ms; forward is training mode (it keeps what the backward needs).
 """
 
@@ -23,8 +23,6 @@ import torch
 from gpu_problem import Contender, captured, median_times, peak_bytes, worst_errors
 from gpu_table import floor_ms, print_row, table
 from gpu_torchrl import torchrl_contender
-
-from holdfast.kernels import gpu
 
 SHAPES = [
     (128, 64, 128),
@@ -52,7 +50,7 @@ def time_shape(kind: str, shape: tuple[int, int, int], rounds: int) -> dict[str,
         "ours_bf16_1": Contender(kind, shape, half, 0.01, True),
     }
     row: dict[str, Any] = {"kind": kind, "B": shape[0], "T": shape[1], "H": shape[2]}
-    rounds *= 2 if shape[0] * shape[1] * shape[2] <= 1 << 23 else 1  # where the host decides, which wanders
+    rounds *= 2 if shape[0] * shape[1] * shape[2] <= 1 << 23 else 1  # where the host dominates, whose speed varies
     for mode in ("forward", "both"):
         row[mode] = median_times({n: getattr(c, mode) for n, c in contenders.items()}, rounds, 10)
         row[mode]["floor"] = floor_ms(kind, shape, mode == "both")
@@ -63,9 +61,9 @@ def time_shape(kind: str, shape: tuple[int, int, int], rounds: int) -> dict[str,
 
 
 def time_smallest(rounds: int) -> dict[str, Any]:
-    """LSTM at the smallest shape, where the host decides, over many rounds; TorchRL's too where it is installed.
+    """LSTM at the smallest shape, where the host dominates, over many rounds; TorchRL's too where it is installed.
 
-    `one_thread`: with `torch.autograd.set_multithreading_enabled(False)`, so that no thread is woken for the backward.
+    `one_thread`: with `torch.autograd.set_multithreading_enabled(False)`, so that the backward needs no second thread.
     """
     shape, single = SHAPES[0], torch.float32
     contenders: dict[str, Any] = {
@@ -81,34 +79,6 @@ def time_smallest(rounds: int) -> dict[str, Any]:
     with torch.autograd.set_multithreading_enabled(False):
         row["one_thread"] = median_times({n: c.both for n, c in contenders.items()}, rounds, 10)
     row["graph"] = median_times({"ours_1": captured(contenders["ours_1"].both)[0].replay}, rounds, 10)
-    return row
-
-
-def time_step(kind: str, B: int, H: int = 128) -> dict[str, Any]:
-    """One step without gradients at hidden and input size H: eager, and as replayed CUDA graphs."""
-    module: Any = {"lstm": torch.nn.LSTM, "gru": torch.nn.GRU}[kind](H, H).cuda()
-    weights = [w.detach() for w in (module.weight_ih_l0, module.weight_hh_l0, module.bias_ih_l0, module.bias_hh_l0)]
-    x, h, c = (torch.randn(B, H, device="cuda") for _ in range(3))
-    resets = torch.rand(B, device="cuda") < 0.05
-
-    def ours() -> Any:
-        if kind == "lstm":
-            return gpu.lstm_step(x, h, c, resets, None, None, *weights)
-        return (gpu.gru_step(x, h, resets, None, *weights),)
-
-    def cudnn() -> Any:
-        mask = resets.unsqueeze(-1)
-        if kind == "lstm":
-            state = (h.masked_fill(mask, 0.0).unsqueeze(0), c.masked_fill(mask, 0.0).unsqueeze(0))
-            return module(x.unsqueeze(0), state)[1]
-        return (module(x.unsqueeze(0), h.masked_fill(mask, 0.0).unsqueeze(0))[1],)
-
-    with torch.no_grad():
-        difference = max(float((a - b.reshape(a.shape)).abs().max()) for a, b in zip(ours(), cudnn()))
-        row: dict[str, Any] = {"kind": kind, "B": B, "H": H, "largest_difference": difference}
-        row["eager"] = median_times({"cudnn": cudnn, "ours": ours}, 3, 50)
-        graphs = {n: captured(lambda f=f: [f() for _ in range(20)])[0] for n, f in (("cudnn", cudnn), ("ours", ours))}  # type: ignore[misc]
-        row["graph"] = {n: t / 20 for n, t in median_times({n: g.replay for n, g in graphs.items()}, 3, 10).items()}
     return row
 
 
@@ -155,7 +125,7 @@ print(imported - start, ready - imported, time.perf_counter() - ready)
 def first_call(kind: str, shape: tuple[int, int, int]) -> dict[str, Any]:
     """Seconds of the first forward + backward of a process: nothing compiled before, and kernels in the cache.
 
-    Importing torch and Holdfast, and starting CUDA and cuBLAS, come before and are given apart.
+    Importing torch and Holdfast, and starting CUDA and cuBLAS, come before and are listed separately.
     """
     with tempfile.TemporaryDirectory() as cache:
         environment = os.environ | {"HOLDFAST_CACHE": cache}
@@ -171,16 +141,14 @@ def first_call(kind: str, shape: tuple[int, int, int]) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, default=RESULTS, help="where the figures go; the table goes beside it")
+    parser.add_argument("--json", type=Path, default=RESULTS, help="where the figures go; the table goes next to it")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument(
-        "--only", default="first,lstm,gru,smallest,errors,steps,captures", help="parts to run, by comma"
-    )
+    parser.add_argument("--only", default="first,lstm,gru,smallest,errors,captures", help="parts to run, by comma")
     options = parser.parse_args()
     parts, started = options.only.split(","), time.time()
     torch.backends.cudnn.allow_tf32 = True
     results: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
-    results |= {"cuda": torch.version.cuda, "errors": {}, "steps": [], "captures": {}, "first_calls": [], "shapes": []}
+    results |= {"cuda": torch.version.cuda, "errors": {}, "captures": {}, "first_calls": [], "shapes": []}
     results["smallest"] = None
 
     def save() -> None:
@@ -207,9 +175,6 @@ def main() -> None:
             for precision in ("fast", "exact"):
                 worst = results["errors"][f"{kind}, {precision}"] = worst_errors(kind, precision)
                 print(kind, precision, {k: f"{v:.1e}" for k, v in worst.items()}, flush=True)
-        save()
-    if "steps" in parts:
-        results["steps"] = [time_step(k, B) for k in ("lstm", "gru") for B in (1, 16, 64, 256, 1024, 4096, 8192)]
         save()
     if "captures" in parts:
         results["captures"] = check_captures()

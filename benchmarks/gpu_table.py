@@ -1,4 +1,4 @@
-"""The figures of `gpu_recurrence.py` as Markdown, with the roofline they are held against."""
+"""The figures of `gpu_recurrence.py` as Markdown, next to their roofline."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def floor_ms(kind: str, shape: tuple[int, int, int], backward: bool) -> float:
     """The larger of the bytes that must move and the products that must be done, at this GPU's rates, in ms.
 
     Forward: x in, y out, and what the backward needs out (fp16: gates, one more value per unit, h, x). Backward: those
-    and dy in, dx out. Products: two forward, four backward. Nothing else is counted: no temporary ever leaves the chip.
+    and dy in, dx out. Products: two forward, four backward. Nothing else is counted, as if no temporary left the chip.
     """
     B, T, H = shape
     gates = 4 if kind == "lstm" else 3
@@ -103,13 +103,6 @@ def table(results: dict[str, Any]) -> str:
         rows = [r for r in results["shapes"] if r["kind"] == kind]
         lines += _shapes(kind, rows) if rows else []
     lines += _smallest(results["smallest"]) if results["smallest"] else []
-    lines += ["", "One step without gradients, hidden and input size 128, us; as CUDA graphs in brackets:", ""]
-    lines += ["| recurrence, B | ours | cuDNN T=1 + mask | ratio |", "|---|---|---|---|"]
-    for r in results["steps"]:
-        e, g = r["eager"], r["graph"]
-        cells = [f"{e[n] * 1e3:.1f} ({g[n] * 1e3:.1f})" for n in ("ours", "cudnn")]
-        ratio = f"{e['ours'] / e['cudnn']:.2f} ({g['ours'] / g['cudnn']:.2f})"
-        lines.append(f"| {r['kind']}, {r['B']} | {' | '.join(cells)} | {ratio} |")
     if results["first_calls"]:
         lines += [
             "",

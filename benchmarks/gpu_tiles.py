@@ -1,4 +1,4 @@
-"""Derives the table in `holdfast/kernels/cuda_tiles.py`: times candidate tiles of each size class on the GPU at hand.
+"""Derives the table in `holdfast/kernels/cuda/tiles.py`: times candidate tiles of each size class on the GPU at hand.
 
     python benchmarks/gpu_tiles.py [--kind gru] [--hidden 256] [--batch 1024]
 
@@ -16,11 +16,10 @@ from typing import Any
 import torch
 from gpu_recurrence import SHAPES
 
-from holdfast.kernels.cuda import kernels as cuda_kernels
-from holdfast.kernels.cuda import plans as cuda_plans
-from holdfast.kernels.cuda import recurrence as cuda_recurrence
-from holdfast.kernels.cuda import tiles as cuda_tiles
+from holdfast.kernels.cuda import kernels, plans, recurrence, tiles
 from holdfast.kernels.cuda.tiles import Tile
+from holdfast.kernels.fp16_layout import Saved
+from holdfast.kernels.operands import Resets, Weights
 
 ROWS = ((1, 1, 1), (1, 1, 2), (2, 1, 1), (2, 1, 2), (2, 1, 4), (2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 2))
 PIPELINES = ((64, 3), (64, 4), (128, 2), (256, 2))
@@ -28,33 +27,33 @@ PIPELINES = ((64, 3), (64, 4), (128, 2), (256, 2))
 
 def candidates(gates: int, hidden: int, backward: bool) -> Iterator[Tile]:
     """Tiles worth trying that fit: weights of one block, rows of one team, teams, pipeline."""
-    _, shared, _ = cuda_kernels.limits(0)
+    _, shared, _ = kernels.limits(0)
     alone = hidden <= 128
     for units in (-(-hidden // 32) * 32,) if alone else (16, 32, 64):
         for warp_units in (8, 16, 32):
-            tiles = [
+            found = [
                 Tile(units, warp_units, warp_rows, 1, halves, teams, columns, stages)
                 for halves, warp_rows, teams in ROWS
                 for columns, stages in (((0, 1),) if alone else PIPELINES)
             ]
             held = Tile(units, warp_units, halves=1, registers=True)
             if held.depth(hidden, gates, backward) // 16 * (1 if backward else gates) * warp_units // 4 <= 128:
-                tiles.append(held)
-            for tile in tiles:
+                found.append(held)
+            for tile in found:
                 fits = tile.shared_bytes(hidden, gates, backward) <= shared
                 if fits and units % warp_units == 0 and 64 <= tile.threads <= 512:
                     yield tile
 
 
 class KernelTimes:
-    """Replaces the launch of recurrences by one that is timed."""
+    """Replaces the launch of recurrences with one that is timed."""
 
     def __init__(self) -> None:
         self.events: list[list[torch.cuda.Event]] = []
-        self._recurrence = cuda_plans.recurrence.__wrapped__
-        cuda_plans.recurrence = self._timed  # type: ignore[assignment]
+        self._recurrence = plans.recurrence.__wrapped__
+        plans.recurrence = self._timed  # type: ignore[assignment]
 
-    def _timed(self, *arguments: Any) -> cuda_plans.Recurrence:
+    def _timed(self, *arguments: Any) -> plans.Recurrence:
         found = self._recurrence(*arguments)
 
         def launch(*values: int) -> None:
@@ -77,36 +76,36 @@ class KernelTimes:
 
 
 def forget_plans() -> None:
-    cuda_plans.forward_plan.cache_clear()
-    cuda_plans.backward_plan.cache_clear()
+    plans.forward_plan.cache_clear()
+    plans.backward_plan.cache_clear()
 
 
 def sweep(kind: str, shape: tuple[int, int, int], times: KernelTimes) -> None:
     B, T, H = shape
-    gates, table = (4 if kind == "lstm" else 3), cuda_tiles.choose_tile
+    gates, table = (4 if kind == "lstm" else 3), tiles.choose_tile
     x, dy = (torch.randn(T, B, H, device="cuda") for _ in range(2))
     h, bias = torch.zeros(B, H, device="cuda"), torch.zeros(gates * H, device="cuda")
     w_ih, w_hh = ((torch.rand(gates * H, H, device="cuda") * 2 - 1) * H**-0.5 for _ in range(2))
-    resets = torch.rand(T, B, device="cuda") < 0.01
+    resets, weights = Resets(torch.rand(T, B, device="cuda") < 0.01), Weights(w_ih, w_hh, bias, bias)
 
     def forward() -> Any:
-        return cuda_recurrence.forward(x, h, h, resets, None, None, w_ih, w_hh, bias, bias, True)
+        return recurrence.forward(x, h, h if kind == "lstm" else None, resets, weights, True)
 
     kept = forward()[3]
+    saved = Saved(kept, resets.mask, w_ih, w_hh, B, state_dtype=torch.float32, x_dtype=torch.float32)
 
     def backward() -> Any:
-        single = torch.float32
-        return cuda_recurrence.backward(dy, None, None, kept, resets, w_ih, w_hh, B, single, single, True, True, False)
+        return recurrence.backward(dy, None, None, saved, need_x=True, need_state=True, need_reset=False)
 
     for direction, run in (("forward", forward), ("backward", backward)):
         expected, found = run()[0], []
         default = table(gates, H, B, direction == "backward")
         for tile in {default, *candidates(gates, H, direction == "backward")}:
-            cuda_tiles.choose_tile = lambda *_, tile=tile: tile  # type: ignore[assignment,misc]
+            tiles.choose_tile = lambda *_, tile=tile: tile  # type: ignore[assignment,misc]
             forget_plans()
             error = float((run()[0] - expected).abs().max() / expected.abs().max())
             found.append((times.median(run), error, tile))
-        cuda_tiles.choose_tile = table
+        tiles.choose_tile = table
         forget_plans()
         for ms, error, tile in sorted(found, key=lambda f: f[0])[:6]:
             mark = " <- table" if tile == default else ""

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.kernels import reference
+from holdfast.kernels.operands import Resets, Weights
 
 # Relative to the largest element of the float64 answer. Far below what a wrong reset would cause (1e-2 and more).
 TOLERANCE = 1e-4
@@ -89,17 +90,11 @@ class Problem:
 
     def answer(self, with_resets: bool) -> Answer:
         """What the float64 reference says."""
-        run = reference.lstm if self.cell == "lstm" else reference.gru
+        kernel = getattr(reference, self.cell)
         x = self.x.double().requires_grad_()
         weights = {n: p.detach().double().requires_grad_() for n, p in self.module.named_parameters()}
-        fills = [None] * len(self.start)
-        y, *_ = run(
-            x,
-            *[s.double() for s in self.start],
-            self.resets if with_resets else None,
-            *fills,
-            *weights.values(),
-        )
+        resets = Resets(self.resets if with_resets else None)
+        y, *_ = kernel.sequence(x, *[s.double() for s in self.start], resets, Weights(*weights.values()))
         y.backward(self.dy.double())
         return Answer({"y": y.detach(), "dx": x.grad, **{f"d {n}": w.grad for n, w in weights.items()}})
 

@@ -1,7 +1,7 @@
-"""One step without gradients, B = 64, I = H = 128: our cores beside torch.nn's cells.
+"""One step without gradients, B = 64, I = H = 128: our cores next to torch.nn's cells.
 
 A step takes a fraction of a millisecond, so each call is timed on its own: the minimum over the rounds of each of 40
-patterns of flags, averaged over the patterns. That is steady also on a machine that does other things.
+patterns of flags, averaged over the patterns. That is stable even on a busy machine.
 """
 
 from __future__ import annotations

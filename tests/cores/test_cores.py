@@ -61,7 +61,7 @@ def test_any_chunking_gives_the_same_outputs_and_final_state(kind, reset, kernel
         parts.append(part)
     torch.testing.assert_close(torch.cat(parts), y, atol=1e-5, rtol=0)
     assert_states_close(state, final)
-    for grad in (True, False):  # step by step, with torch's cell and with a fused one where there is one
+    for grad in (True, False):  # step by step: by torch's cell with gradients, by a step kernel without
         state, steps = start, []
         with torch.set_grad_enabled(grad):
             for t in range(T):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from holdfast.kernels import reference
+from holdfast.kernels.operands import Resets, Weights
 
 GATES = {"lstm": 4, "gru": 3}
 RESETS = ("none", "random", "all")
@@ -16,15 +17,13 @@ RESETS = ("none", "random", "all")
 
 @dataclass
 class Layer:
-    """What a kernel takes; `state` and `fills` are (h, c) for an LSTM, (h,) for a GRU."""
+    """The arguments of a kernel; `state` is (h, c) for an LSTM, (h,) for a GRU."""
 
     cell: str
     x: Tensor
     state: tuple[Tensor, ...]
-    resets: Tensor | None
-    fills: tuple[Tensor | None, ...]
-    weights: tuple[Tensor | None, ...]
-    cut: bool = False
+    resets: Resets
+    weights: Weights
 
     @classmethod
     def random(
@@ -36,9 +35,9 @@ class Layer:
         H: int,
         *,
         resets: str = "random",
-        fill: bool = False,
+        learned: bool = False,
         bias: bool = True,
-        cut: bool = False,
+        detach: bool = False,
         seed: int = 0,
         dtype: torch.dtype = torch.float64,
     ) -> Layer:
@@ -54,38 +53,41 @@ class Layer:
             cell,
             rand(T, B, I),
             tuple(rand(B, H) for _ in range(leaves)),
-            flags[resets],
-            tuple(rand(H) if fill else None for _ in range(leaves)),
-            (rand(rows, I, scale=I**-0.5), rand(rows, H, scale=H**-0.5), *biases),
-            cut,
+            Resets(flags[resets], *[rand(H) if learned else None for _ in range(leaves)], detach=detach),
+            Weights(rand(rows, I, scale=I**-0.5), rand(rows, H, scale=H**-0.5), *biases),
         )
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything a gradient can be asked for, by name."""
-        names = ["x", *[f"state{i}" for i in range(len(self.state))], *[f"fill{i}" for i in range(len(self.fills))]]
-        values = [self.x, *self.state, *self.fills, *self.weights]
-        names += ["w_ih", "w_hh", "b_ih", "b_hh"]
-        return {name: value for name, value in zip(names, values) if value is not None}
+        named = {"x": self.x, **dict(zip(("h0", "c0"), self.state)), "reset_h": self.resets.h, "reset_c": self.resets.c}
+        return {name: value for name, value in (named | self.weights._asdict()).items() if value is not None}
+
+    def with_tensors(self, tensors: dict[str, Tensor]) -> Layer:
+        """The same layer on other tensors, named as in `tensors`."""
+        return replace(
+            self,
+            x=tensors["x"],
+            state=tuple(tensors[name] for name in ("h0", "c0")[: len(self.state)]),
+            resets=self.resets._replace(h=tensors.get("reset_h"), c=tensors.get("reset_c")),
+            weights=Weights(*[tensors.get(name) for name in Weights._fields]),  # type: ignore[arg-type]
+        )
+
+    def with_mask(self, mask: Tensor | None) -> Layer:
+        return replace(self, resets=self.resets._replace(mask=mask))
 
     def to(self, dtype: torch.dtype, state_dtype: torch.dtype | None = None) -> Layer:
         """In another precision, leaves for gradients; the state may keep a wider one, as under autocast."""
-
-        def leaf(t: Any, d: torch.dtype) -> Any:
-            return None if t is None else t.detach().to(d, copy=True).requires_grad_()
-
-        wide = state_dtype or dtype
-        return replace(
-            self,
-            x=leaf(self.x, dtype),
-            state=tuple(leaf(s, wide) for s in self.state),
-            fills=tuple(leaf(f, wide) for f in self.fills),
-            weights=tuple(leaf(w, dtype) for w in self.weights),
+        wide = ("h0", "c0", "reset_h", "reset_c")
+        return self.with_tensors(
+            {
+                name: t.detach().to(state_dtype or dtype if name in wide else dtype, copy=True).requires_grad_()
+                for name, t in self.tensors().items()
+            }
         )
 
     def run(self, kernel: Any) -> tuple[Tensor, ...]:
-        """y [T, B, H] and the final state."""
-        fn = getattr(kernel, self.cell)
-        return fn(self.x, *self.state, self.resets, *self.fills, *self.weights, cut=self.cut)
+        """y [T, B, H] and the final state. kernel: a folder of `holdfast.kernels`."""
+        return getattr(kernel, self.cell).sequence(self.x, *self.state, self.resets, self.weights)
 
     def answer(self, kernel: Any) -> dict[str, Tensor]:
         """Outputs and all gradients of a fixed random weighting of the outputs."""

@@ -1,4 +1,4 @@
-/* Runs the native kernel over odd sizes with arrays of exactly the size it was promised, for tools that watch memory and
+/* Runs the native kernel over odd sizes with arrays of exactly the required size, under tools that check memory and
  * threads. Numbers are checked elsewhere; here every result only has to be finite. */
 #include <math.h>
 #include <stdio.h>
@@ -34,20 +34,20 @@ static void succeed(int status) {
     }
 }
 
-static void run(int64_t T, int64_t B, int64_t I, int64_t H, int lstm, int cut, int fills, int bias, double p, int threads) {
+static void run(int64_t T, int64_t B, int64_t I, int64_t H, int lstm, int detach, int reset_values, int bias, double p, int threads) {
     const int64_t G = lstm ? 4 : 3, padded = (H + holdfast_lanes() - 1) / holdfast_lanes() * holdfast_lanes();
     float *owned[32];
     int count = 0;
 #define NEW(n) (owned[count++] = numbers(n))
     uint8_t *resets = malloc((size_t)(T * B) + 1);
     for (int64_t i = 0; i < T * B; i++) resets[i] = rand() < p * RAND_MAX;
-    Job job = {.steps = T, .batch = B, .inputs = I, .hidden = H, .is_lstm = lstm, .cut = cut, .threads = threads};
+    Job job = {.steps = T, .batch = B, .inputs = I, .hidden = H, .is_lstm = lstm, .detach_at_reset = detach, .threads = threads};
     job.x = NEW(T * B * I);
     job.h0 = NEW(B * H);
     job.c0 = lstm ? NEW(B * H) : NULL;
     job.resets = p < 0 ? NULL : resets;
-    job.fill_h = fills ? NEW(H) : NULL;
-    job.fill_c = fills && lstm ? NEW(H) : NULL;
+    job.reset_h = reset_values ? NEW(H) : NULL;
+    job.reset_c = reset_values && lstm ? NEW(H) : NULL;
     job.w_ih = NEW(G * H * I);
     job.w_hh = NEW(G * H * H);
     job.b_ih = bias ? NEW(G * H) : NULL;
@@ -66,12 +66,12 @@ static void run(int64_t T, int64_t B, int64_t I, int64_t H, int lstm, int cut, i
     job.dy = NEW(T * B * H);
     job.dh_n = NEW(B * H);
     job.dc_n = lstm ? NEW(B * H) : NULL;
-    succeed(holdfast_backward(&job)); /* no gradient wanted */
+    succeed(holdfast_backward(&job)); /* no gradient needed */
     job.dx = NEW(T * B * I);
     job.dh0 = NEW(B * H);
     job.dc0 = lstm ? NEW(B * H) : NULL;
-    job.dfill_h = fills ? NEW(H) : NULL;
-    job.dfill_c = fills && lstm ? NEW(H) : NULL;
+    job.d_reset_h = reset_values ? NEW(H) : NULL;
+    job.d_reset_c = reset_values && lstm ? NEW(H) : NULL;
     job.dw_ih = NEW(G * H * I);
     job.dw_hh = NEW(G * H * H);
     job.db_ih = bias ? NEW(G * H) : NULL;
@@ -81,7 +81,7 @@ static void run(int64_t T, int64_t B, int64_t I, int64_t H, int lstm, int cut, i
     all_finite("dw_ih", job.dw_ih, G * H * I);
     all_finite("dw_hh", job.dw_hh, G * H * H);
 
-    if (T == 1 && !cut) {
+    if (T == 1 && !detach) {
         job.gates = job.cells = job.h_n = NULL;
         succeed(holdfast_step(&job));
         all_finite("h", job.y, B * H);

@@ -7,32 +7,32 @@ import sys
 import tempfile
 from pathlib import Path
 
-from holdfast.kernels.cpu import build as native_build
+from holdfast.kernels.cpu import build
 
 TOOLS = {
-    "address, undefined behaviour": ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
+    "address, undefined behavior": ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
     "threads": ["-fsanitize=thread"],
 }
 
 
-def build(folder: Path, compiler: list[str], flags: list[str]) -> Path:
-    """Kernel and driver as one program, with the flags of the real library apart from its optimisation."""
-    command = [*compiler, *native_build.FLAGS, "-O1", "-g", "-fno-omit-frame-pointer", *flags]
-    objects = native_build.compile_objects(folder, command)
+def compile_driver(folder: Path, compiler: list[str], flags: list[str]) -> Path:
+    """Kernel and driver as one program, with the flags of the real library except for the optimization level."""
+    command = [*compiler, *build.FLAGS, "-O1", "-g", "-fno-omit-frame-pointer", *flags]
+    objects = build.compile_objects(folder, command)
     program = folder / "sanitize"
-    driver = [str(Path(__file__).with_suffix(".c")), f"-I{native_build.SOURCES}"]
+    driver = [str(Path(__file__).with_suffix(".c")), f"-I{build.SOURCES}"]
     subprocess.run([*command, *driver, *objects, "-o", str(program), "-lm", "-lpthread"], check=True)
     return program
 
 
 def main() -> int:
-    compiler = native_build.find_compiler()
+    compiler = build.find_compiler()
     if compiler is None:
         print("no C compiler: nothing to check", file=sys.stderr)
         return 1
     for name, flags in TOOLS.items():
         with tempfile.TemporaryDirectory() as folder:
-            code = subprocess.run([str(build(Path(folder), compiler, flags))]).returncode
+            code = subprocess.run([str(compile_driver(Path(folder), compiler, flags))]).returncode
         print(f"{name}: {'clean' if code == 0 else f'failed with status {code}'}")
         if code:
             return code

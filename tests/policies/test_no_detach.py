@@ -22,15 +22,10 @@ OF_A_STATE = re.compile(r"state|hidden|memory|lstm|gru|leaf|leaves|carr|^starts?
 # The others in the source that are about a state, by file and function, and why they carry nothing on.
 ELSEWHERE = {
     ("cores/gated.py", "_reset"): 'the reset mode "detach" itself: a cut inside the recurrence, at episode boundaries',
-    ("kernels/reference.py", "_reset"): 'the same in the reference recurrence: reset mode "detach"',
+    ("kernels/reference/resets.py", "reset"): 'the same in the reference recurrence: reset mode "detach"',
     ("policies/base.py", "detach_state"): "the public one-liner over state.detach",
     ("deploy/export_graph.py", "_state_ports"): "the numbers of a learned start, to be written into a file",
     ("cores/base.py", "_trace"): "the states after every step, to look at; the one that goes on has its graph",
-    (
-        "kernels/cpu/recurrence.py",
-        "lstm_with_cells",
-    ): "the cells after every step, to look at; the final state has its graph",
-    ("kernels/portable.py", "lstm_with_cells"): "the same",
     ("envs/base.py", "state_dict"): "an environment's own tensors, copied to be saved",
 }
 

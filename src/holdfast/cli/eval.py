@@ -40,6 +40,7 @@ def main(argv: list[str]) -> int:
     from holdfast import envs
     from holdfast.config import TrainConfig
     from holdfast.display.dashboard import compact, number
+    from holdfast.policies.precision import autocast, autocast_dtype
     from holdfast.runs import saved_policy
 
     with user_errors():
@@ -54,8 +55,7 @@ def main(argv: list[str]) -> int:
             mask_velocity=config.mask_velocity,
             env_kwargs=config.env_kwargs,
         )
-        half = config.precision == "bf16"
-        with torch.autocast(torch.device(flags.device).type, torch.bfloat16, enabled=half):
+        with autocast(torch.device(flags.device), autocast_dtype(config.precision)):
             result = hf.evaluate(
                 policy,
                 env,

@@ -1,8 +1,13 @@
-"""What LSTM and GRU share: parameters named as in torch.nn, the four reset modes, dtypes under autocast."""
+"""What LSTM and GRU share: parameters named as in torch.nn, reset modes, dtypes under autocast, the loop over layers.
+
+A cell (`lstm.py`, `gru.py`) says what its state holds; `kernels/` computes.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -10,25 +15,23 @@ from torch import Tensor, nn
 
 from holdfast import state as state_ops
 from holdfast.cores.base import Core, RowShape, check_reset_mode
+from holdfast.kernels import dispatch
+from holdfast.kernels.operands import Resets, Weights
 from holdfast.state import State
 
-HALF = (torch.bfloat16, torch.float16)
-
-
-def stack_layers(rows: list[Tensor]) -> Tensor:
-    """One [B, H] per layer -> [B, L, H]."""
-    return rows[0].unsqueeze(1) if len(rows) == 1 else torch.stack(rows, 1)
+_HALF = (torch.bfloat16, torch.float16)
 
 
 class GatedCore(Core):
     """Layers of gates over a hidden state; every leaf of the state is [B, num_layers, hidden_size].
 
-    reset: "zero" (fresh at each episode), "learned" (a trained start, one vector per layer and leaf), "detach" (the
-    value crosses episodes, its gradient does not), "never" (flags are ignored).
+    reset: "zero" (each episode starts from zeros), "learned" (from a trained vector per layer and leaf), "detach" (the
+    values cross episodes, their gradient does not), "never" (flags are ignored).
     kernel: "auto", or a name from `holdfast.kernels.dispatch`; precision: "fast" or "exact", for GPU kernels.
     """
 
-    leaf_names: tuple[str, ...]
+    cell: str  # the cell's module in each folder of `kernels`
+    leaf_names: tuple[str, ...]  # the leaves of the state, in the order of the kernels' arguments
     gates: int
 
     def __init__(
@@ -54,7 +57,7 @@ class GatedCore(Core):
         self.kernel, self.precision = kernel, precision
         self._row_shapes = {leaf: RowShape((num_layers, hidden_size)) for leaf in self.leaf_names}
         kinds = ("weight_ih", "weight_hh", "bias_ih", "bias_hh") if bias else ("weight_ih", "weight_hh")
-        self._names = [[f"{kind}_l{layer}" for kind in kinds] for layer in range(num_layers)]
+        self._parameter_names = [[f"{kind}_l{layer}" for kind in kinds] for layer in range(num_layers)]
         for layer in range(num_layers):
             size = input_size if layer == 0 else hidden_size
             self.register_parameter(f"weight_ih_l{layer}", nn.Parameter(torch.empty(self.gates * hidden_size, size)))
@@ -70,7 +73,7 @@ class GatedCore(Core):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """torch.nn's initialisation: uniform within 1/sqrt(hidden_size). Learned starts begin at 0."""
+        """torch.nn's initialization: uniform within 1/sqrt(hidden_size). Learned starts begin at 0."""
         bound = 1 / math.sqrt(self.hidden_size)
         for name, p in self.named_parameters():
             if name.startswith("initial_"):
@@ -94,25 +97,30 @@ class GatedCore(Core):
         weight: Tensor = self.weight_hh_l0  # type: ignore[assignment]
         return weight.dtype, weight.device
 
-    def _compute_dtype(self, x: Tensor) -> torch.dtype:
+    def compute_dtype(self, x: Tensor) -> torch.dtype:
         """The dtype of products: the module's, or autocast's. The state keeps the module's."""
         kind = x.device.type
-        return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else self._dtype_and_device()[0]
+        return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else self.weight_hh_l0.dtype  # type: ignore[return-value]
 
-    def _weights(self, layer: int, dtype: torch.dtype) -> tuple[Any, Any, Any, Any]:
-        """w_ih, w_hh, b_ih, b_hh in `dtype`. Cast anew in each call: autocast's cache would keep casts made under
-        no_grad, and the next pass would get no gradients."""
-        names = self._names[layer]
-        w_ih, w_hh = getattr(self, names[0]), getattr(self, names[1])
-        b_ih, b_hh = (getattr(self, names[2]), getattr(self, names[3])) if self.bias else (None, None)
-        if dtype == w_hh.dtype:
-            return w_ih, w_hh, b_ih, b_hh
-        return (
-            w_ih.to(dtype),
-            w_hh.to(dtype),
-            None if b_ih is None else b_ih.to(dtype),
-            None if b_hh is None else b_hh.to(dtype),
-        )
+    def parameter_names(self, layer: int) -> list[str]:
+        """The names of a layer's parameters, in the order of `Weights`."""
+        return self._parameter_names[layer]
+
+    def weights(self, layer: int, dtype: torch.dtype) -> Weights:
+        """A layer's weights in `dtype`. Cast in every call: autocast's cache would keep casts made under no_grad, and
+        the next pass would get no gradients."""
+        registered, names = self._parameters, self._parameter_names[layer]
+        # getattr alone would do; it takes a tenth of a step. A parametrized weight is an attribute, not registered.
+        tensors: Any = [registered[name] if name in registered else getattr(self, name) for name in names]
+        return Weights(*(tensors if dtype == tensors[1].dtype else [tensor.to(dtype) for tensor in tensors]))
+
+    def kernel_resets(self, layer: int, resets: Tensor | None) -> Resets:
+        """A layer's resets as the kernels take them."""
+        if self.reset == "zero":
+            return Resets(resets)
+        if self.reset == "learned":
+            return Resets(resets, *[getattr(self, f"initial_{leaf}")[layer] for leaf in self.leaf_names])
+        return Resets(resets, detach=True) if self.reset == "detach" else Resets()
 
     def _reset(self, state: State, resets: Tensor | None) -> State:
         """The state after the resets of one step; resets [B]."""
@@ -125,22 +133,72 @@ class GatedCore(Core):
             return state_ops.where(resets, state_ops.detach(state), state)
         return state_ops.where(resets, self._initial_state(resets.shape[0]), state)
 
-    def _step_of_sequence(self, x: Tensor, state: State, resets: Tensor | None) -> tuple[Tensor, State]:
-        """A step as a sequence of one. In half precision the order of roundings shows in the result, so both legs must
-        run the same code to agree."""
-        y, state = self._sequence(x.unsqueeze(0), state, None if resets is None else resets.unsqueeze(0))
-        return y.squeeze(0), state
+    def _layer_states(self, state: State) -> list[Sequence[Tensor]]:
+        """The leaves of the state by layer, [B, H] each."""
+        leaves = [state[leaf] for leaf in self.leaf_names]
+        if self.num_layers == 1:  # the usual case; a step takes only microseconds
+            return [[leaf.squeeze(1) for leaf in leaves]]
+        return list(zip(*[leaf.unbind(1) for leaf in leaves]))
 
-    def _reset_arguments(self, layer: int, resets: Tensor | None) -> tuple[Tensor | None, list[Tensor | None]]:
-        """(resets, [fill per leaf]) as the kernels take them."""
-        if self.reset == "never":
-            resets = None
-        if self.reset != "learned":
-            return resets, [None] * len(self.leaf_names)
-        return resets, [getattr(self, f"initial_{leaf}")[layer] for leaf in self.leaf_names]
+    def _join_layers(self, layers: Sequence[Sequence[Tensor]]) -> State:
+        """One [B, H] per layer and leaf -> leaves [B, L, H]."""
+        if len(layers) == 1:
+            return {leaf: rows.unsqueeze(1) for leaf, rows in zip(self.leaf_names, layers[0])}
+        return {leaf: torch.stack(rows, 1) for leaf, rows in zip(self.leaf_names, zip(*layers))}
+
+    def _step(self, x: Tensor, state: State, resets: Tensor | None) -> tuple[Tensor, State]:
+        kernel, dtype = dispatch.choose_step(self, x), self.compute_dtype(x)
+        if kernel is None and (dtype in _HALF or x.is_cuda):
+            # A sequence of one: in half precision the order of roundings shows in the result, so both legs must run the
+            # same code to agree.
+            y, state = self._sequence(x.unsqueeze(0), state, None if resets is None else resets.unsqueeze(0))
+            return y.squeeze(0), state
+        if kernel is None:
+            state = self._reset(state, resets)
+        elif self.reset == "detach":
+            resets = None  # without gradients a reset changes nothing
+        y, finals = x, []
+        for layer, start in enumerate(self._layer_states(state)):
+            weights = self.weights(layer, dtype)
+            if kernel is None:
+                final = self._torch_cell(y, start, weights)
+            else:
+                final = kernel.step(y, *start, self.kernel_resets(layer, resets), weights)
+            y = final[0]
+            finals.append(final)
+        return y.clone(), self._join_layers(finals)
+
+    def _torch_cell(self, x: Tensor, state: Sequence[Tensor], weights: Weights) -> tuple[Tensor, ...]:
+        """One step of one layer by torch's own cell, from a state that is already reset."""
+        raise NotImplementedError
+
+    def _sequence(self, x: Tensor, state: State, resets: Tensor | None) -> tuple[Tensor, State]:
+        kernel, dtype = dispatch.choose(self, x), self.compute_dtype(x)
+        y, finals = x.to(dtype), []
+        for layer, start in enumerate(self._layer_states(state)):
+            y, *final = kernel.sequence(y, *start, self.kernel_resets(layer, resets), self.weights(layer, dtype))
+            finals.append(final)
+        return y, self._join_layers(finals)
+
+    def _trace(self, x: Tensor, state: State, resets: Tensor | None) -> tuple[Tensor, State, State]:
+        kernel, dtype = dispatch.choose(self, x), self.compute_dtype(x)
+        if dtype != self.state_dtype():
+            return super()._trace(x, state, resets)
+        y, finals, traces = x, [], []
+        for layer, start in enumerate(self._layer_states(state)):
+            arguments = (y, *start, self.kernel_resets(layer, resets), self.weights(layer, dtype))
+            y, final, trace = self._trace_layer(kernel, *arguments)
+            finals.append(final)
+            traces.append(trace)
+        states = {leaf: torch.stack(rows, 2) for leaf, rows in zip(self.leaf_names, zip(*traces))}
+        return y, self._join_layers(finals), states
+
+    def _trace_layer(self, kernel: ModuleType, *arguments: Any) -> tuple[Tensor, Sequence[Tensor], Sequence[Tensor]]:
+        """y, the final state, and the state after every step without gradients: leaves [T, B, H]."""
+        raise NotImplementedError
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
-        # Learned starts are optional, so that a torch.nn state_dict loads; they then stay as they are.
+        # Learned starts are optional, so that a torch.nn state_dict loads; they are unchanged then.
         super()._load_from_state_dict(state_dict, prefix, *args)
         missing = args[2]
         missing[:] = [k for k in missing if not k.startswith(f"{prefix}initial_")]

@@ -22,6 +22,7 @@ from holdfast.kernels.cpu import recurrence as native
 from holdfast.kernels.cpu.adam import NativeAdam
 from holdfast.kernels.cpu.objective import clipped
 from holdfast.kernels.cpu.perceptron import Perceptron, layers_of
+from holdfast.kernels.operands import Gradients, Needed
 from holdfast.policies.actor_critic import ActorCritic
 from holdfast.policies.base import RecurrentPolicy, merge_time, segment_shape
 from holdfast.rollout.segment import Segment
@@ -36,7 +37,7 @@ class NativeMinibatches(Minibatches):
         super().__init__(policy, *args, **options)
         assert isinstance(policy, ActorCritic)
         self._gradient = NativeGradient(policy, LossSettings.from_config(self.config))
-        self._adam = NativeAdam.of(self.optimizer, self.parameters)
+        self._adam = NativeAdam.try_create(self.optimizer, self.parameters)
 
     def gradients(self, part: Segment, share: Any) -> PPOTerms:
         with span("forward and backward (without autograd)"):
@@ -49,7 +50,7 @@ class NativeMinibatches(Minibatches):
 
 
 class _Layers:
-    """Linear layers; with none of them what comes in goes out."""
+    """Linear layers, one after another. Identity when empty."""
 
     def __init__(self, *modules: nn.Module) -> None:
         layers = [layer for module in modules for layer in layers_of(module) or []]
@@ -65,24 +66,23 @@ class _Layers:
 
 
 class _Recurrence:
-    """The layers of an LSTM or a GRU, or none of a `Memoryless`."""
+    """The layers of an LSTM or a GRU; identity for a `Memoryless`."""
 
     def __init__(self, core: Core) -> None:
         self.core = core
         self.parameters = list(core.parameters())
-        self._gradients: dict[Any, tuple[Tensor, ...]] = {}  # by layer and shape; overwritten by the next minibatch
+        self._gradients: dict[Any, Gradients] = {}  # by layer and shape; overwritten by the next minibatch
 
     def forward(self, x: Tensor, state: State, resets: Tensor | None) -> Tensor:
         core = self.core
-        self._kept: list[tuple[Tensor | None, ...]] = []
+        self._kept: list[native.Kept] = []
         if not isinstance(core, GatedCore):
             return x
         for layer in range(core.num_layers):
-            mask, fills = core._reset_arguments(layer, resets)
-            h, c = (state[leaf][:, layer] if leaf in state else None for leaf in ("h", "c"))
-            inputs = (x, h, c, mask, fills[0], fills[-1] if c is not None else None, *core._weights(layer, x.dtype))
-            y, _, _, gates, cells = native.run_forward(*inputs, core.reset == "detach", True)
-            self._kept.append((*inputs[:8], y, gates, cells))
+            h, c = state["h"][:, layer], state["c"][:, layer] if "c" in state else None
+            masked, weights = core.kernel_resets(layer, resets), core.weights(layer, x.dtype)
+            y, _, _, gates, cells = native.run_forward(x, h, c, masked, weights, keep=True)
+            self._kept.append(native.Kept(x, h, c, masked, weights, y, gates, cells))
             x = y
         return x
 
@@ -91,23 +91,22 @@ class _Recurrence:
         if not isinstance(core, GatedCore):
             return dy
         d: Tensor | None = dy
-        starts: dict[str, list[Tensor]] = {leaf: [] for leaf in core.leaf_names}
+        learned, has_c = core.reset == "learned", "c" in core.leaf_names
+        by_layer: list[Gradients] = []  # first layer first
         for layer in reversed(range(core.num_layers)):
-            dx_here, learned, two = need_dx or layer > 0, core.reset == "learned", len(core.leaf_names) == 2
-            need = [dx_here, False, False, learned, learned and two, True, True, core.bias, core.bias]
-            kept, key = self._kept[layer], (layer, dy.shape)
-            grads = native.run_backward(
-                d, None, None, *kept, core.reset == "detach", need, into=self._gradients.get(key)
-            )
-            self._gradients[key] = grads
-            for leaf, fill in zip(core.leaf_names, grads[3:5]):
-                starts[leaf].insert(0, fill)
-            for name, grad in zip(core._names[layer], grads[5:]):
+            key = (layer, dy.shape)
+            needed = Needed(
+                x=need_dx or layer > 0, h0=False, c0=False, reset_h=learned, reset_c=learned and has_c,
+                w_ih=True, w_hh=True, b_ih=core.bias, b_hh=core.bias,
+            )  # fmt: skip
+            gradients = native.run_backward(d, None, None, self._kept[layer], needed, into=self._gradients.get(key))
+            self._gradients[key] = gradients
+            by_layer.insert(0, gradients)
+            for name, grad in zip(core.parameter_names(layer), gradients[5:]):
                 getattr(core, name).grad = grad
-            d = grads[0] if dx_here else None
-        if core.reset == "learned":
-            for leaf, rows in starts.items():
-                getattr(core, f"initial_{leaf}").grad = torch.stack(rows)
+            d = gradients.x
+        for leaf in core.leaf_names if learned else ():
+            getattr(core, f"initial_{leaf}").grad = torch.stack([getattr(g, f"reset_{leaf}") for g in by_layer])
         return d
 
 

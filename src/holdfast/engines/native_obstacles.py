@@ -84,6 +84,6 @@ def _core(policy: ActorCritic) -> str | None:
     for part in parts.values():
         if type(part) is Memoryless:
             continue
-        if type(part) not in (LSTM, GRU) or dispatch.choose("", part, x) is not native:  # type: ignore[arg-type]
+        if type(part) not in (LSTM, GRU) or dispatch.kernel_name(part, x) != "native":  # type: ignore[arg-type]
             return f"{type(part).__name__} does not run on the compiled CPU kernel"
     return None

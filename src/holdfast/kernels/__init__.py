@@ -1,1 +1,6 @@
-"""The recurrences, one implementation per device. `reference` is the specification, `dispatch` chooses."""
+"""The recurrences: one readable reference, and one folder per way to run it. `dispatch` chooses between them.
+
+`reference/` is the specification and `portable/` runs anywhere; `cpu/` is C, `gpu/` is CUDA C++ or Triton. Each folder
+has one module per cell, `lstm` and `gru`, with the function `sequence` and, where it is faster, `step`. `operands` names
+their arguments.
+"""

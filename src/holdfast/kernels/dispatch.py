@@ -1,7 +1,7 @@
-"""Chooses the implementation of a recurrence from device, dtype and shape.
+"""Chooses the implementation of a recurrence from device, dtype and shape. Nothing else does.
 
-Each implementation is a module with functions `lstm` and `gru` of the signature in `reference.py`. A caller can name
-one: `hf.LSTM(..., kernel="reference")`. On CPUs `HOLDFAST_CPU_KERNEL=portable|native` names one for all.
+Each implementation is a folder with one module per cell, whose `sequence` has the signature of `reference/`. A caller can
+name one: `hf.LSTM(..., kernel="reference")`. `HOLDFAST_CPU_KERNEL=portable|native` names one for all cores on a CPU.
 """
 
 from __future__ import annotations
@@ -12,55 +12,56 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from holdfast.kernels import portable, reference
-from holdfast.kernels.cpu import recurrence as native
+from holdfast.kernels import cpu, portable, reference
+from holdfast.kernels.cpu.recurrence import in_use
 
 if TYPE_CHECKING:
     from holdfast.cores.gated import GatedCore
 
-KERNELS: dict[str, ModuleType] = {"reference": reference, "portable": portable, "native": native}
+KERNELS: dict[str, ModuleType] = {"reference": reference, "portable": portable, "native": cpu}
 
 
-def choose(recurrence: str, core: GatedCore, x: Tensor) -> ModuleType:
-    """The module whose `lstm` or `gru` runs this sequence."""
+def kernel_name(core: GatedCore, x: Tensor) -> str:
+    """The implementation that runs sequences like x [T, B, I]: a key of `KERNELS`, or "gpu"."""
+    return _choose(core, x)[0]
+
+
+def choose(core: GatedCore, x: Tensor) -> ModuleType:
+    """The module whose `sequence` runs x [T, B, I]."""
+    return getattr(_choose(core, x)[1], core.cell)
+
+
+def _choose(core: GatedCore, x: Tensor) -> tuple[str, ModuleType]:
     if core.kernel != "auto":
         if core.kernel not in KERNELS:
             raise ValueError(f"unknown kernel {core.kernel!r}; one of 'auto', {', '.join(map(repr, KERNELS))}")
-        return KERNELS[core.kernel]
+        return core.kernel, KERNELS[core.kernel]
     if x.is_cuda:
-        gpu = _gpu(core)
-        if gpu is None or core.precision != "fast":
-            return portable
-        return gpu if gpu.supports(recurrence, x, core.hidden_size, core.state_dtype()) else portable
-    return native if _native(core, x) else portable
+        from holdfast.kernels import gpu  # imported only where there is a GPU
+
+        if core.precision == "fast" and gpu.supports(core.gates, x, core.hidden_size, core.state_dtype()):
+            return "gpu", gpu
+    elif _runs_natively(core, x):
+        return "native", cpu
+    return "portable", portable
 
 
-def fused_step(core: GatedCore, x: Tensor) -> ModuleType | None:
-    """The module whose `lstm_step` or `gru_step` runs this step without gradients, or None.
+def choose_step(core: GatedCore, x: Tensor) -> ModuleType | None:
+    """The module whose `step` runs x [B, I] without gradients, or None if there is none.
 
-    None on a GPU: there a step is a sequence of length 1, bit for bit what training computes. The fused step of
-    `gpu.py` takes half the time alone, but adds in another order; half-precision roundings then fall differently here
-    and there, and over a rollout log-probabilities drift by some 1e-3.
+    None on a GPU: there a step is a sequence of length 1, so that it computes bit for bit what training computes.
     """
     if torch.is_grad_enabled() or core.kernel == "reference":
         return None
-    if core.kernel != "portable" and _native(core, x):
-        return native
+    if core.kernel != "portable" and _runs_natively(core, x):
+        return getattr(cpu, core.cell)
     if x.device.type != "cpu" or torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
         return None
-    return portable if x.dtype in (torch.float32, torch.float64) else None
+    return getattr(portable, core.cell) if x.dtype in (torch.float32, torch.float64) else None
 
 
-def _gpu(core: GatedCore) -> ModuleType | None:
-    """The GPU kernels, imported only where there is a GPU to run them."""
-    if core.kernel != "auto":
-        return None
-    from holdfast.kernels import gpu
-
-    return gpu
-
-
-def _native(core: GatedCore, x: Tensor) -> bool:
-    """Whether the C kernel runs this: CPU, everything in float32, and a library to run it."""
-    single = core.state_dtype() == core._compute_dtype(x) == x.dtype == torch.float32
-    return single and x.device.type == "cpu" and native.in_use()
+def _runs_natively(core: GatedCore, x: Tensor) -> bool:
+    """Whether the C kernel runs this: on a CPU, everything in float32, and the library is available."""
+    if x.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
+        return False
+    return x.dtype == core.state_dtype() == torch.float32 and in_use()

@@ -1,5 +1,8 @@
-"""torch.optim.Adam's step and the clipping of gradients before it, in one call of C: with a small network torch's
-bookkeeping around both takes several times as long as the arithmetic. The state stays the optimiser's own."""
+"""torch.optim.Adam's step and the gradient clipping before it, in one call of C.
+
+With a small network torch's bookkeeping around both takes several times as long as the arithmetic. The state stays in
+the torch optimizer.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,9 @@ import ctypes
 import torch
 from torch import Tensor
 
-from holdfast.kernels.cpu import library as native_library
+from holdfast.kernels.cpu import library
 
-# Beyond this many parameters torch's threads are worth more than its bookkeeping costs.
+# With more parameters torch's threads save more than its bookkeeping costs.
 _MAX_PARAMETERS = 4_000_000
 
 
@@ -26,7 +29,7 @@ class _Job(ctypes.Structure):
 
 
 class NativeAdam:
-    """Steps for an optimiser of one group whose state is there: after its first step."""
+    """Steps for an optimizer with one parameter group that has taken its first step, so that its state exists."""
 
     def __init__(self, optimizer: torch.optim.Adam, parameters: list[torch.nn.Parameter]) -> None:
         self.group = optimizer.param_groups[0]
@@ -40,21 +43,21 @@ class NativeAdam:
         self._norm = ctypes.c_double()
 
     @staticmethod
-    def of(optimizer: torch.optim.Adam, parameters: list[torch.nn.Parameter]) -> NativeAdam | None:
-        """For what C can take: plain Adam on contiguous float32 tensors that have all taken the same steps."""
+    def try_create(optimizer: torch.optim.Adam, parameters: list[torch.nn.Parameter]) -> NativeAdam | None:
+        """None unless it is plain Adam on contiguous float32 tensors that have all taken the same number of steps."""
         states = [optimizer.state.get(p, {}) for p in parameters]
         if not all(states) or len(optimizer.param_groups) != 1 or sum(p.numel() for p in parameters) > _MAX_PARAMETERS:
             return None
         group = optimizer.param_groups[0]
         plain = not (group["weight_decay"] or group["amsgrad"] or group["maximize"])
         tensors = [t for p, state in zip(parameters, states) for t in (p, state["exp_avg"], state["exp_avg_sq"])]
-        fit = all(t.dtype is torch.float32 and t.is_cpu and t.is_contiguous() for t in tensors)
-        together = len({float(state["step"]) for state in states}) == 1
-        return NativeAdam(optimizer, parameters) if plain and fit and together else None
+        contiguous = all(t.dtype is torch.float32 and t.is_cpu and t.is_contiguous() for t in tensors)
+        in_step = len({float(state["step"]) for state in states}) == 1
+        return NativeAdam(optimizer, parameters) if plain and contiguous and in_step else None
 
     @torch.no_grad()
     def step(self, max_norm: float) -> float:
-        """The norm of the gradients. Where it is not finite no step is taken."""
+        """Takes one step and returns the norm of the gradients; no step is taken if that is not finite."""
         gradients = [_checked(p.grad, p) for p in self.parameters]
         addresses = _addresses(gradients)
         beta1, beta2 = self.group["betas"]
@@ -63,7 +66,7 @@ class NativeAdam:
             *[ctypes.addressof(pointers) for pointers in self._pointers], ctypes.addressof(addresses),
             float(self.group["lr"]), beta1, beta2, self.group["eps"], max_norm, ctypes.addressof(self._norm),
         )  # fmt: skip
-        handle = native_library.load().handle
+        handle = library.load().handle
         assert handle is not None
         handle.holdfast_adam(ctypes.byref(job))
         norm = self._norm.value
@@ -78,7 +81,7 @@ def _addresses(tensors: list[Tensor]) -> ctypes.Array[ctypes.c_void_p]:
 
 
 def _checked(gradient: Tensor | None, parameter: Tensor) -> Tensor:
-    """C trusts its pointers, so nothing with another size or dtype gets there."""
+    """The gradient, contiguous. C trusts its pointers, so size and dtype are checked here."""
     if gradient is None or gradient.shape != parameter.shape or gradient.dtype is not torch.float32:
         raise ValueError(f"a parameter of shape {list(parameter.shape)} has no gradient of its shape in float32")
     return gradient.contiguous()

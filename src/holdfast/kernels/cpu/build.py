@@ -1,9 +1,9 @@
 """Compiles the C sources in `c/` into one shared library, at first use or when a wheel is built.
 
-The library holds one version of the kernel per instruction set and chooses when it is loaded, so it runs on any CPU of
-its architecture. It lies in the user's cache folder (`HOLDFAST_CACHE`, or `holdfast` in the system's cache folder)
-under a name made from the sources, the flags and the architecture. Needs only the standard library, because the wheel
-build imports this file outside the package.
+The library holds the kernels once per instruction set and chooses between them when it is loaded, so it runs on any CPU
+of its architecture. It is stored in the user's cache folder (`HOLDFAST_CACHE`, or `holdfast` in the system's cache
+folder) under a name derived from the sources, the flags and the architecture. This file needs only the standard library,
+because the wheel build imports it outside the package.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path
 SOURCES = Path(__file__).parent / "c"
 PREBUILT = SOURCES / "prebuilt.so"  # only in a wheel
 FLAGS = ["-std=gnu11", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-math-errno"]
-# Instruction set -> flags of its own compilation of isa.c.
+# Flags for compiling isa.c, by instruction set.
 ISA_FLAGS = {
     "plain": [],
     "avx2": ["-mavx2", "-mfma", "-DHOLDFAST_AVX2"],
@@ -33,7 +33,7 @@ ISA_FLAGS = {
 
 
 class BuildError(RuntimeError):
-    """Why there is no library; the message says what to do."""
+    """The library could not be built; the message says what to do."""
 
 
 def isas() -> list[str]:
@@ -42,7 +42,7 @@ def isas() -> list[str]:
 
 
 def key() -> str:
-    """Names the library: the same sources, flags and architecture give the same key."""
+    """Identifies the library: the same sources, flags and architecture give the same key."""
     digest = hashlib.sha256(repr((FLAGS, ISA_FLAGS, platform.system(), platform.machine())).encode())
     for path in sorted(SOURCES.glob("*.[ch]")):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
@@ -88,7 +88,7 @@ def compile_objects(folder: Path, command: list[str]) -> list[str]:
 
 
 def _run_all(commands: list[list[str]]) -> None:
-    """Runs the commands side by side."""
+    """Runs the commands in parallel."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "cwd": SOURCES}
     running = [subprocess.Popen(command, **pipes) for command in commands]  # type: ignore[call-overload]
     results = [(process.communicate()[0], process.returncode, process.args) for process in running]
@@ -99,7 +99,7 @@ def _run_all(commands: list[list[str]]) -> None:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """One process at a time, where the system has file locks; elsewhere two may build, and the last rename stays."""
+    """One process at a time if the system has file locks; otherwise two may build, and the last rename wins."""
     try:
         import fcntl
     except ImportError:
@@ -111,7 +111,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def library_path() -> Path:
-    """The library in the cache, built now if it is not there. Raises BuildError."""
+    """The library in the cache, built first if it is missing. Raises BuildError."""
     target = cache_folder() / f"native-{key()}.so"
     if target.exists():
         return target

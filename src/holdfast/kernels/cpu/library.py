@@ -1,6 +1,6 @@
-"""Finds, loads and calls the compiled kernel: ctypes and pointers, nothing of torch's ABI.
+"""Finds, loads and calls the compiled C library through ctypes; independent of torch's ABI.
 
-`HOLDFAST_CPU_ISA=avx512|avx2|plain` forces an instruction set, which must be one that the CPU has.
+`HOLDFAST_CPU_ISA=avx512|avx2|plain` forces an instruction set, which the CPU must have.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from holdfast.kernels.cpu import build as native_build
+from holdfast.kernels.cpu import build
 
-_INTEGERS = ("steps", "batch", "inputs", "hidden", "is_lstm", "cut", "threads")
+_INTEGERS = ("steps", "batch", "inputs", "hidden", "is_lstm", "detach_at_reset", "threads")
 _POINTERS = (
-    *("x", "h0", "c0", "resets", "fill_h", "fill_c", "w_ih", "w_hh", "b_ih", "b_hh"),
+    *("x", "h0", "c0", "resets", "reset_h", "reset_c", "w_ih", "w_hh", "b_ih", "b_hh"),
     *("y", "h_n", "c_n", "gates", "cells"),
     *("dy", "dh_n", "dc_n"),
-    *("dx", "dh0", "dc0", "dfill_h", "dfill_c", "dw_ih", "dw_hh", "db_ih", "db_hh"),
+    *("dx", "dh0", "dc0", "d_reset_h", "d_reset_c", "dw_ih", "dw_hh", "db_ih", "db_hh"),
 )
-# Rows are worth a second thread from about this many multiplications on (some 0.2 ms of work).
-_PAYS = 10_000_000
+# A second thread pays off from about this many multiplications (some 0.2 ms of work).
+MULTIPLICATIONS_PER_THREAD = 10_000_000
 
 
 class _Job(ctypes.Structure):
-    """c/job.h, field by field."""
+    """`Job` in c/job.h, field by field."""
 
     _fields_ = [
         *((name, ctypes.c_int64) for name in _INTEGERS),
@@ -38,7 +38,7 @@ class _Job(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Library:
-    """The loaded kernel, or why there is none."""
+    """The loaded library, or the reason why there is none."""
 
     handle: ctypes.CDLL | None
     path: Path | None = None
@@ -49,21 +49,21 @@ class Library:
 
 @functools.cache
 def load() -> Library:
-    """Loads the kernel, building it first if need be. Never raises: a library without handle says why."""
+    """Loads the library, building it first if needed. Never raises: without a handle, `reason` says why."""
     try:
         path, handle = _find()
         return Library(handle, path, *_choose_isa(handle))
-    except (native_build.BuildError, OSError, AttributeError) as error:
+    except (build.BuildError, OSError, AttributeError) as error:
         return Library(None, reason=str(error))
 
 
 def _find() -> tuple[Path, ctypes.CDLL]:
-    """The wheel's own library if it was made from these sources, or else the one in the cache."""
-    if native_build.PREBUILT.exists():
-        handle = _open(native_build.PREBUILT)
-        if handle.holdfast_key().decode() == native_build.key():
-            return native_build.PREBUILT, handle
-    path = native_build.library_path()
+    """The wheel's library if it was built from these sources, otherwise the one in the cache."""
+    if build.PREBUILT.exists():
+        handle = _open(build.PREBUILT)
+        if handle.holdfast_key().decode() == build.key():
+            return build.PREBUILT, handle
+    path = build.library_path()
     return path, _open(path)
 
 
@@ -79,20 +79,20 @@ def _choose_isa(handle: ctypes.CDLL) -> tuple[str, int]:
     wanted = os.environ.get("HOLDFAST_CPU_ISA", "")
     chosen = handle.holdfast_choose(wanted.encode())
     if chosen is None:
-        raise native_build.BuildError(
+        raise build.BuildError(
             f"HOLDFAST_CPU_ISA={wanted!r} is not an instruction set of this CPU and build; one of "
-            f"{', '.join(map(repr, native_build.isas()))}"
+            f"{', '.join(map(repr, build.isas()))}"
         )
     return chosen.decode(), handle.holdfast_lanes()
 
 
 def padded(hidden: int) -> int:
-    """`hidden` rounded up to whole vectors: the width of a gate in what the forward keeps."""
+    """`hidden` rounded up to whole vectors: the width of a gate in the tensors kept for the backward."""
     lanes = load().lanes
-    return (hidden + lanes - 1) // lanes * lanes
+    return -(-hidden // lanes) * lanes
 
 
-def run(call: str, cut: bool, tensors: dict[str, Tensor]) -> None:
+def run(call: str, detach_at_reset: bool, tensors: dict[str, Tensor]) -> None:
     """Calls "forward", "backward" or "step" on contiguous tensors, by their names in c/job.h."""
     library = load()
     if library.handle is None:
@@ -100,10 +100,11 @@ def run(call: str, cut: bool, tensors: dict[str, Tensor]) -> None:
     *time, B, inputs = tensors["x"].shape
     T = time[0] if time else 1
     H = tensors["w_hh"].shape[1]
-    job = _Job(T, B, inputs, H, "c0" in tensors, cut, threads_for(B, T * B * (inputs + H) * H * 4))
-    sizes = _sizes(T, B, inputs, H, 4 if "c0" in tensors else 3)
+    is_lstm = "c0" in tensors
+    job = _Job(T, B, inputs, H, is_lstm, detach_at_reset, threads_for(B, T * B * (inputs + H) * H * 4))
+    sizes = _sizes(T, B, inputs, H, 4 if is_lstm else 3, library.lanes)
     for name, tensor in tensors.items():
-        # C trusts its pointers, so nothing with another size or dtype gets there.
+        # C trusts its pointers, so sizes and dtypes are checked here.
         dtype = torch.bool if name == "resets" else torch.float32
         if tensor.numel() != sizes[name] or tensor.dtype is not dtype or not tensor.is_cpu:
             raise ValueError(
@@ -112,24 +113,24 @@ def run(call: str, cut: bool, tensors: dict[str, Tensor]) -> None:
             )
         setattr(job, name, tensor.data_ptr())
     if getattr(library.handle, f"holdfast_{call}")(ctypes.byref(job)):
-        raise MemoryError(f"the native kernel found no memory for T={T}, B={B}, I={inputs}, H={H}")
+        raise MemoryError(f"the native kernel ran out of memory for T={T}, B={B}, I={inputs}, H={H}")
 
 
-def threads_for(rows: int, products: int) -> int:
-    """How many threads share `rows` of a call with so many multiplications."""
-    return max(1, min(torch.get_num_threads(), rows, products // _PAYS))
+def threads_for(rows: int, multiplications: int) -> int:
+    """How many threads share the `rows` of a call with this many multiplications."""
+    return max(1, min(torch.get_num_threads(), rows, multiplications // MULTIPLICATIONS_PER_THREAD))
 
 
-def _sizes(T: int, B: int, inputs: int, H: int, gates: int) -> dict[str, int]:
+@functools.lru_cache(256)
+def _sizes(T: int, B: int, inputs: int, H: int, gates: int, lanes: int) -> dict[str, int]:
     """Elements of each tensor."""
     x, y, state, w_ih, w_hh, bias = T * B * inputs, T * B * H, B * H, gates * H * inputs, gates * H * H, gates * H
-    width = padded(H)
+    width = -(-H // lanes) * lanes
     return {
-        **{"x": x, "resets": T * B, "h0": state, "c0": state, "fill_h": H, "fill_c": H},
+        **{"x": x, "resets": T * B, "h0": state, "c0": state, "reset_h": H, "reset_c": H},
         **{"w_ih": w_ih, "w_hh": w_hh, "b_ih": bias, "b_hh": bias},
-        **{"y": y, "h_n": state, "c_n": state if gates == 4 else 0},
-        **{"gates": 4 * T * B * width, "cells": T * B * width if gates == 4 else 0},
+        **{"y": y, "h_n": state, "c_n": state, "gates": 4 * T * B * width, "cells": T * B * width},
         **{"dy": y, "dh_n": state, "dc_n": state},
-        **{"dx": x, "dh0": state, "dc0": state, "dfill_h": H, "dfill_c": H},
+        **{"dx": x, "dh0": state, "dc0": state, "d_reset_h": H, "d_reset_c": H},
         **{"dw_ih": w_ih, "dw_hh": w_hh, "db_ih": bias, "db_hh": bias},
     }

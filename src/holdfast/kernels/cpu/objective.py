@@ -1,5 +1,7 @@
-"""PPO's clipped objective of a categorical policy and its gradient, in one call of C: what `ppo_objective.py` and
-`heads.Categorical` compute, without their forty small operations."""
+"""PPO's clipped objective for a categorical policy and its gradient, in one call of C instead of forty torch operations.
+
+Computes the loss of `algorithms/ppo.py` with the distribution of `policies/heads.py`.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ import ctypes
 import torch
 from torch import Tensor
 
-from holdfast.kernels.cpu import library as native_library
+from holdfast.kernels.cpu import library
 
 _POINTERS = ("logits", "chosen", "value", "old_log_prob", "old_value", "advantage", "returns", "valid")
 _NUMBERS = ("clip_range", "clip_value", "entropy_coef", "value_coef")
@@ -40,7 +42,7 @@ def clipped(
     value_coef: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """logits [N, A], chosen [N] int64 from 0, the rest [N] -> d_logits, d_value, and loss, policy loss, value loss,
-    entropy, KL and the fraction clipped in one tensor [6]. A loss that is not finite gives a gradient that is not."""
+    entropy, KL and the fraction clipped in one tensor [6]. If the loss is not finite, neither is the gradient."""
     rows, actions = logits.shape
     tensors = [logits, chosen, value, old_log_prob, old_value, advantage, returns]
     if valid is not None:
@@ -59,7 +61,7 @@ def clipped(
     job = _Job(rows, actions, *pointers, *[None] * (len(_POINTERS) - len(pointers)), clip_range,
                -1.0 if clip_value is None else clip_value, entropy_coef, value_coef, d_logits.data_ptr(),
                d_value.data_ptr(), terms.data_ptr())  # fmt: skip
-    handle = native_library.load().handle
+    handle = library.load().handle
     assert handle is not None
     if handle.holdfast_objective(ctypes.byref(job)):
         raise IndexError(f"an action is not among the {actions} that the policy has")

@@ -1,7 +1,7 @@
 """A chain of linear layers with activations on a CPU in float32: one call of C forward, one backward.
 
-For small batches, where most of torch's time goes into calling it. There is no autograd here; `ppo_native.py` calls both
-passes itself.
+For small batches, where torch spends most of its time in calls. There is no autograd here; `engines/native.py` calls
+both passes itself.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from holdfast.kernels.cpu import library as native_library
+from holdfast.kernels.cpu import library
 
 MAX_LAYERS = 8
 ACTIVATIONS: dict[type[nn.Module], int] = {nn.Identity: 0, nn.Tanh: 1, nn.ReLU: 2}
@@ -35,8 +35,8 @@ class _Job(ctypes.Structure):
 
 
 def layers_of(module: nn.Module) -> list[tuple[nn.Linear, int]] | None:
-    """The linear layers inside `module`, each with the code of the activation after it; None if this file has no kernel
-    for it. Takes what `encoders.mlp` builds, and a single linear layer."""
+    """The linear layers of `module`, each with the code of the activation after it; None if it is not supported.
+    Supported: what `encoders.mlp` builds, and a single linear layer."""
     parts = list(module) if type(module) is nn.Sequential else [module]
     layers: list[tuple[nn.Linear, int]] = []
     for part in parts:
@@ -50,7 +50,7 @@ def layers_of(module: nn.Module) -> list[tuple[nn.Linear, int]] | None:
 
 
 class Perceptron:
-    """Layers as `layers_of` gives them, at least one."""
+    """Runs layers as `layers_of` returns them; at least one."""
 
     def __init__(self, layers: Sequence[tuple[nn.Linear, int]]) -> None:
         self.linears = [linear for linear, _ in layers]
@@ -69,7 +69,7 @@ class Perceptron:
         return outputs
 
     def backward(self, d_out: Tensor, x: Tensor, outputs: list[Tensor], need_dx: bool) -> Tensor | None:
-        """The gradient of x, if it is needed. The layers' own gradients become their parameters' `grad`."""
+        """The gradient of x, if needed. Gradients of the layers are written to their parameters' `grad`."""
         job, kept = self._job(x)
         d_out = _checked(d_out, x.shape[0] * self.sizes[-1], "d_out")
         job.out = _Pointers(*[out.data_ptr() for out in outputs])
@@ -86,27 +86,27 @@ class Perceptron:
         return dx
 
     def _job(self, x: Tensor) -> tuple[_Job, list[Tensor]]:
-        """The sizes and inputs of a call, and what must live as long as the call."""
+        """The sizes and inputs of a call, and the tensors that must live as long as the call."""
         rows = x.shape[0]
         kept = [_checked(x, rows * self.sizes[0], "x")]
         for number, linear in enumerate(self.linears):
             size = self.sizes[number + 1]
             kept += [_checked(linear.weight, self.sizes[number] * size, "weight"), _checked(linear.bias, size, "bias")]
         pointers = [tensor.data_ptr() for tensor in kept]
-        threads = native_library.threads_for(rows // 32, rows * self._products)
+        threads = library.threads_for(rows // 32, rows * self._products)
         job = _Job(rows, len(self.linears), threads, self._sizes, self._codes, pointers[0])
         job.w, job.b = _Pointers(*pointers[1::2]), _Pointers(*pointers[2::2])
         return job, kept
 
     def _call(self, which: str, job: _Job) -> None:
-        handle = native_library.load().handle
+        handle = library.load().handle
         assert handle is not None
         if getattr(handle, f"holdfast_perceptron_{which}")(ctypes.byref(job)):
-            raise MemoryError(f"the native kernel found no memory for {job.rows} rows of layers {self.sizes}")
+            raise MemoryError(f"the native kernel ran out of memory for {job.rows} rows of layers {self.sizes}")
 
 
 def _checked(tensor: Tensor, elements: int, name: str) -> Tensor:
-    """`tensor`, contiguous. C trusts its pointers, so nothing with another size or dtype gets there."""
+    """`tensor`, contiguous. C trusts its pointers, so size and dtype are checked here."""
     if tensor.numel() != elements or tensor.dtype is not torch.float32 or not tensor.is_cpu:
         raise ValueError(
             f"{name} is {tensor.dtype} {list(tensor.shape)} on {tensor.device}; the native kernel takes {elements} "

@@ -1,5 +1,5 @@
-// What surrounds the recurrence and its matrix products: conversions to fp16 before, scaling and sums after, each
-// stage one launch. Constants from the host: X_KIND, W_KIND (0 fp32, 1 bf16, 2 fp16), GATES, HIDDEN, INPUTS, FIRST_H
+// Conversions to fp16 before the recurrence and its matrix products, scaling and sums after them; each stage is one
+// launch. Constants from the host: X_KIND, W_KIND (0 fp32, 1 bf16, 2 fp16), GATES, HIDDEN, INPUTS, FIRST_H
 // (first h column of the packed operand [x | h]), WIDTH (its row length).
 
 __device__ __forceinline__ i64 thread_index() { return (i64)blockIdx.x * blockDim.x + threadIdx.x; }
@@ -100,18 +100,18 @@ extern "C" __global__ void __launch_bounds__(256) prepare_backward(const Backwar
 
 struct FinishArguments {
   const float* maxima;
-  const u16* dx_half;        // [rows, INPUTS] scaled, or null
-  void* dx;                  // [rows, INPUTS]
-  const float* dw;           // [4H, WIDTH] scaled
-  void* dw_ih;               // [GATES*H, INPUTS]
-  void* dw_hh;               // [GATES*H, H]
-  const float* bias_sums;    // [partials, 4H]
-  void* db_ih;               // [GATES*H]
+  const u16* dx_half;         // [rows, INPUTS] scaled, or null
+  void* dx;                   // [rows, INPUTS]
+  const float* dw;            // [4H, WIDTH] scaled
+  void* dw_ih;                // [GATES*H, INPUTS]
+  void* dw_hh;                // [GATES*H, H]
+  const float* bias_sums;     // [partials, 4H]
+  void* db_ih;                // [GATES*H]
   void* db_hh;
-  const float* fill_sums_h;  // [partials, H] or null
-  const float* fill_sums_c;
-  float* d_fill_h;           // [H]
-  float* d_fill_c;
+  const float* reset_sums_h;  // [partials, H] or null
+  const float* reset_sums_c;
+  float* d_reset_h;           // [H]
+  float* d_reset_c;
   i64 rows;
   int partials, maxima_count;
 };
@@ -143,11 +143,11 @@ extern "C" __global__ void __launch_bounds__(256) finish_backward(const FinishAr
       if (meets_x) write<W_KIND>(p.db_ih, GATES == 4 ? column : (column + 2 * HIDDEN) % (3 * HIDDEN), sum);
       if (meets_h) write<W_KIND>(p.db_hh, GATES == 4 ? column : column - HIDDEN, sum);
     });
-  if (p.fill_sums_h)
+  if (p.reset_sums_h)
     for (int first = blockIdx.x * 32; first < HIDDEN; first += gridDim.x * 32) {
-      column_sums(p.fill_sums_h, p.partials, HIDDEN, first, [&](int column, float sum) { p.d_fill_h[column] = sum; });
+      column_sums(p.reset_sums_h, p.partials, HIDDEN, first, [&](int column, float sum) { p.d_reset_h[column] = sum; });
       if (GATES == 4)
-        column_sums(p.fill_sums_c, p.partials, HIDDEN, first, [&](int column, float sum) { p.d_fill_c[column] = sum; });
+        column_sums(p.reset_sums_c, p.partials, HIDDEN, first, [&](int column, float sum) { p.d_reset_c[column] = sum; });
     }
   if (p.dx_half)
     for (i64 i = thread_index() * 8; i < p.rows * INPUTS; i += thread_count() * 8) {

@@ -1,7 +1,7 @@
-"""Products of fp16 matrices by cuBLASLt, the one torch has loaded, called on addresses.
+"""Products of fp16 matrices by the cuBLASLt that torch has loaded, called on addresses.
 
 A product of given sizes is set up once. A call is then little more than a launch: no tensors or views, no operator
-dispatch and no choice of algorithm, which together take longer than a small product does.
+dispatch and no choice of algorithm, which together take longer than a small product.
 """
 
 from __future__ import annotations
@@ -94,10 +94,10 @@ def product(
 ) -> Product:
     """a [rows, depth] @ b [depth, columns], all row-major with elements from row to row as in `strides` (a, b, result).
 
-    transposed: "a" or "b" where that one lies in memory the other way round. The result is fp16, or fp32 with `single`.
+    transposed: "a" or "b" if that operand is stored transposed. The result is fp16, or fp32 with `single`.
     in_parts: sums may be split over the depth; without it, a row's result does not depend on how many rows there are.
     """
-    # cuBLAS thinks in columns: it computes the transposed result, from b and a in that order.
+    # cuBLAS is column-major: it computes the transposed result, from b and a in that order.
     operation = _created("MatmulDesc", _SUMS_IN_SINGLE, _SINGLE)
     _set("MatmulDesc", operation, _FLIP_A, ctypes.c_int(int(transposed == "b")))
     _set("MatmulDesc", operation, _FLIP_B, ctypes.c_int(int(transposed == "a")))

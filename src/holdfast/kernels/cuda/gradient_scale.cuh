@@ -1,7 +1,7 @@
 // Gradients are carried in fp16 times a power of two that brings the largest incoming one to [1/16, 1/8).
 struct Scale { float scale, inverse; };
 
-// From the maxima that the blocks of prepare_backward left; 1 when they are all 0 or not finite. All threads call it.
+// From the maxima that the blocks of prepare_backward wrote; 1 if they are all 0 or not finite. All threads must call it.
 __device__ __forceinline__ Scale gradient_scale(const float* maxima, int count) {
   __shared__ float warp_maxima[32];
   float largest = 0.0f;

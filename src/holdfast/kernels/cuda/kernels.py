@@ -1,4 +1,4 @@
-"""The CUDA kernels beside this file, compiled for sizes and dtypes; and how tensors are handed to them."""
+"""Compiles the CUDA sources of this folder for given sizes and dtypes, and prepares tensors for them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ _SOURCES = {
     "forward": ("recurrence_common.cuh", "elements.cuh", "recurrence_forward.cu"),
     "backward": ("recurrence_common.cuh", "gradient_scale.cuh", "recurrence_backward.cu"),
     "conversions": ("gradient_scale.cuh", "elements.cuh", "conversions.cu"),
-    "step": ("recurrence_common.cuh", "elements.cuh", "step.cu"),
 }
 
 
@@ -33,12 +32,12 @@ def _source(name: str) -> str:
 
 
 def compiled(source: str, name: str, constants: dict[str, int], shared: int, device: int) -> nvrtc.Kernel:
-    """The kernel `name` with these constants; loaded once, however many batch sizes use it."""
-    return _loaded(source, name, tuple(constants.items()), shared, device)
+    """The kernel `name` with these constants; loaded once for all batch sizes."""
+    return load(source, name, tuple(constants.items()), shared, device)
 
 
 @functools.cache
-def _loaded(source: str, name: str, constants: tuple[tuple[str, int], ...], shared: int, device: int) -> nvrtc.Kernel:
+def load(source: str, name: str, constants: tuple[tuple[str, int], ...], shared: int, device: int) -> nvrtc.Kernel:
     architecture = f"--gpu-architecture=sm_{limits(device)[2]}"
     options = [architecture, "-std=c++17", *(f"-D{k}={int(v)}" for k, v in constants)]
     return nvrtc.Kernel(_source(source), name, options, shared, device)
@@ -59,7 +58,7 @@ def vector(tensor: Tensor | None) -> Tensor | None:
 
 
 def bias_like(bias: Tensor | None, w_ih: Tensor) -> Tensor | None:
-    """Of the weights' dtype, as the kernels read it."""
+    """The bias in the dtype of the weights, as the kernels expect it."""
     if bias is None or bias.dtype == w_ih.dtype:
         return None if bias is None else bias.contiguous()
     return bias.to(w_ih.dtype).contiguous()

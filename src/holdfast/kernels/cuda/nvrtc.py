@@ -1,6 +1,6 @@
 """Compiles CUDA C++ at run time with the NVRTC library that comes with torch, and launches it. No compiler is needed.
 
-Compiled code is kept in `$HOLDFAST_CACHE` (default `~/.cache/holdfast`), named by a hash of source, options and
+Compiled code is cached in `$HOLDFAST_CACHE` (default `~/.cache/holdfast`), named by a hash of source, options and
 compiler version, so that later processes load it in milliseconds.
 """
 
@@ -34,7 +34,7 @@ def _driver() -> ctypes.CDLL:
 
 @functools.cache
 def _nvrtc() -> ctypes.CDLL:
-    """The NVRTC of the CUDA version torch was built with: already loaded, in a wheel beside torch, or in a toolkit."""
+    """The NVRTC of the CUDA version torch was built with: already loaded, in a wheel next to torch, or in a toolkit."""
     if torch.version.cuda is None:
         raise OSError("torch was built without CUDA")
     name = f"libnvrtc.so.{torch.version.cuda.split('.')[0]}"
@@ -48,7 +48,7 @@ def _nvrtc() -> ctypes.CDLL:
             return ctypes.CDLL(candidate)
         except OSError:
             continue
-    raise OSError(f"{name} was not found beside torch, on the library path or in CUDA_HOME")
+    raise OSError(f"{name} was not found next to torch, on the library path or in CUDA_HOME")
 
 
 @functools.cache
@@ -62,7 +62,7 @@ def is_available() -> bool:
 
 
 def constant_when_compiled(function: _Function) -> _Function:
-    """What `torch.compiler.assume_constant_result` does, without its import of the whole compiler, which takes seconds."""
+    """`torch.compiler.assume_constant_result` without importing the whole compiler, which takes seconds."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
 
@@ -75,7 +75,7 @@ def _check(code: int, what: str) -> None:
 
 
 def compile_to_cubin(source: str, options: Sequence[str]) -> bytes:
-    """Machine code of `source`, from the cache where it is there."""
+    """Machine code of `source`, from the cache if possible."""
     nvrtc = _nvrtc()
     major, minor = ctypes.c_int(), ctypes.c_int()
     nvrtc.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
@@ -111,11 +111,11 @@ def _keep(path: Path, data: bytes) -> None:
             file.write(data)
         os.replace(file.name, path)
     except OSError:
-        return  # a read-only home costs the cache, nothing else
+        return  # with a read-only home there is no cache; everything else works
 
 
 def _make_context_current(device: int) -> None:
-    """Threads that torch starts (autograd's) have no current context until a call of the runtime needs one."""
+    """Threads that torch starts (autograd's) have no current context before their first runtime call."""
     torch.cuda.init()
     context = ctypes.c_void_p()
     _check(_driver().cuDevicePrimaryCtxRetain(ctypes.byref(context), device), "retaining the CUDA context")
@@ -145,7 +145,7 @@ class Kernel:
     def launcher(self, blocks: int, threads: int, layout: str, together: bool = False) -> Launch:
         """A function that launches this grid: `launch(stream, *values)`, values by `layout` as in `struct`.
 
-        `together`: all blocks run at once, as they wait for each other, or it is an error.
+        `together`: all blocks must run at once, because they wait for each other; otherwise it is an error.
         """
         driver, pack, stream_type = _driver(), struct.Struct(layout).pack, ctypes.c_void_p
         function = driver.cuLaunchCooperativeKernel if together else driver.cuLaunchKernel

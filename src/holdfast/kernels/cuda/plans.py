@@ -1,7 +1,7 @@
-"""Everything about a layer's launches that sizes and dtypes decide, worked out once: kernels, grids, memory.
+"""Everything about a layer's launches that follows from sizes and dtypes, computed once: kernels, grids, memory.
 
-A plan is a few numbers and functions that take addresses. At the sizes policies have, the host's time is what a call
-takes, so a call does nothing that a plan can hold. Offsets are in bytes.
+A plan is a few numbers and functions that take addresses. At the sizes policies have, the host determines how long a
+call takes, so a call does nothing that a plan can hold. Offsets are in bytes.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import NamedTuple
 
 import torch
 
-from holdfast.kernels.cuda import tiles as cuda_tiles
+from holdfast.kernels.cuda import tiles
 from holdfast.kernels.cuda.cublaslt import product
 from holdfast.kernels.cuda.kernels import KIND, compiled, limits
 from holdfast.kernels.cuda.nvrtc import Kernel, Launch
 from holdfast.kernels.fp16_layout import kept_layout, packed_layout
 
 _CONVERSION_THREADS = 256
-_PLANS = 1024  # sequences of many lengths make many plans; a plan is about a kilobyte, its kernels are shared
+_PLANS = 1024  # sequences of many lengths make many plans; a plan takes about a kilobyte and shares its kernels
 
 
 class Recurrence(NamedTuple):
@@ -28,17 +28,17 @@ class Recurrence(NamedTuple):
     launch: Launch
     chunks: int
     groups: int
-    partials: int  # rows of partial sums that the backward leaves
+    partials: int  # rows of partial sums that the backward writes
 
 
 @functools.cache
 def recurrence(
-    direction: str, gates: int, hidden: int, batch: int, kind: int, w_kind: int, resets: bool, fill: bool, save: bool,
+    direction: str, gates: int, hidden: int, batch: int, kind: int, w_kind: int, resets: bool, reset_values: bool, save: bool,
     device: int,
 ) -> Recurrence:  # fmt: skip
     backward = direction == "backward"
     processors, shared, _ = limits(device)
-    tile = cuda_tiles.tile_for(gates, hidden, batch, backward, processors, shared)
+    tile = tiles.tile_for(gates, hidden, batch, backward, processors, shared)
     if tile is None:
         raise ValueError(f"no tile of a recurrence with hidden size {hidden} fits this GPU")
     split, chunks = tile.split(hidden), -(-batch // tile.rows)
@@ -47,7 +47,7 @@ def recurrence(
         "GRU": gates == 3, "HIDDEN": hidden, "NH": tile.units, "WU": tile.warp_units, "MT": tile.row_tiles,
         "WARP_ROWS": tile.warp_rows, "HALVES": tile.halves, "TEAMS": tile.teams, "STAGES": tile.stages,
         "KC": tile.columns or tile.depth(hidden, gates, backward), "W_REGISTERS": tile.registers, "SAVE": save,
-        "RESETS": resets, "FILL": fill, "ONE_CHUNK": chunks <= groups * tile.teams, "Y_KIND": kind, "W_KIND": w_kind,
+        "RESETS": resets, "RESET_VALUES": reset_values, "ONE_CHUNK": chunks <= groups * tile.teams, "Y_KIND": kind, "W_KIND": w_kind,
     }  # fmt: skip
     kernel = compiled(
         direction, f"recurrence_{direction}", constants, tile.shared_bytes(hidden, gates, backward), device
@@ -70,7 +70,7 @@ def _blocks(elements: int, most: int) -> int:
 
 
 def _offsets(*sizes: int) -> list[int]:
-    """Where parts of these sizes begin, each at a multiple of 256 bytes; the total last."""
+    """The offsets of parts of these sizes, each a multiple of 256 bytes; the total comes last."""
     return [0, *itertools.accumulate(-(-size // 256) * 256 for size in sizes)]
 
 
@@ -78,12 +78,12 @@ class ForwardPlan(NamedTuple):
     prepare: Launch
     project: Launch
     recur: Launch
-    kept: int  # elements of what the backward gets, 0 without `save`
-    scratch: int  # bytes of what only this call needs
-    w_hh: int  # offsets in the scratch, which W_ih begins
+    kept: int  # elements of the tensor kept for the backward, 0 without `save`
+    scratch: int  # bytes that only this call needs
+    w_hh: int  # offsets in the scratch memory, which starts with W_ih
     workspace: int
     arrivals: int
-    packed: int  # without `save`: [x | h], gates and two slots of h are scratch too
+    packed: int  # without `save` [x | h], gates and two slots of h are scratch too
     slots: int
     gates: int  # offsets from the packed operand
     saved: int
@@ -97,10 +97,12 @@ class ForwardPlan(NamedTuple):
 @functools.lru_cache(_PLANS)
 def forward_plan(
     gate_rows: int, hidden: int, inputs: int, steps: int, batch: int, dtype: torch.dtype, w_dtype: torch.dtype,
-    resets: bool, fill: bool, save: bool, device: int,
+    resets: bool, reset_values: bool, save: bool, device: int,
 ) -> ForwardPlan:  # fmt: skip
     gates, rows, kind, w_kind = gate_rows // hidden, steps * batch, KIND[dtype], KIND[w_dtype]
-    launch, chunks, groups, _ = recurrence("forward", gates, hidden, batch, kind, w_kind, resets, fill, save, device)
+    launch, chunks, groups, _ = recurrence(
+        "forward", gates, hidden, batch, kind, w_kind, resets, reset_values, save, device
+    )
     first, width = packed_layout(inputs, hidden)
     gates_at, saved_at, total = kept_layout(rows, inputs, hidden, gates)
     # A step must compute what a sequence does, so a row's sums must not depend on the number of rows.
@@ -112,24 +114,11 @@ def forward_plan(
     prepare = _conversion("prepare_forward", gates, hidden, inputs, kind, w_kind, device)
     blocks = _blocks(rows * inputs + gate_rows * (inputs + hidden), 1056)
     return ForwardPlan(
-        prepare.launcher(blocks, _CONVERSION_THREADS, "8qi0q"),
-        project.run,
-        launch,
-        total if save else 0,
-        scratch,
-        w_hh,
-        workspace,
-        arrivals,
-        packed,
-        slots,
-        2 * gates_at,
-        2 * saved_at,
-        2 * first,
-        width,
-        rows,
-        chunks,
-        groups,
-    )
+        prepare=prepare.launcher(blocks, _CONVERSION_THREADS, "8qi0q"), project=project.run, recur=launch,
+        kept=total if save else 0, scratch=scratch, w_hh=w_hh, workspace=workspace, arrivals=arrivals, packed=packed,
+        slots=slots, gates=2 * gates_at, saved=2 * saved_at, h_in=2 * first, width=width, rows=rows, chunks=chunks,
+        groups=groups,
+    )  # fmt: skip
 
 
 class BackwardPlan(NamedTuple):
@@ -138,20 +127,20 @@ class BackwardPlan(NamedTuple):
     inputs_product: Launch
     weights_product: Launch
     finish: Launch
-    scratch: int  # bytes of what only this call needs; then offsets in it, W_ih first
+    scratch: int  # bytes that only this call needs; next, offsets in it, after W_ih at 0
     w_t: int
     workspace: int
     maxima: int
     arrivals: int
     bias_sums: int
-    fill_h: int
-    fill_c: int
+    reset_h: int
+    reset_c: int
     d_gates: int
     dx: int
     dw: int
     dh0: int
     dc0: int
-    gates: int  # offsets in what the forward kept
+    gates: int  # offsets in the tensor that the forward kept
     saved: int
     h_in: int
     width: int
@@ -166,23 +155,23 @@ class BackwardPlan(NamedTuple):
 @functools.lru_cache(_PLANS)
 def backward_plan(
     gate_rows: int, hidden: int, inputs: int, kept: int, batch: int, dtype: torch.dtype, w_dtype: torch.dtype,
-    resets: bool, fill: bool, need_dx: bool, device: int,
+    resets: bool, reset_values: bool, need_dx: bool, device: int,
 ) -> BackwardPlan:  # fmt: skip
     gates, kind, w_kind = gate_rows // hidden, KIND[dtype], KIND[w_dtype]
     rows = kept // kept_layout(1, inputs, hidden, gates)[2]
     launch, chunks, groups, partials = recurrence(
-        "backward", gates, hidden, batch, kind, w_kind, resets, fill, True, device
+        "backward", gates, hidden, batch, kind, w_kind, resets, reset_values, True, device
     )
     first, width = packed_layout(inputs, hidden)
     gates_at, saved_at, _ = kept_layout(rows, inputs, hidden, gates)
     blocks = _blocks(rows * hidden + gate_rows * (inputs + hidden), 528)
-    fills = 4 * partials * hidden if fill else 0
+    reset_sums = 4 * partials * hidden if reset_values else 0
     inputs_product = product(rows, inputs, gate_rows, (4 * hidden, inputs, inputs), device)
     weights_product = product(4 * hidden, width, rows, (4 * hidden, width, width), device, transposed="a", single=True)
     workspace_size = max(inputs_product.workspace, weights_product.workspace)
     parts = _offsets(
         2 * gate_rows * inputs, 2 * gate_rows * hidden, workspace_size, 4 * blocks, 4 * chunks, 16 * partials * hidden,
-        fills, fills, 8 * rows * hidden, 2 * rows * inputs if need_dx else 0, 16 * hidden * width, 4 * batch * hidden,
+        reset_sums, reset_sums, 8 * rows * hidden, 2 * rows * inputs if need_dx else 0, 16 * hidden * width, 4 * batch * hidden,
         4 * batch * hidden,
     )  # fmt: skip
     prepare, finish = (
@@ -190,34 +179,13 @@ def backward_plan(
         for name in ("prepare_backward", "finish_backward")
     )
     finish_blocks = _blocks(rows * inputs + 8 * gate_rows * (inputs + hidden), 1056)
-    w_t, workspace, maxima, arrivals, bias_sums, fill_h, fill_c, d_gates, dx, dw, dh0, dc0, scratch = parts[1:]
+    w_t, workspace, maxima, arrivals, bias_sums, reset_h, reset_c, d_gates, dx, dw, dh0, dc0, scratch = parts[1:]
     return BackwardPlan(
-        prepare.launcher(blocks, _CONVERSION_THREADS, "11qi0q"),
-        launch,
-        inputs_product.run,
-        weights_product.run,
-        finish.launcher(finish_blocks, _CONVERSION_THREADS, "14q2i0q"),
-        scratch,
-        w_t,
-        workspace,
-        maxima,
-        arrivals,
-        bias_sums,
-        fill_h,
-        fill_c,
-        d_gates,
-        dx,
-        dw,
-        dh0,
-        dc0,
-        2 * gates_at,
-        2 * saved_at,
-        2 * first,
-        width,
-        rows // batch,
-        rows,
-        chunks,
-        groups,
-        partials,
-        blocks,
-    )
+        prepare=prepare.launcher(blocks, _CONVERSION_THREADS, "11qi0q"), recur=launch,
+        inputs_product=inputs_product.run, weights_product=weights_product.run,
+        finish=finish.launcher(finish_blocks, _CONVERSION_THREADS, "14q2i0q"),
+        scratch=scratch, w_t=w_t, workspace=workspace, maxima=maxima, arrivals=arrivals, bias_sums=bias_sums,
+        reset_h=reset_h, reset_c=reset_c, d_gates=d_gates, dx=dx, dw=dw, dh0=dh0, dc0=dc0,
+        gates=2 * gates_at, saved=2 * saved_at, h_in=2 * first, width=width,
+        steps=rows // batch, rows=rows, chunks=chunks, groups=groups, partials=partials, blocks=blocks,
+    )  # fmt: skip

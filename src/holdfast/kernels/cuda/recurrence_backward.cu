@@ -1,7 +1,7 @@
 // LSTM or GRU over a sequence, backward: from the last step to the first. See recurrence_common.cuh.
 
 struct Arguments {
-  const u16* gates;      // [T*B, GATES*H], saved [T*B, H] and h_in as the forward left them; h_in is read by the GRU only
+  const u16* gates;      // [T*B, GATES*H], saved [T*B, H] and h_in as the forward wrote them; only the GRU reads h_in
   const u16* saved;
   const u16* h_in;
   const u16* w_t;        // [H, GATES*H] fp16: W_hh transposed
@@ -14,8 +14,8 @@ struct Arguments {
   float* dh0;            // [B, H]
   float* carry;          // [B, H]: dc0; scratch for the GRU
   float* bias_sums;      // [groups * TEAMS * WARP_ROWS, 4H]: partial sums of d_gates, unscaled
-  float* fill_sums_h;    // [the same, H]: partial sums of the fills' gradients, unscaled
-  float* fill_sums_c;
+  float* reset_sums_h;   // [the same, H]: partial sums of the reset values' gradients, unscaled
+  float* reset_sums_c;
   u32* arrivals;         // [chunks], zeros
   int h_stride, steps, batch, groups, chunks, maxima_count;
 };
@@ -66,12 +66,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrence_backward(con
   const u32 b = shared_address(w + (warp_unit * TILES * 8 + lane % 8 + lane / 16 * 8) * W_STRIDE + lane / 8 % 2 * 8);
   const u32 a_lane = a_lane_offset(warp_row, lane, A_STRIDE);
 
-  float kept[MT][HALVES][UT], bias_sum[4][UT], fill_h[UT], fill_c[UT];
+  float kept[MT][HALVES][UT], bias_sum[4][UT], reset_sum_h[UT], reset_sum_c[UT];
 #pragma unroll
   for (int u = 0; u < UT; ++u) {
 #pragma unroll
     for (int gate = 0; gate < 4; ++gate) bias_sum[gate][u] = 0.0f;
-    fill_h[u] = fill_c[u] = 0.0f;
+    reset_sum_h[u] = reset_sum_c[u] = 0.0f;
   }
   __syncthreads();
   u32 w_registers[W_STEPS][TILES][2];
@@ -169,7 +169,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrence_backward(con
               dc = ONE_CHUNK ? kept[m][half][u] : __uint_as_float(state[m][half][u]);
               if constexpr (GRU) { arriving += dc; dc = 0.0f; }
               if (RESETS && in.reset_after[m][half]) {
-                if constexpr (FILL) { fill_h[u] += arriving; fill_c[u] += dc; }
+                if constexpr (RESET_VALUES) { reset_sum_h[u] += arriving; reset_sum_c[u] += dc; }
                 arriving = dc = 0.0f;
               }
             }
@@ -244,10 +244,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrence_backward(con
       const float sum = over_rows(bias_sum[gate][u]);
       if (writes) p.bias_sums[partial * (4 * HIDDEN) + gate * HIDDEN + unit + u] = sum;
     }
-    if constexpr (FILL) {
-      const float sum_h = over_rows(fill_h[u]), sum_c = over_rows(fill_c[u]);
-      if (writes) p.fill_sums_h[partial * HIDDEN + unit + u] = sum_h;
-      if (writes && !GRU) p.fill_sums_c[partial * HIDDEN + unit + u] = sum_c;
+    if constexpr (RESET_VALUES) {
+      const float sum_h = over_rows(reset_sum_h[u]), sum_c = over_rows(reset_sum_c[u]);
+      if (writes) p.reset_sums_h[partial * HIDDEN + unit + u] = sum_h;
+      if (writes && !GRU) p.reset_sums_c[partial * HIDDEN + unit + u] = sum_c;
     }
   }
 }

@@ -1,8 +1,8 @@
 // Shared by recurrence_forward.cu and recurrence_backward.cu: types, tile constants, PTX wrappers.
 //
 // One thread block owns NH hidden units of one batch group and keeps its slice of W_hh on chip as fp16. A batch group is
-// SPLIT blocks; they exchange h (forward) or gate gradients (backward) through global memory, which is L2 here, and count
-// arrivals per chunk of R rows. With SPLIT == 1 a block is alone and exchanges through shared memory.
+// SPLIT blocks; they exchange h (forward) or gate gradients (backward) through global memory (in practice L2) and count
+// arrivals per chunk of R rows. With SPLIT == 1 a block works alone and exchanges through shared memory.
 //
 // TEAMS teams of warps in a block work on different chunks with the same weights: one computes while another waits. A warp
 // computes a tile of 8 * HALVES * MT rows x WU units, for all gates. The columns of W_hh are permuted so that a thread ends
@@ -10,8 +10,9 @@
 // UT elements wide.
 //
 // Compile-time constants, from the host: GRU, HIDDEN, NH, WU, HALVES, MT, WARP_ROWS, TEAMS, KC (columns of one pipeline
-// stage), STAGES, W_REGISTERS (weights in registers, not shared memory), SAVE, RESETS, FILL, ONE_CHUNK (a team sees one
-// chunk of rows, so carried values stay in registers), Y_KIND (0 fp32, 1 bf16, 2 fp16).
+// stage), STAGES, W_REGISTERS (weights in registers, not shared memory), SAVE, RESETS, RESET_VALUES (resets start
+// from values other than 0), ONE_CHUNK (a team sees one chunk of rows, so carried values stay in registers), Y_KIND (0 fp32,
+// 1 bf16, 2 fp16).
 
 typedef unsigned char u8;
 typedef unsigned short u16;

@@ -1,4 +1,4 @@
-// LSTM or GRU over a sequence, forward. See recurrence_common.cuh for the plan and docs/kernels.md for the reasons.
+// LSTM or GRU over a sequence, forward. See recurrence_common.cuh for the tiling and docs/kernels.md for the reasons.
 
 struct Arguments {
   u16* gates;            // [T*B, GATES*H] fp16: the input's pre-activations without bias; with SAVE the activated gates replace them
@@ -10,8 +10,8 @@ struct Arguments {
   float* h_n;            // [B, H]
   float* carry;          // [B, H]: c_n; for the GRU it is h_n
   const u8* resets;      // [T*B]
-  const float* fill_h;   // [H] or null
-  const float* fill_c;
+  const float* reset_h;  // [H] or null
+  const float* reset_c;
   void* y;               // [T*B, H]
   u16* h_in;             // the state each step starts from, resets applied: T*B rows, or two slots of B rows without SAVE
   u16* saved;            // [T*B, H] fp16: c before each step, resets applied; for the GRU W_hn h + b_hn
@@ -76,8 +76,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrence_forward(cons
       bias[gate][u] *= gate_factor(gate);
     }
     bias_hidden[u] = GRU && unit_ok && p.b_hh ? read<W_KIND>(p.b_hh, 2 * HIDDEN + unit + u) : 0.0f;
-    start_h[u] = FILL && unit_ok && p.fill_h ? p.fill_h[unit + u] : 0.0f;
-    start_c[u] = FILL && !GRU && unit_ok && p.fill_c ? p.fill_c[unit + u] : 0.0f;
+    start_h[u] = RESET_VALUES && unit_ok && p.reset_h ? p.reset_h[unit + u] : 0.0f;
+    start_c[u] = RESET_VALUES && !GRU && unit_ok && p.reset_c ? p.reset_c[unit + u] : 0.0f;
   }
   __syncthreads();
   u32 w_registers[W_STEPS][TILES][2];
@@ -181,7 +181,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrence_forward(cons
       }
       auto& acc = acc_sets[0];
 
-      // First what the other blocks wait for, then the rest.
+      // First the values that other blocks wait for, then the rest.
       HalfRun out[MT][HALVES][GATES], extra[MT][HALVES];
       float h[MT][HALVES][UT];
 #pragma unroll

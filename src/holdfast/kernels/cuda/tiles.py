@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Tile(NamedTuple):
-    """How a recurrence is cut; `recurrence_common.cuh` explains the constants named here."""
+    """How a recurrence is divided into tiles; `recurrence_common.cuh` explains the constants named here."""
 
     units: int  # NH: hidden units of one block
     warp_units: int  # WU: hidden units of one warp, 8, 16 or 32
@@ -32,7 +32,7 @@ class Tile(NamedTuple):
         return -(-hidden_size // self.units)
 
     def depth(self, hidden_size: int, gates: int, backward: bool) -> int:
-        """Columns of the operand that rows bring, padded."""
+        """Columns of the operand that holds the rows, padded."""
         depth = hidden_size * gates if backward else hidden_size
         multiple = self.columns if self.columns and self.split(hidden_size) > 1 else 16
         return -(-depth // multiple) * multiple
@@ -78,17 +78,10 @@ def choose_tile(gates: int, hidden_size: int, batch: int, backward: bool) -> Til
 def tile_for(
     gates: int, hidden_size: int, batch: int, backward: bool, processors: int, shared_bytes: int
 ) -> Tile | None:
-    """The table's tile; on a GPU too small for it, the largest slice of W_hh that fits (a model, not measured)."""
+    """The table's tile; on a GPU too small for it, the largest slice of W_hh that fits (by a model, not measured)."""
 
     def fits(tile: Tile) -> bool:
         return tile.shared_bytes(hidden_size, gates, backward) <= shared_bytes and tile.split(hidden_size) <= processors
 
     smaller = (Tile(units, min(units, 16), teams=2, columns=64, stages=2) for units in (64, 32, 16, 8))
     return next(filter(fits, (choose_tile(gates, hidden_size, batch, backward), *smaller)), None)
-
-
-def step_tile(hidden_size: int, batch: int) -> Tile:
-    """The tile of a single step: small batches spread the weights over many blocks, large ones share them."""
-    if batch <= 64:
-        return Tile(8, 8, warp_rows=1 if batch <= 16 else 2 if batch <= 32 else 4)
-    return Tile(32, 16, warp_rows=4)

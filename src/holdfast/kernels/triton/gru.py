@@ -1,7 +1,7 @@
 """GRU recurrence, forward and backward, in Triton: one program per tile of batch rows, all steps in one launch.
 
-For hidden sizes up to 128; the plan is that of `triton_lstm.py`. `gates` [T*B, 3H] fp16 arrives with the input's
-pre-activations and leaves with r, z, n; `h_in` receives the state each step started from, and `saved` W_hn h + b_hn.
+For hidden sizes up to 128; works as `lstm.py`. `gates` [T*B, 3H] fp16 holds the input's pre-activations and is overwritten
+with r, z, n; `h_in` receives h before each step, after its reset, and `saved` receives W_hn h + b_hn.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call"
@@ -12,13 +12,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from holdfast.kernels.triton.lstm import load_fill, load_gate_bias, scale_from_amax, tanh
+from holdfast.kernels.operands import Resets, Weights
+from holdfast.kernels.triton.elements import load_gate_bias, load_reset_value, scale_from_amax, tanh
 from holdfast.kernels.triton.tiles import recurrence_tile
 
 
 @triton.jit(do_not_specialize=["steps", "batch"])
 def gru_forward_kernel(
-    gates, w_hh, b_ih, b_hh, h0, resets, fill_h, y, h_n, h_in, saved, steps, batch, h_in_stride,
+    gates, w_hh, b_ih, b_hh, h0, resets, reset_h, y, h_n, h_in, saved, steps, batch, h_in_stride,
     H: tl.constexpr, HP: tl.constexpr, ROWS: tl.constexpr, SAVE: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -38,7 +39,7 @@ def gru_forward_kernel(
     bias_z = load_gate_bias(b_ih, H, unit, unit_ok) + load_gate_bias(b_hh, H, unit, unit_ok)
     bias_xn = load_gate_bias(b_ih, 2 * H, unit, unit_ok)
     bias_hn = load_gate_bias(b_hh, 2 * H, unit, unit_ok) + tl.zeros([ROWS, HP], tl.float32)
-    value_h = load_fill(fill_h, unit, unit_ok)
+    value_h = load_reset_value(reset_h, unit, unit_ok)
 
     h = tl.load(h0 + state_at, mask=ok, other=0.0).to(tl.float32)
     next_r = tl.load(gates + gates_at, mask=ok, other=0.0)
@@ -78,7 +79,7 @@ def gru_forward_kernel(
 
 @triton.jit(do_not_specialize=["steps", "batch"])
 def gru_backward_kernel(
-    gates, saved, h_in, w_hh, resets, dy, dh_n, amax_bits, d_gates, dh0, d_fill_h, steps, batch, h_in_stride,
+    gates, saved, h_in, w_hh, resets, dy, dh_n, amax_bits, d_gates, dh0, d_reset_h, steps, batch, h_in_stride,
     H: tl.constexpr, HP: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Steps from the last to the first. `d_gates` [T*B, 4H] fp16, scaled: n, r, z, r * n; the rest is not scaled."""
@@ -124,39 +125,35 @@ def gru_backward_kernel(
         dh = tl.dot(d_hn, w_n, dh)
         if resets is not None:
             reset = tl.load(resets + first + row, mask=row_ok, other=0)[:, None] != 0
-            if d_fill_h is not None:
+            if d_reset_h is not None:
                 sum_h += tl.where(reset, dh, 0.0)
             dh = tl.where(reset, 0.0, dh)
         first -= batch
     tl.store(dh0 + state_at, dh * inverse, mask=ok)
-    if d_fill_h is not None:
-        tl.store(d_fill_h + tl.program_id(0) * H + unit, tl.sum(sum_h, axis=0) * inverse, mask=unit_ok)
+    if d_reset_h is not None:
+        tl.store(d_reset_h + tl.program_id(0) * H + unit, tl.sum(sum_h, axis=0) * inverse, mask=unit_ok)
 
 
 def forward(
     gates: Tensor,
-    w_hh: Tensor,
-    b_ih: Tensor | None,
-    b_hh: Tensor | None,
     h0: Tensor,
-    carry0: Tensor,
-    resets: Tensor | None,
-    fill_h: Tensor | None,
-    fill_c: Tensor | None,
+    c0: None,
+    resets: Resets,
+    weights: Weights,
     y: Tensor,
     h_in: Tensor,
     saved: Tensor,
     save: bool,
-) -> tuple[Tensor, Tensor]:
-    """Fills y and, with `save`, h_in, saved and gates; returns h_n and the other final state, fp32."""
+) -> tuple[Tensor, None]:
+    """Fills y and, with `save`, h_in, saved and gates; returns h_n in fp32, and None for c_n."""
     steps, batch, hidden = y.shape
     h_n = torch.empty_like(h0)
     padded, rows, warps = recurrence_tile(hidden)
     gru_forward_kernel[(triton.cdiv(batch, rows),)](
-        gates, w_hh, b_ih, b_hh, h0, resets, fill_h, y, h_n, h_in, saved, steps, batch, h_in.stride(0),
-        H=hidden, HP=padded, ROWS=rows, SAVE=save, num_warps=warps,
+        gates, weights.w_hh, weights.b_ih, weights.b_hh, h0, resets.mask, resets.h, y, h_n, h_in, saved, steps, batch,
+        h_in.stride(0), H=hidden, HP=padded, ROWS=rows, SAVE=save, num_warps=warps,
     )  # fmt: skip
-    return h_n, h_n
+    return h_n, None
 
 
 def backward(
@@ -164,25 +161,23 @@ def backward(
     saved: Tensor,
     h_in: Tensor,
     w_hh: Tensor,
-    resets: Tensor | None,
-    dy: Tensor | None,
-    dh_n: Tensor | None,
-    dc_n: Tensor | None,
+    mask: Tensor | None,
+    d_outputs: tuple[Tensor | None, Tensor | None, Tensor | None],
     amax_bits: Tensor,
     steps: int,
-    fill: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-    """d_gates (scaled fp16), dh0, dc0 and, with `fill`, the gradients of the fills: fp32, not scaled."""
+    need_reset: bool,
+) -> tuple[Tensor, Tensor, None, Tensor | None, None]:
+    """As `lstm.backward`, with None for dc0 and its reset value."""
     count, hidden = saved.shape
     batch = count // steps
     d_gates = gates.new_empty(count, 4 * hidden)
     dh0 = torch.empty(batch, hidden, dtype=torch.float32, device=gates.device)
     padded, rows, warps = recurrence_tile(hidden)
     programs = triton.cdiv(batch, rows)
-    fill_h = dh0.new_empty(programs, hidden) if fill else None
+    sums_h = dh0.new_empty(programs, hidden) if need_reset else None
+    dy, dh_n, _ = d_outputs
     gru_backward_kernel[(programs,)](
-        gates, saved, h_in, w_hh, resets, dy, dh_n, amax_bits, d_gates, dh0, fill_h, steps, batch, h_in.stride(0),
+        gates, saved, h_in, w_hh, mask, dy, dh_n, amax_bits, d_gates, dh0, sums_h, steps, batch, h_in.stride(0),
         H=hidden, HP=padded, ROWS=rows, num_warps=warps,
     )  # fmt: skip
-    d_fill_h = None if fill_h is None else fill_h.sum(0)
-    return d_gates, dh0, dh0, d_fill_h, None
+    return d_gates, dh0, None, None if sums_h is None else sums_h.sum(0), None

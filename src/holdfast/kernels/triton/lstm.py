@@ -1,11 +1,10 @@
 """LSTM recurrence, forward and backward, in Triton: one program per tile of batch rows, all steps in one launch.
 
-For hidden sizes up to 128. W_hh stays on chip as fp16 for the whole sequence; h and c are carried in fp32. The
-hidden size is padded to a power of two inside, by masks.
+For hidden sizes up to 128. W_hh stays on chip as fp16 for the whole sequence; h and c are carried in fp32. Masks pad
+the hidden size to a power of two.
 
-Buffers of one layer, rows r = t * B + b: `gates` [T*B, 4H] fp16 arrives with the input's pre-activations and leaves
-with the activated gates i, f, g, o (in place); `h_in`, `saved` [T*B, H] fp16 receive the state each step
-started from, after its reset.
+Buffers of one layer, rows r = t * B + b: `gates` [T*B, 4H] fp16 holds the input's pre-activations and is overwritten with
+the activated gates i, f, g, o; `h_in` and `saved` [T*B, H] fp16 receive h and c before each step, after its reset.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call"
@@ -16,45 +15,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from holdfast.kernels.operands import Resets, Weights
+from holdfast.kernels.triton.elements import load_gate_bias, load_reset_value, scale_from_amax, tanh
 from holdfast.kernels.triton.tiles import recurrence_tile
-
-
-@triton.jit
-def scale_from_amax(amax_bits):
-    """A power of two that brings the amax to [1/16, 1/8), and its inverse; 1 when it is 0 or not finite."""
-    exponent = (amax_bits >> 23) & 0xFF
-    usable = (exponent > 0) & (exponent < 250)
-    scale = tl.where(usable, (250 - exponent) << 23, 127 << 23).to(tl.float32, bitcast=True)
-    inverse = tl.where(usable, (exponent + 4) << 23, 127 << 23).to(tl.float32, bitcast=True)
-    return scale, inverse
-
-
-@triton.jit
-def tanh(x):
-    return 2.0 * tl.sigmoid(2.0 * x) - 1.0
-
-
-@triton.jit
-def load_gate_bias(bias, first, unit, mask):
-    """The bias of one gate, [1, HP] fp32; an absent one is zero."""
-    value = tl.zeros(unit.shape, tl.float32)
-    if bias is not None:
-        value += tl.load(bias + first + unit, mask=mask, other=0.0).to(tl.float32)
-    return value[None, :]
-
-
-@triton.jit
-def load_fill(fill, unit, mask):
-    """The value a reset substitutes, [1, HP] fp32; zeros when absent."""
-    value = tl.zeros(unit.shape, tl.float32)
-    if fill is not None:
-        value += tl.load(fill + unit, mask=mask, other=0.0).to(tl.float32)
-    return value[None, :]
 
 
 @triton.jit(do_not_specialize=["steps", "batch"])
 def lstm_forward_kernel(
-    gates, w_hh, b_ih, b_hh, h0, c0, resets, fill_h, fill_c, y, h_n, c_n, h_in, saved, steps, batch, h_in_stride,
+    gates, w_hh, b_ih, b_hh, h0, c0, resets, reset_h, reset_c, y, h_n, c_n, h_in, saved, steps, batch, h_in_stride,
     H: tl.constexpr, HP: tl.constexpr, ROWS: tl.constexpr, SAVE: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -76,8 +44,8 @@ def lstm_forward_kernel(
     bias_f = load_gate_bias(b_ih, H, unit, unit_ok) + load_gate_bias(b_hh, H, unit, unit_ok)
     bias_g = load_gate_bias(b_ih, 2 * H, unit, unit_ok) + load_gate_bias(b_hh, 2 * H, unit, unit_ok)
     bias_o = load_gate_bias(b_ih, 3 * H, unit, unit_ok) + load_gate_bias(b_hh, 3 * H, unit, unit_ok)
-    value_h = load_fill(fill_h, unit, unit_ok)
-    value_c = load_fill(fill_c, unit, unit_ok)
+    value_h = load_reset_value(reset_h, unit, unit_ok)
+    value_c = load_reset_value(reset_c, unit, unit_ok)
 
     h = tl.load(h0 + state_at, mask=ok, other=0.0).to(tl.float32)
     c = tl.load(c0 + state_at, mask=ok, other=0.0).to(tl.float32)
@@ -125,11 +93,11 @@ def lstm_forward_kernel(
 
 @triton.jit(do_not_specialize=["steps", "batch"])
 def lstm_backward_kernel(
-    gates, saved, w_hh, resets, dy, dh_n, dc_n, amax_bits, d_gates, dh0, dc0, d_fill_h, d_fill_c, steps, batch,
+    gates, saved, w_hh, resets, dy, dh_n, dc_n, amax_bits, d_gates, dh0, dc0, d_reset_h, d_reset_c, steps, batch,
     H: tl.constexpr, HP: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Steps from the last to the first. `d_gates` [T*B, 4H] fp16 is scaled; dh0, dc0 and the fills' partial sums
-    [programs, H] are not."""
+    """Steps from the last to the first. `d_gates` [T*B, 4H] fp16 is scaled; dh0, dc0 and the partial sums of
+    the reset values' gradients [programs, H] are not."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     unit = tl.arange(0, HP)
     row_ok, unit_ok = row < batch, unit < H
@@ -198,43 +166,39 @@ def lstm_backward_kernel(
         dc = dc * f
         if resets is not None:
             reset = tl.load(resets + first + row, mask=row_ok, other=0)[:, None] != 0
-            if d_fill_h is not None:
+            if d_reset_h is not None:
                 sum_h += tl.where(reset, dh, 0.0)
-            if d_fill_c is not None:
+            if d_reset_c is not None:
                 sum_c += tl.where(reset, dc, 0.0)
             dh = tl.where(reset, 0.0, dh)
             dc = tl.where(reset, 0.0, dc)
         first -= batch
     tl.store(dh0 + state_at, dh * inverse, mask=ok)
     tl.store(dc0 + state_at, dc * inverse, mask=ok)
-    if d_fill_h is not None:
-        tl.store(d_fill_h + tl.program_id(0) * H + unit, tl.sum(sum_h, axis=0) * inverse, mask=unit_ok)
-    if d_fill_c is not None:
-        tl.store(d_fill_c + tl.program_id(0) * H + unit, tl.sum(sum_c, axis=0) * inverse, mask=unit_ok)
+    if d_reset_h is not None:
+        tl.store(d_reset_h + tl.program_id(0) * H + unit, tl.sum(sum_h, axis=0) * inverse, mask=unit_ok)
+    if d_reset_c is not None:
+        tl.store(d_reset_c + tl.program_id(0) * H + unit, tl.sum(sum_c, axis=0) * inverse, mask=unit_ok)
 
 
 def forward(
     gates: Tensor,
-    w_hh: Tensor,
-    b_ih: Tensor | None,
-    b_hh: Tensor | None,
     h0: Tensor,
-    carry0: Tensor,
-    resets: Tensor | None,
-    fill_h: Tensor | None,
-    fill_c: Tensor | None,
+    c0: Tensor,
+    resets: Resets,
+    weights: Weights,
     y: Tensor,
     h_in: Tensor,
     saved: Tensor,
     save: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Fills y and, with `save`, h_in, saved and gates; returns h_n and the other final state, fp32."""
+    """Fills y and, with `save`, h_in, saved and gates; returns h_n and c_n in fp32."""
     steps, batch, hidden = y.shape
     h_n, c_n = torch.empty_like(h0), torch.empty_like(h0)
     padded, rows, warps = recurrence_tile(hidden)
     lstm_forward_kernel[(triton.cdiv(batch, rows),)](
-        gates, w_hh, b_ih, b_hh, h0, carry0, resets, fill_h, fill_c, y, h_n, c_n, h_in, saved, steps, batch,
-        h_in.stride(0), H=hidden, HP=padded, ROWS=rows, SAVE=save, num_warps=warps,
+        gates, weights.w_hh, weights.b_ih, weights.b_hh, h0, c0, resets.mask, resets.h, resets.c, y, h_n, c_n, h_in, saved,
+        steps, batch, h_in.stride(0), H=hidden, HP=padded, ROWS=rows, SAVE=save, num_warps=warps,
     )  # fmt: skip
     return h_n, c_n
 
@@ -244,25 +208,23 @@ def backward(
     saved: Tensor,
     h_in: Tensor,
     w_hh: Tensor,
-    resets: Tensor | None,
-    dy: Tensor | None,
-    dh_n: Tensor | None,
-    dc_n: Tensor | None,
+    mask: Tensor | None,
+    d_outputs: tuple[Tensor | None, Tensor | None, Tensor | None],
     amax_bits: Tensor,
     steps: int,
-    fill: bool,
+    need_reset: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-    """d_gates (scaled fp16), dh0, dc0 and, with `fill`, the gradients of the fills: fp32, not scaled."""
+    """d_gates (scaled fp16), dh0, dc0 and, if needed, the gradients of the reset values: fp32, not scaled."""
     count, hidden = saved.shape
     batch = count // steps
     d_gates = gates.new_empty(count, 4 * hidden)
     dh0, dc0 = (torch.empty(batch, hidden, dtype=torch.float32, device=gates.device) for _ in range(2))
     padded, rows, warps = recurrence_tile(hidden)
     programs = triton.cdiv(batch, rows)
-    fill_h, fill_c = (dh0.new_empty(programs, hidden) if fill else None for _ in range(2))
+    sums_h, sums_c = (dh0.new_empty(programs, hidden) if need_reset else None for _ in range(2))
     lstm_backward_kernel[(programs,)](
-        gates, saved, w_hh, resets, dy, dh_n, dc_n, amax_bits, d_gates, dh0, dc0, fill_h, fill_c, steps, batch,
+        gates, saved, w_hh, mask, *d_outputs, amax_bits, d_gates, dh0, dc0, sums_h, sums_c, steps, batch,
         H=hidden, HP=padded, ROWS=rows, num_warps=warps,
     )  # fmt: skip
-    d_fill_h, d_fill_c = (None if f is None else f.sum(0) for f in (fill_h, fill_c))
-    return d_gates, dh0, dc0, d_fill_h, d_fill_c
+    d_reset_h, d_reset_c = (None if sums is None else sums.sum(0) for sums in (sums_h, sums_c))
+    return d_gates, dh0, dc0, d_reset_h, d_reset_c

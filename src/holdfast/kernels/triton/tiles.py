@@ -1,4 +1,4 @@
-"""Which tile a Triton recurrence uses: a static choice, no tuning at run time."""
+"""Which tile a Triton recurrence uses: a static choice, without tuning at run time. Does not import Triton."""
 
 from __future__ import annotations
 

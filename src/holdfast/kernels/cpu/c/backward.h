@@ -1,23 +1,23 @@
-/* The backward pass: step by step from the end, the gates' gradients and their product with W_hh; by chunks of time,
- * what the gates' gradients give to inputs and weights. */
+/* The backward pass: gate gradients and their product with W_hh step by step from the end; gradients of inputs and
+ * weights by chunks of time. */
 #ifndef HOLDFAST_BACKWARD_H
 #define HOLDFAST_BACKWARD_H
 
 #include "spans.h"
 
 typedef struct {
-    float *dw_x[4], *dw_h[4]; /* per gate [padded][padded_inputs or padded]; the caller's own memory where that fits */
-    int begun;                /* dw holds sums, and not what was there before */
-    float *db;                /* [4][padded] */
-    float *dfill_h, *dfill_c; /* [padded] */
+    float *dw_x[4], *dw_h[4];     /* per gate [padded][padded_inputs or padded]; the caller's memory where it fits */
+    int begun;                    /* dw holds sums; before, it is uninitialized */
+    float *db;                    /* [4][padded] */
+    float *d_reset_h, *d_reset_c; /* [padded] */
 } Sums;
 
 typedef struct {
     const Job *job;
     Sizes s;
-    int64_t stride;         /* of a row of gates' gradients: off the powers of two, where cache lines collide */
-    float *fill_h, *fill_c; /* [padded] */
-    Sums *sums;             /* [parts] */
+    int64_t stride;           /* of a row of gate gradients; no power of two, because cache lines would collide */
+    float *reset_h, *reset_c; /* [padded] */
+    Sums *sums;               /* [parts] */
     int64_t parts;
     int failed;
 } Backward;
@@ -89,7 +89,7 @@ INLINE void gru_gate_gradients(const float *gate, int64_t stride, vec h_before, 
     db[0] += d_n, db[1] += d_r, db[2] += d_z, db[3] += d_hn;
 }
 
-/* What the `step`th step from the end of each of a group's first `active` spans does to their dh and dc. */
+/* The `step`th step from the end of each of a group's first `active` spans: updates their dh and dc. */
 INLINE void backward_step(const Backward *call, BackwardScratch *f, Sums *sums, const Span *spans, int64_t active, int64_t step,
                           int64_t chunk_row, const int lstm) {
     const Job *job = call->job;
@@ -100,7 +100,7 @@ INLINE void backward_step(const Backward *call, BackwardScratch *f, Sums *sums, 
     float *dg = f->dg + chunk_row * call->stride;
     for (int64_t b = 0; b < active; b++) {
         const float *start = at[b] < s->batch ? job->h0 + at[b] * hidden : job->y + (at[b] - s->batch) * hidden;
-        h_before[b] = spans[b].length - 1 == step && spans[b].fresh && !job->cut ? call->fill_h : start;
+        h_before[b] = spans[b].length - 1 == step && spans[b].fresh && !job->detach_at_reset ? call->reset_h : start;
     }
 
     for (int64_t u = 0; u < s->units; u++) {
@@ -113,7 +113,7 @@ INLINE void backward_step(const Backward *call, BackwardScratch *f, Sums *sums, 
             if (lstm) {
                 const float *c = job->cells + at[b] * padded + unit;
                 const float *c_before = at[b] < s->batch ? f->c0 + b * padded + unit : c - s->batch * padded;
-                if (spans[b].length - 1 == step && spans[b].fresh && !job->cut) c_before = call->fill_c + unit;
+                if (spans[b].length - 1 == step && spans[b].fresh && !job->detach_at_reset) c_before = call->reset_c + unit;
                 lstm_gate_gradients(gate, padded, c, c_before, dh_now, f->dc + b * padded + unit, dg + b * call->stride + unit,
                                     db);
             } else {
@@ -190,18 +190,18 @@ INLINE void backward_group(const Backward *call, BackwardScratch *f, Sums *sums,
         const float *dh = f->dh + b * padded, *dc = f->dc + b * padded;
         const int64_t to = spans[b].row * hidden;
         for (int64_t u = 0; spans[b].fresh && u < padded; u += LANES) {
-            store(sums->dfill_h + u, load(sums->dfill_h + u) + load(dh + u));
-            if (lstm) store(sums->dfill_c + u, load(sums->dfill_c + u) + load(dc + u));
+            store(sums->d_reset_h + u, load(sums->d_reset_h + u) + load(dh + u));
+            if (lstm) store(sums->d_reset_c + u, load(sums->d_reset_c + u) + load(dc + u));
         }
         if (spans[b].begin > 0) continue;
-        if (job->dh0 && !spans[b].fresh) copy_cut(job->dh0 + to, dh, hidden);
+        if (job->dh0 && !spans[b].fresh) copy_unpadded(job->dh0 + to, dh, hidden);
         if (job->dh0 && spans[b].fresh) zero(job->dh0 + to, hidden);
-        if (job->dc0 && !spans[b].fresh) copy_cut(job->dc0 + to, dc, hidden);
+        if (job->dc0 && !spans[b].fresh) copy_unpadded(job->dc0 + to, dc, hidden);
         if (job->dc0 && spans[b].fresh) zero(job->dc0 + to, hidden);
     }
 }
 
-/* Whether the sums of one part can be formed where the caller wants them. */
+/* Whether the sums of one part can be formed in the caller's memory. */
 INLINE int in_place(const Backward *call, int64_t columns) {
     return call->parts == 1 && call->s.hidden % LANES == 0 && columns % LANES == 0;
 }
@@ -217,8 +217,8 @@ static void sums_memory(Sums *sums, Arena *arena, const Backward *call) {
     const Sizes *s = &call->s;
     sums->begun = 0;
     sums->db = take_floats(arena, s->row);
-    sums->dfill_h = take_floats(arena, s->padded);
-    sums->dfill_c = take_floats(arena, s->padded);
+    sums->d_reset_h = take_floats(arena, s->padded);
+    sums->d_reset_c = take_floats(arena, s->padded);
     weight_sums(sums->dw_x, arena, call, call->job->dw_ih, s->cell.x_gate, s->inputs);
     weight_sums(sums->dw_h, arena, call, call->job->dw_hh, s->cell.h_gate, s->hidden);
 }
@@ -253,8 +253,8 @@ static void backward_part(void *context, int64_t part) {
     const int64_t from = s->batch * part / call->parts, to = s->batch * (part + 1) / call->parts;
     const int64_t count = s->steps ? count_spans(job, from, to, 1) : 0, groups = (count + GROUP_ROWS - 1) / GROUP_ROWS;
     zero(sums->db, s->row);
-    zero(sums->dfill_h, s->padded);
-    zero(sums->dfill_c, s->padded);
+    zero(sums->d_reset_h, s->padded);
+    zero(sums->d_reset_c, s->padded);
     for (int64_t g = 0; groups == 0 && g < s->cell.gates; g++) {
         if (job->dw_ih) zero(sums->dw_x[g], s->padded * s->padded_inputs);
         if (job->dw_hh) zero(sums->dw_h[g], s->padded * s->padded);
@@ -298,8 +298,8 @@ static void backward_part(void *context, int64_t part) {
 
 static void backward_memory(Backward *call, Arena *arena) {
     const Sizes *s = &call->s;
-    call->fill_h = take_floats(arena, s->padded);
-    call->fill_c = take_floats(arena, s->padded);
+    call->reset_h = take_floats(arena, s->padded);
+    call->reset_c = take_floats(arena, s->padded);
     call->sums = take(arena, (size_t)call->parts * sizeof(Sums));
     for (int64_t part = 0; part < call->parts; part++) {
         Sums unplaced;
@@ -344,8 +344,8 @@ static int backward(const Job *job) {
     arena = (Arena){(uintptr_t)block.memory, 0};
     backward_memory(&call, &arena);
 
-    copy_padded(call.fill_h, job->fill_h, s->hidden, s->padded);
-    copy_padded(call.fill_c, job->fill_c, s->hidden, s->padded);
+    copy_padded(call.reset_h, job->reset_h, s->hidden, s->padded);
+    copy_padded(call.reset_c, job->reset_c, s->hidden, s->padded);
     holdfast_parallel(backward_part, &call, call.parts);
 
     if (!call.failed) {
@@ -356,11 +356,11 @@ static int backward(const Job *job) {
         for (int64_t j = 0; j < s->hidden; j++) {
             float h = 0.0f, c = 0.0f;
             for (int64_t part = 0; part < call.parts; part++) {
-                h += call.sums[part].dfill_h[j];
-                c += call.sums[part].dfill_c[j];
+                h += call.sums[part].d_reset_h[j];
+                c += call.sums[part].d_reset_c[j];
             }
-            if (job->dfill_h) job->dfill_h[j] = h;
-            if (job->dfill_c) job->dfill_c[j] = c;
+            if (job->d_reset_h) job->d_reset_h[j] = h;
+            if (job->d_reset_c) job->d_reset_c[j] = c;
         }
     }
     holdfast_give_back(SHARED_BY_PARTS, block);

@@ -7,14 +7,14 @@
 typedef struct {
     const Job *job;
     Sizes s;
-    float *bias;            /* [4][padded] */
-    float *fill_h, *fill_c; /* [padded] */
+    float *bias;              /* [4][padded] */
+    float *reset_h, *reset_c; /* [padded] */
     int64_t parts;
     int failed;
 } Forward;
 
-/* Scratch of one part, used by its groups of spans in turn. Each part packs the weights for itself: to fetch them from
- * another core's cache takes longer. */
+/* Scratch of one part, used by its groups of spans in turn. Each part packs the weights for itself, because
+ * fetching them from another core's cache takes longer. */
 typedef struct {
     float *w_x, *w_h; /* [units][inputs or hidden][gates][LANES] */
     const float **x_rows, **h_rows;
@@ -98,7 +98,7 @@ INLINE void forward_step(const Forward *call, ForwardScratch *f, const Span *spa
     const int64_t gates = lstm ? 4 : 3, hidden = s->hidden, padded = s->padded;
     for (int64_t b = 0; b < active; b++) {
         const Span *span = spans + b;
-        const float *start = span->fresh ? call->fill_h : job->h0 + span->row * hidden;
+        const float *start = span->fresh ? call->reset_h : job->h0 + span->row * hidden;
         f->h_rows[b] = step ? job->y + ((span->begin + step - 1) * s->batch + span->row) * hidden : start;
     }
     for (int64_t n = 0; n < s->units; n++) {
@@ -131,7 +131,7 @@ INLINE void forward_group(const Forward *call, ForwardScratch *f, const Span *sp
     const int keep = job->gates != NULL;
     const int64_t hidden = s->hidden, padded = s->padded, longest = spans[0].length;
     for (int64_t b = 0; lstm && b < count; b++) {
-        if (spans[b].fresh) memcpy(f->cell_state + b * padded, call->fill_c, (size_t)padded * sizeof(float));
+        if (spans[b].fresh) memcpy(f->cell_state + b * padded, call->reset_c, (size_t)padded * sizeof(float));
         else copy_padded(f->cell_state + b * padded, job->c0 + spans[b].row * hidden, hidden, padded);
     }
 
@@ -158,7 +158,7 @@ INLINE void forward_group(const Forward *call, ForwardScratch *f, const Span *sp
         if (spans[b].begin + spans[b].length < s->steps) continue;
         const int64_t last = (s->steps - 1) * s->batch + spans[b].row, to = spans[b].row * hidden;
         if (job->h_n) memcpy(job->h_n + to, job->y + last * hidden, (size_t)hidden * sizeof(float));
-        if (lstm) copy_cut(job->c_n + to, keep ? job->cells + last * padded : f->cell_state + b * padded, hidden);
+        if (lstm) copy_unpadded(job->c_n + to, keep ? job->cells + last * padded : f->cell_state + b * padded, hidden);
     }
 }
 
@@ -175,7 +175,7 @@ static void forward_part(void *context, int64_t part) {
     Forward *call = context;
     const Job *job = call->job;
     const int64_t from = call->s.batch * part / call->parts, to = call->s.batch * (part + 1) / call->parts;
-    const int split = !job->cut; /* where resets leave values alone, rows stay whole */
+    const int split = !job->detach_at_reset; /* if resets leave values alone, rows stay whole */
     const int64_t count = job->steps ? count_spans(job, from, to, split) : 0, groups = (count + GROUP_ROWS - 1) / GROUP_ROWS;
     if (job->steps == 0 && to > from) {
         const size_t bytes = (size_t)((to - from) * job->hidden) * sizeof(float);
@@ -217,8 +217,8 @@ static void forward_part(void *context, int64_t part) {
 static void forward_memory(Forward *call, Arena *arena) {
     const Sizes *s = &call->s;
     call->bias = take_floats(arena, s->row);
-    call->fill_h = take_floats(arena, s->padded);
-    call->fill_c = take_floats(arena, s->padded);
+    call->reset_h = take_floats(arena, s->padded);
+    call->reset_c = take_floats(arena, s->padded);
 }
 
 static int forward(const Job *job) {
@@ -238,8 +238,8 @@ static int forward(const Job *job) {
             if (job->b_ih) call.bias[g * s->padded + j] += job->b_ih[s->cell.x_gate[g] * s->hidden + j];
             if (job->b_hh) call.bias[(s->cell.h_slot + g) * s->padded + j] += job->b_hh[s->cell.h_gate[g] * s->hidden + j];
         }
-    copy_padded(call.fill_h, job->fill_h, s->hidden, s->padded);
-    copy_padded(call.fill_c, job->fill_c, s->hidden, s->padded);
+    copy_padded(call.reset_h, job->reset_h, s->hidden, s->padded);
+    copy_padded(call.reset_c, job->reset_c, s->hidden, s->padded);
     holdfast_parallel(forward_part, &call, call.parts);
     holdfast_give_back(SHARED_BY_PARTS, block);
     return call.failed;

@@ -1,4 +1,4 @@
-/* What Python calls: the choice of an instruction set; and the memory that calls keep. */
+/* The functions Python calls, the choice of an instruction set, and the scratch memory that threads keep. */
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,7 +15,7 @@ extern const Isa holdfast_avx2, holdfast_avx512;
 static const Isa *chosen = &holdfast_plain;
 
 /* Chooses "avx512", "avx2" or "plain", or with "" the best this CPU runs. Returns the name chosen, or NULL when this
- * CPU does not have it (the choice stays as it was). Not to be called while a recurrence runs. */
+ * CPU does not have it (the choice is unchanged then). Must not be called while a recurrence runs. */
 EXPORT const char *holdfast_choose(const char *name) {
     const Isa *best = NULL;
     int any = name[0] == 0;
@@ -31,7 +31,7 @@ EXPORT const char *holdfast_choose(const char *name) {
     return chosen->name;
 }
 
-/* Which sources this library was built from: native_build.key(). */
+/* Identifies the sources this library was built from: build.key(). */
 #if !defined(HOLDFAST_KEY)
 #define HOLDFAST_KEY ""
 #endif

@@ -1,7 +1,7 @@
-/* What a call is given: sizes and pointers, nothing else. Mirrored field by field in native_library.py.
+/* The arguments of a call: sizes and pointers, nothing else. Mirrored field by field in library.py.
  *
  * All arrays are float32, contiguous, in torch's layout unless a comment says otherwise. `padded` is `hidden` rounded
- * up to whole vectors of the chosen instruction set. A NULL input means "none", a NULL output "not wanted". */
+ * up to whole vectors of the chosen instruction set. A NULL input is absent, a NULL output is not needed. */
 #ifndef HOLDFAST_JOB_H
 #define HOLDFAST_JOB_H
 
@@ -11,23 +11,23 @@
 /* One call of a recurrence. */
 typedef struct {
     int64_t steps, batch, inputs, hidden;
-    int64_t is_lstm; /* otherwise GRU */
-    int64_t cut;     /* resets stop gradients and leave values alone */
+    int64_t is_lstm;         /* otherwise GRU */
+    int64_t detach_at_reset; /* a reset stops gradients and leaves values alone */
     int64_t threads;
 
-    const float *x;               /* [steps, batch, inputs] */
-    const float *h0, *c0;         /* [batch, hidden]; c0 is NULL for GRU */
-    const uint8_t *resets;        /* [steps, batch] */
-    const float *fill_h, *fill_c; /* [hidden]; NULL means zeros */
-    const float *w_ih, *w_hh;     /* [gates * hidden, inputs], [gates * hidden, hidden] */
-    const float *b_ih, *b_hh;     /* [gates * hidden] */
+    const float *x;                 /* [steps, batch, inputs] */
+    const float *h0, *c0;           /* [batch, hidden]; c0 is NULL for GRU */
+    const uint8_t *resets;          /* [steps, batch] */
+    const float *reset_h, *reset_c; /* [hidden]; NULL means zeros */
+    const float *w_ih, *w_hh;       /* [gates * hidden, inputs], [gates * hidden, hidden] */
+    const float *b_ih, *b_hh;       /* [gates * hidden] */
 
     float *y, *h_n, *c_n; /* [steps, batch, hidden], [batch, hidden]; the backward reads y; h_n may be NULL */
-    float *gates;         /* [steps, batch, 4, padded]; NULL in a forward that nobody differentiates */
+    float *gates;         /* [steps, batch, 4, padded]; NULL in a forward without a backward */
     float *cells;         /* [steps, batch, padded], LSTM only, NULL where gates is */
 
     const float *dy, *dh_n, *dc_n;
-    float *dx, *dh0, *dc0, *dfill_h, *dfill_c, *dw_ih, *dw_hh, *db_ih, *db_hh;
+    float *dx, *dh0, *dc0, *d_reset_h, *d_reset_c, *dw_ih, *dw_hh, *db_ih, *db_hh;
 } Job;
 
 /* Linear layers one after another, each with an activation: out[l] = act(in W[l]^T + b[l]). */
@@ -38,16 +38,16 @@ typedef struct {
     int64_t sizes[MAX_LAYERS + 1]; /* of the input, and of each layer's output */
     int64_t activation[MAX_LAYERS];
 
-    const float *x;                          /* [rows, sizes[0]] */
+    const float *x;                             /* [rows, sizes[0]] */
     const float *w[MAX_LAYERS], *b[MAX_LAYERS]; /* [sizes[l + 1], sizes[l]], [sizes[l + 1]] */
-    float *out[MAX_LAYERS];                  /* [rows, sizes[l + 1]]; the backward reads all of them */
+    float *out[MAX_LAYERS];                     /* [rows, sizes[l + 1]]; the backward reads all of them */
 
     const float *d_out; /* of the last layer */
     float *dx;
     float *dw[MAX_LAYERS], *db[MAX_LAYERS];
 } Perceptron;
 
-/* PPO's clipped objective of one choice among `actions` (see ppo_objective.py), and its gradient. */
+/* PPO's clipped objective for a choice among `actions` (see algorithms/ppo.py), and its gradient. */
 typedef struct {
     int64_t rows, actions;
     const float *logits;   /* [rows, actions] */
@@ -63,12 +63,12 @@ typedef struct {
 
 /* A step of Adam. */
 typedef struct {
-    int64_t tensors, step; /* step: this one's number, from 1 */
+    int64_t tensors, step; /* step: the number of this step, from 1 */
     const int64_t *count;  /* [tensors] elements */
     float *const *parameter, *const *mean, *const *square;
     const float *const *gradient;
     double rate, beta1, beta2, eps, max_norm;
-    double *norm; /* of all gradients, before they are scaled; nothing else changes where it is not finite */
+    double *norm; /* of all gradients before scaling; if it is not finite, nothing else changes */
 } Adam;
 
 /* What one instruction set offers. The functions return 0, or 1 when memory ran out. */
@@ -80,11 +80,11 @@ typedef struct {
     int (*step)(const Job *); /* forward for steps = 1, where h_n is y and nothing is kept */
     int (*perceptron_forward)(const Perceptron *);
     int (*perceptron_backward)(const Perceptron *);
-    int (*objective)(const Objective *); /* 2: an action that is none */
+    int (*objective)(const Objective *); /* returns 2 for an action out of range */
     int (*adam)(const Adam *);
 } Isa;
 
-/* Scratch memory, aligned to a cache line; memory is NULL when there is none. Each thread keeps a block per purpose for its
+/* Scratch memory, aligned to a cache line; memory is NULL when none is left. Each thread keeps a block per purpose for its
  * next call, since fresh memory costs a page fault per 4 KiB. */
 typedef struct {
     void *memory;

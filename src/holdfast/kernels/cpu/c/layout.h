@@ -38,7 +38,7 @@ INLINE Sizes sizes_of(const Job *job) {
     return s;
 }
 
-/* One block of memory, cut up in order; with base 0 it only measures. */
+/* One block of memory, divided in order; with base 0 it is only measured. */
 typedef struct {
     uintptr_t base;
     size_t used;
@@ -57,8 +57,8 @@ INLINE void zero(float *p, int64_t count) { memset(p, 0, (size_t)count * sizeof(
 INLINE void copy_padded(float *out, const float *from, int64_t count, int64_t padded) {
     for (int64_t u = 0; u < padded; u += LANES) store(out + u, from ? load_first(from + u, count - u) : splat(0.0f));
 }
-/* out [count] = from [padded], cut. */
-INLINE void copy_cut(float *out, const float *from, int64_t count) {
+/* out [count] = the first `count` of from [padded]. */
+INLINE void copy_unpadded(float *out, const float *from, int64_t count) {
     for (int64_t u = 0; u < count; u += LANES) store_first(out + u, load(from + u), count - u);
 }
 

@@ -1,5 +1,5 @@
-/* Linear layers with activations, forward and backward. Rows go through all layers in chunks, so that what one layer wrote
- * is still in cache for the next. */
+/* Linear layers with activations, forward and backward. Rows go through all layers in chunks, so that the output
+ * of a layer is still in cache for the next. */
 #ifndef HOLDFAST_PERCEPTRON_H
 #define HOLDFAST_PERCEPTRON_H
 
@@ -10,7 +10,7 @@ INLINE vec activate(vec x, int64_t activation) {
     if (activation == RELU) return (vec)(~(ivec)(x < splat(0.0f)) & (ivec)x); /* NaN stays */
     return x;
 }
-/* d, through the activation whose value is y. */
+/* The gradient d taken through the activation whose output is y. */
 INLINE vec through(vec d, vec y, int64_t activation) {
     if (activation == TANH) return d * (splat(1.0f) - y * y);
     if (activation == RELU) return (vec)((ivec)(y > splat(0.0f)) & (ivec)d);
@@ -59,12 +59,12 @@ static Block place_perceptron(PerceptronScratch *f, const Perceptron *job, int b
     return block;
 }
 
-/* What row n of layer l reads. */
+/* The input of row n of layer l. */
 INLINE const float *input_row(const Perceptron *job, int64_t l, int64_t n) {
     return (l ? job->out[l - 1] : job->x) + n * job->sizes[l];
 }
 
-/* Few rows: the weights as torch keeps them. */
+/* Few rows: the weights in torch's layout. */
 static void thin_layer(const Perceptron *job, PerceptronScratch *f, int64_t l, int64_t from, int64_t rows) {
     const int64_t size = job->sizes[l + 1];
     float *out = job->out[l] + from * size;
@@ -132,7 +132,7 @@ static int perceptron_forward(const Perceptron *job) {
 /* The gradients of the rows of one chunk, from the last layer to the first. */
 static void backward_chunk(const PerceptronCall *call, PerceptronScratch *f, int64_t part, int64_t from, int64_t rows) {
     const Perceptron *job = call->job;
-    const int64_t stride = widest(job) + LANES; /* off the powers of two, where cache lines collide */
+    const int64_t stride = widest(job) + LANES; /* no power of two, because cache lines would collide */
     for (int64_t l = job->layers - 1, now = 0; l >= 0; l--, now = !now) {
         const int64_t in = job->sizes[l], padded_in = round_up(in, LANES), size = job->sizes[l + 1];
         float *d = f->d[now], *dw = call->dw[part * job->layers + l], *db = call->db[part * job->layers + l];

@@ -2,7 +2,7 @@
  *
  * A tile is up to MAX_ROWS rows x up to 4 vectors of columns. Its right-hand side is a *panel*: for each of `depth`
  * values of the summed index, the tile's columns side by side. Rows on the left are given by address, one each, so that
- * a reset row can point at its fill instead of being copied. */
+ * a reset row can point at its reset value instead of being copied. */
 #ifndef HOLDFAST_PRODUCT_H
 #define HOLDFAST_PRODUCT_H
 

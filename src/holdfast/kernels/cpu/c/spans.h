@@ -1,8 +1,8 @@
-/* What happens between two resets of a batch row is a row of its own: nothing passes from one to the next. So a thin batch
- * with resets is a wider and shorter one, and the weights are read fewer times.
+/* A span is what lies between two resets of a batch row. Nothing passes from one span to the next, so each is a row of its
+ * own: a thin batch with resets becomes a wider and shorter one, and the weights are read fewer times.
  *
- * Spans are sorted by length, longest first. A group of neighbours goes side by side, and the rows still in it at any of
- * its steps are the first ones. */
+ * Spans are sorted by length, longest first. A group of neighbors runs side by side; the spans still active at a step
+ * are the first ones of the group. */
 #ifndef HOLDFAST_SPANS_H
 #define HOLDFAST_SPANS_H
 

@@ -1,11 +1,11 @@
-/* One step of few rows without gradients: weights are read as torch keeps them, since packing them would cost as much as
+/* One step of few rows without gradients: weights are read in torch's layout, since packing them would cost as much as
  * the products. Sums run along the rows of the weights, LANES of them at a time, and are folded together at the end. */
 #ifndef HOLDFAST_STEP_H
 #define HOLDFAST_STEP_H
 
 #include "forward.h"
 
-/* From this many rows on packing pays. */
+/* Packing pays off from this many rows. */
 #define PACKED_ROWS 24
 
 /* Lane i of the result is the sum of the lanes of sums[i]. Halves meet: first single floats, then pairs, then quads. */
@@ -148,17 +148,17 @@ static void gate_rows(const Term *terms, int count, int64_t hidden, int64_t batc
 
 typedef struct {
     const float **x_rows, **h_rows;
-    float *gates;           /* [batch][4][padded] */
-    float *fill_h, *fill_c; /* [padded] */
-    float *cell;            /* [padded] */
+    float *gates;             /* [batch][4][padded] */
+    float *reset_h, *reset_c; /* [padded] */
+    float *cell;              /* [padded] */
 } StepScratch;
 
 static void step_scratch(StepScratch *f, Arena *arena, const Sizes *s) {
     f->x_rows = take(arena, (size_t)s->batch * sizeof(float *));
     f->h_rows = take(arena, (size_t)s->batch * sizeof(float *));
     f->gates = take_floats(arena, s->batch * s->row);
-    f->fill_h = take_floats(arena, s->padded);
-    f->fill_c = take_floats(arena, s->padded);
+    f->reset_h = take_floats(arena, s->padded);
+    f->reset_c = take_floats(arena, s->padded);
     f->cell = take_floats(arena, s->padded);
 }
 
@@ -173,12 +173,12 @@ static int step(const Job *job) {
     if (!block.memory) return 1;
     arena = (Arena){(uintptr_t)block.memory, 0};
     step_scratch(&f, &arena, &s);
-    copy_padded(f.fill_h, job->fill_h, hidden, padded);
-    copy_padded(f.fill_c, job->fill_c, hidden, padded);
+    copy_padded(f.reset_h, job->reset_h, hidden, padded);
+    copy_padded(f.reset_c, job->reset_c, hidden, padded);
     if (padded > hidden) zero(f.gates, s.batch * s.row);
     for (int64_t b = 0; b < s.batch; b++) {
         f.x_rows[b] = job->x + b * s.inputs;
-        f.h_rows[b] = job->resets && job->resets[b] ? f.fill_h : job->h0 + b * hidden;
+        f.h_rows[b] = job->resets && job->resets[b] ? f.reset_h : job->h0 + b * hidden;
     }
 
     for (int64_t g = 0; g < s.cell.gates; g++) {
@@ -201,13 +201,13 @@ static int step(const Job *job) {
         for (int64_t u = 0; u < padded; u += LANES) {
             float *gate = f.gates + b * s.row + u, *h = job->y + b * hidden + u;
             if (job->is_lstm) {
-                const float *c_before = job->resets && job->resets[b] ? f.fill_c + u : f.cell + u;
+                const float *c_before = job->resets && job->resets[b] ? f.reset_c + u : f.cell + u;
                 lstm_gates(gate, padded, nothing, c_before, f.cell + u, h, hidden - u, 0);
             } else {
                 gru_gates(gate, padded, nothing, gate + 3 * padded, f.h_rows[b] + u, h, hidden - u, 0);
             }
         }
-        if (job->is_lstm) copy_cut(job->c_n + b * hidden, f.cell, hidden);
+        if (job->is_lstm) copy_unpadded(job->c_n + b * hidden, f.cell, hidden);
     }
     holdfast_give_back(OF_ONE_PART, block);
     return 0;

@@ -1,5 +1,5 @@
 /* A pool of threads that take parts of one call. The caller takes parts too and waits only for those in progress, so that
- * on a busy machine, where no other thread gets its turn, a call lasts no longer than on one thread. */
+ * on a busy machine, where no other thread is scheduled, a call takes no longer than on one thread. */
 #include <pthread.h>
 
 #include "job.h"
@@ -12,7 +12,7 @@ static struct {
     pthread_cond_t wake, done;
     void (*work)(void *, int64_t);
     void *context;
-    int64_t parts, next, active; /* active: parts that threads of the pool have in hand */
+    int64_t parts, next, active; /* active: parts that threads of the pool are working on */
     int busy;                    /* some call owns the pool */
     int threads;
 } pool = {.lock = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER, .done = PTHREAD_COND_INITIALIZER};
@@ -42,7 +42,7 @@ static void start_threads(int64_t wanted) {
     pthread_attr_destroy(&attributes);
 }
 
-/* In the child of a fork there are no threads, and the lock may have been held: start from nothing. */
+/* The child of a fork has no threads, and the lock may have been held: start over. */
 static void start_over(void) {
     pthread_mutex_init(&pool.lock, NULL);
     pthread_cond_init(&pool.wake, NULL);

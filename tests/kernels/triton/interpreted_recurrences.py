@@ -11,7 +11,8 @@ os.environ["TRITON_INTERPRET"] = "1"
 
 import torch
 
-from holdfast.kernels import gpu_gru, gpu_lstm, reference
+from holdfast.kernels import gpu, reference
+from holdfast.kernels.operands import Resets, Weights
 
 CASES = {
     "no resets": {"size": (5, 3, 7, 16), "rate": None},
@@ -19,15 +20,15 @@ CASES = {
     "one step, one row": {"size": (1, 1, 8, 8), "rate": 0.5},
     "a wide layer": {"size": (2, 5, 8, 100), "rate": 0.1},
     "reset at every step": {"size": (4, 5, 6, 20), "rate": 1.0},
-    "learned start": {"size": (4, 5, 6, 20), "rate": 0.4, "fill": True},
-    "cut gradients": {"size": (4, 5, 6, 20), "rate": 0.4, "cut": True},
+    "learned start": {"size": (4, 5, 6, 20), "rate": 0.4, "learned": True},
+    "detached gradients": {"size": (4, 5, 6, 20), "rate": 0.4, "detach": True},
     "huge gradients": {"size": (3, 4, 6, 16), "rate": 0.2, "gradient": 1e9},
     "tiny gradients": {"size": (3, 4, 6, 16), "rate": 0.2, "gradient": 1e-12},
 }
 
 
 def inputs(
-    gates: int, size: tuple[int, int, int, int], rate: float | None, fill: bool
+    gates: int, size: tuple[int, int, int, int], rate: float | None, learned: bool
 ) -> dict[str, torch.Tensor | None]:
     T, B, I, H = size
     g = torch.Generator().manual_seed(T + 10 * B + 100 * H)
@@ -42,19 +43,22 @@ def inputs(
     if gates == 4:
         values["c0"] = normal(B, H)
     values["resets"] = None if rate is None else torch.rand(T, B, generator=g) < rate
-    values["fill_h"] = 0.3 * normal(H) if fill else None
+    values["reset_h"] = 0.3 * normal(H) if learned else None
     if gates == 4:
-        values["fill_c"] = 0.3 * normal(H) if fill else None
+        values["reset_c"] = 0.3 * normal(H) if learned else None
     weights = {"w_ih": uniform(gates * H, I), "w_hh": uniform(gates * H, H)}
     return values | weights | {"b_ih": uniform(gates * H), "b_hh": uniform(gates * H)}
 
 
-def outcome(function, values, dtype, cut, gradient) -> dict[str, torch.Tensor | None]:  # type: ignore[no-untyped-def]
+def outcome(folder, kind, values, dtype, detach, gradient) -> dict[str, torch.Tensor | None]:  # type: ignore[no-untyped-def]
     leaves = {
         k: v if v is None or v.dtype == torch.bool else v.to(dtype, copy=True).requires_grad_()
         for k, v in values.items()
     }
-    outputs = function(**leaves, cut=cut)
+    resets = Resets(leaves["resets"], leaves["reset_h"], leaves.get("reset_c"), detach)
+    weights = Weights(*[leaves[name] for name in Weights._fields])
+    state = [leaves[name] for name in ("h0", "c0") if name in leaves]
+    outputs = getattr(folder, kind).sequence(leaves["x"], *state, resets, weights)
     g = torch.Generator().manual_seed(1)
     weights = [gradient * torch.randn(o.shape, generator=g).to(o.dtype) for o in outputs]
     torch.autograd.backward(outputs, weights)
@@ -62,11 +66,11 @@ def outcome(function, values, dtype, cut, gradient) -> dict[str, torch.Tensor | 
     return results | {"d_" + k: v.grad for k, v in leaves.items() if v is not None and v.dtype != torch.bool}
 
 
-def largest_error(kind: str, size, rate, fill=False, cut=False, gradient=1e-4) -> float:  # type: ignore[no-untyped-def]
+def largest_error(kind: str, size, rate, learned=False, detach=False, gradient=1e-4) -> float:  # type: ignore[no-untyped-def]
     """Max abs error / max abs reference, over outputs and gradients; infinite where one is missing or not finite."""
-    values = inputs(4 if kind == "lstm" else 3, size, rate, fill)
-    expected = outcome(getattr(reference, kind), values, torch.float64, cut, gradient)
-    got = outcome(gpu_lstm.lstm if kind == "lstm" else gpu_gru.gru, values, torch.float32, cut, gradient)
+    values = inputs(4 if kind == "lstm" else 3, size, rate, learned)
+    expected = outcome(reference, kind, values, torch.float64, detach, gradient)
+    got = outcome(gpu, kind, values, torch.float32, detach, gradient)
     worst = 0.0
     for name, reference_value in expected.items():
         value = got[name]

@@ -1,4 +1,4 @@
-"""The first call on a GPU imports its kernels: that must not drag in what takes seconds."""
+"""The first call on a GPU imports its kernels, which must not import what takes seconds."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Which GPU implementation runs a layer: CUDA C++ where it can, else Triton."""
+"""Which GPU implementation runs a layer: CUDA C++ where it can, otherwise Triton."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from holdfast.kernels.triton.tiles import LARGEST_HIDDEN
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def has_backend(gates: int, x: Tensor, hidden_size: int, state_dtype: torch.dtype) -> bool:
-    """Whether a GPU implementation takes this layer: sizes, dtypes and the device."""
+def supports(gates: int, x: Tensor, hidden_size: int, state_dtype: torch.dtype) -> bool:
+    """Whether a GPU implementation takes this layer: sizes, dtypes and device. gates: 4 for an LSTM, 3 for a GRU."""
     if x.dtype not in _DTYPES or state_dtype not in _DTYPES or x.numel() == 0 or not x.is_cuda:
         return False
     return hidden_size <= LARGEST_HIDDEN or cuda_recurrence.supports(gates, hidden_size, x.get_device())

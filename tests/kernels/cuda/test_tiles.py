@@ -2,7 +2,7 @@
 
 import pytest
 
-from holdfast.kernels.cuda.tiles import Tile, choose_tile, step_tile, tile_for
+from holdfast.kernels.cuda.tiles import Tile, choose_tile, tile_for
 
 H200 = {"processors": 132, "shared_bytes": 232448}
 BATCHES = (1, 8, 200, 1000, 2000, 3000, 65536)
@@ -43,8 +43,3 @@ def test_shared_memory_of_a_tile_by_hand() -> None:
     # W_hh slice: 4 gates x 32 units x (256 + 8) columns; two teams of two stages of 16 rows x (128 + 8): fp16 all
     tile = Tile(32, 16, teams=2, columns=128, stages=2)
     assert tile.shared_bytes(256, 4, False) == 2 * (128 * 264 + 2 * 2 * 16 * 136)
-
-
-def test_a_step_spreads_small_batches_and_shares_weights_in_large_ones() -> None:
-    assert step_tile(128, 1).rows == 16 and step_tile(128, 1).split(128) == 16
-    assert step_tile(128, 8192).rows == 64

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from holdfast.kernels import reference
+from holdfast.kernels import gpu, reference
+from holdfast.kernels.operands import Resets, Weights
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
@@ -18,7 +19,7 @@ SIZES = [
 ]
 
 
-def _inputs(kind: str, size: tuple[int, int, int, int], rate: float, fill: bool) -> dict[str, Tensor | None]:
+def _inputs(kind: str, size: tuple[int, int, int, int], rate: float, learned: bool) -> dict[str, Tensor | None]:
     T, B, I, H = size
     gates = 4 if kind == "lstm" else 3
     g = torch.Generator("cuda").manual_seed(B)
@@ -32,21 +33,29 @@ def _inputs(kind: str, size: tuple[int, int, int, int], rate: float, fill: bool)
     values: dict[str, Tensor | None] = {"x": normal(T, B, I), "h0": 0.5 * normal(B, H)}
     if kind == "lstm":
         values["c0"] = normal(B, H)
-    values |= {"resets": torch.rand(T, B, generator=g, device="cuda") < rate, "fill_h": normal(H) if fill else None}
+    values |= {"resets": torch.rand(T, B, generator=g, device="cuda") < rate, "reset_h": normal(H) if learned else None}
     if kind == "lstm":
-        values["fill_c"] = normal(H) if fill else None
+        values["reset_c"] = normal(H) if learned else None
     return values | {
         "w_ih": uniform(gates * H, I), "w_hh": uniform(gates * H, H),
         "b_ih": uniform(gates * H), "b_hh": uniform(gates * H),
     }  # fmt: skip
 
 
-def _outcome(function, values, dtype, **options):  # type: ignore[no-untyped-def]
+def _run(folder, kind: str, values, detach: bool = False):  # type: ignore[no-untyped-def]
+    """One layer by a folder of `holdfast.kernels`, from its arguments by name."""
+    resets = Resets(values["resets"], values["reset_h"], values.get("reset_c"), detach)
+    weights = Weights(*[values[name] for name in Weights._fields])
+    state = [values[name] for name in ("h0", "c0") if name in values]
+    return getattr(folder, kind).sequence(values["x"], *state, resets, weights)
+
+
+def _outcome(folder, kind, values, dtype, detach=False):  # type: ignore[no-untyped-def]
     leaves = {
         k: v if v is None or v.dtype == torch.bool else v.to(dtype, copy=True).requires_grad_()
         for k, v in values.items()
     }
-    outputs = function(**leaves, **options)
+    outputs = _run(folder, kind, leaves, detach)
     g = torch.Generator("cuda").manual_seed(1)
     torch.autograd.backward(outputs, [torch.randn(o.shape, generator=g, device="cuda").to(o.dtype) for o in outputs])
     return [*(o.detach() for o in outputs), *(v.grad for v in leaves.values() if v is not None and v.grad is not None)]
@@ -55,50 +64,29 @@ def _outcome(function, values, dtype, **options):  # type: ignore[no-untyped-def
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize(
-    "variant", [{"rate": 0.1}, {"rate": 1.0}, {"rate": 0.1, "fill": True}, {"rate": 0.1, "cut": True}]
+    "variant", [{"rate": 0.1}, {"rate": 1.0}, {"rate": 0.1, "learned": True}, {"rate": 0.1, "detach": True}]
 )
 def test_outputs_and_gradients_agree_with_float64(
     kind: str, size: tuple[int, int, int, int], variant: dict[str, float]
 ) -> None:
-    from holdfast.kernels import gpu
-
-    cut = bool(variant.get("cut", False))
-    values = _inputs(kind, size, variant["rate"], bool(variant.get("fill", False)))
-    expected = _outcome(getattr(reference, kind), values, torch.float64, cut=cut)
-    got = _outcome(getattr(gpu, kind), values, torch.float32, cut=cut)
+    detach = bool(variant.get("detach", False))
+    values = _inputs(kind, size, variant["rate"], bool(variant.get("learned", False)))
+    expected = _outcome(reference, kind, values, torch.float64, detach)
+    got = _outcome(gpu, kind, values, torch.float32, detach)
     for value, target in zip(got, expected, strict=True):
         assert float((value.double() - target).abs().max()) <= 2e-3 * float(target.abs().max())
 
 
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
-def test_a_fused_step_equals_a_sequence_of_one(kind: str) -> None:
-    from holdfast.kernels import gpu
-
-    values = {
-        k: None if v is None else v[0] if k in ("x", "resets") else v
-        for k, v in _inputs(kind, (1, 70, 40, 96), 0.3, True).items()
-    }
-    states = [values.pop("h0")] + ([values.pop("c0")] if kind == "lstm" else [])
-    x, resets = values.pop("x"), values.pop("resets")
-    step = getattr(gpu, f"{kind}_step")(x, *states, resets, *values.values())
-    with torch.no_grad():
-        _, *final = getattr(gpu, kind)(x[None], *states, resets[None], *values.values())
-    for a, b in zip(step if kind == "lstm" else (step,), final, strict=True):
-        assert torch.allclose(a, b, atol=2e-4)
-
-
-@pytest.mark.parametrize("kind", ["lstm", "gru"])
 @pytest.mark.parametrize("size", [(12, 64, 13, 128), (12, 300, 64, 512), (8, 1100, 24, 256), (6, 2000, 16, 64)])
 def test_steps_of_one_replay_a_training_sequence_bit_for_bit(kind: str, size: tuple[int, int, int, int]) -> None:
-    from holdfast.kernels import gpu
-
     values = _inputs(kind, size, 0.1, True)
-    states = [values.pop("h0")] + ([values.pop("c0")] if kind == "lstm" else [])
-    x, resets = values.pop("x"), values.pop("resets")
-    run = getattr(gpu, kind)
-    y = run(x.clone().requires_grad_(), *states, resets, *values.values())[0]
+    y = _run(gpu, kind, {**values, "x": values["x"].clone().requires_grad_()})[0]  # type: ignore[union-attr]
+    state = {name: values[name] for name in ("h0", "c0") if name in values}
     for t in range(size[0]):
-        y_t, *states = run(x[t : t + 1], *states, resets[t : t + 1], *values.values())
+        now = {name: values[name][t : t + 1] for name in ("x", "resets")}  # type: ignore[index]
+        y_t, *final = _run(gpu, kind, {**values, **state, **now})
+        state = dict(zip(state, final, strict=True))
         assert torch.equal(y_t[0], y[t]), t
 
 
@@ -108,15 +96,15 @@ def test_steps_of_one_replay_a_training_sequence_bit_for_bit(kind: str, size: tu
 def test_a_cuda_graph_and_a_compiled_layer_compute_what_eager_mode_does(
     kind: str, size: tuple[int, int, int, int]
 ) -> None:
-    from holdfast.kernels import gpu
-
     values = _inputs(kind, size, 0.2, True)
     values["x"].requires_grad_()  # type: ignore[union-attr]
     values["w_hh"].requires_grad_()  # type: ignore[union-attr]
-    run = getattr(gpu, kind)
+
+    def run() -> Tensor:
+        return _run(gpu, kind, values)[0]
 
     def outcome(layer) -> list[Tensor]:  # type: ignore[no-untyped-def]
-        y = layer(**values)[0]
+        y = layer()
         return [y.detach(), *torch.autograd.grad(y, [values["x"], values["w_hh"]], torch.ones_like(y))]
 
     eager = outcome(run)
@@ -149,49 +137,37 @@ def test_a_core_compiles_without_a_break_and_computes_what_eager_mode_does(name:
 
 
 def test_sequences_of_many_lengths_share_their_kernels() -> None:
-    from holdfast.kernels import gpu
-    from holdfast.kernels.cuda import kernels as cuda_kernels
+    from holdfast.kernels.cuda import kernels
 
     values = _inputs("gru", (3, 40, 8, 32), 0.1, False)
-    gpu.gru(**values)
-    loaded = cuda_kernels._loaded.cache_info().currsize
+    _run(gpu, "gru", values)
+    loaded = kernels.load.cache_info().currsize
     for steps in (1, 2, 7, 30):
-        gpu.gru(
-            **{
-                **values,
-                "x": torch.randn(steps, 40, 8, device="cuda"),
-                "resets": None if steps == 1 else torch.zeros(steps, 40, dtype=torch.bool, device="cuda"),
-            }
-        )
-    assert cuda_kernels._loaded.cache_info().currsize <= loaded + 1  # one more: without resets
+        flags = None if steps == 1 else torch.zeros(steps, 40, dtype=torch.bool, device="cuda")
+        _run(gpu, "gru", {**values, "x": torch.randn(steps, 40, 8, device="cuda"), "resets": flags})
+    assert kernels.load.cache_info().currsize <= loaded + 1  # one more: without resets
 
 
 def test_a_poisoned_row_leaves_the_others_bit_identical_and_a_reset_clears_it() -> None:
-    from holdfast.kernels import gpu
-
     values = _inputs("lstm", (6, 20, 8, 64), 0.0, False)
-    clean = gpu.lstm(**values)[0]
+    clean = _run(gpu, "lstm", values)[0]
     values["h0"][3] = float("nan")  # type: ignore[index]
     values["resets"][2, 3] = True  # type: ignore[index]
-    poisoned = gpu.lstm(**values)[0]
+    poisoned = _run(gpu, "lstm", values)[0]
     others = [b for b in range(20) if b != 3]
     assert torch.equal(poisoned[:, others], clean[:, others])
     assert poisoned[:2, 3].isnan().all() and poisoned[2:, 3].isfinite().all()
 
 
 def test_repeated_runs_are_bit_identical() -> None:
-    from holdfast.kernels import gpu
-
     values = _inputs("lstm", (20, 600, 32, 512), 0.05, True)
-    first, second = (_outcome(gpu.lstm, values, torch.float32) for _ in range(2))
+    first, second = (_outcome(gpu, "lstm", values, torch.float32) for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
 def test_a_second_derivative_is_refused_with_what_to_do() -> None:
-    from holdfast.kernels import gpu
-
     values = _inputs("gru", (3, 4, 8, 32), 0.1, False)
     values["x"].requires_grad_()  # type: ignore[union-attr]
-    y = gpu.gru(**values)[0]
+    y = _run(gpu, "gru", values)[0]
     with pytest.raises(RuntimeError, match='kernel="reference"'):
         torch.autograd.grad(y.sum(), values["x"], create_graph=True)

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reas
 
 CASES = (
     "no resets", "rows and units that fill no tile", "one step, one row", "a wide layer", "reset at every step",
-    "learned start", "cut gradients", "huge gradients", "tiny gradients",
+    "learned start", "detached gradients", "huge gradients", "tiny gradients",
 )  # fmt: skip
 
 

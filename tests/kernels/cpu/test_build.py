@@ -1,4 +1,4 @@
-"""How the native kernel gets onto a machine: built once, kept, shared, and done without where it cannot be built."""
+"""How the native kernel is built: once, cached, shared by processes, and replaced by the portable one if that fails."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.kernels.cpu import build as native_build
-from holdfast.kernels.cpu import library as native_library
+from holdfast.kernels.cpu import build, library
 from holdfast.kernels.cpu import recurrence as native
 
-needs_compiler = pytest.mark.skipif(native_build.find_compiler() is None, reason="no C compiler on PATH")
+needs_compiler = pytest.mark.skipif(build.find_compiler() is None, reason="no C compiler on PATH")
 
-# Imports one file, not the package: no torch, so that a process starts at once.
+# Imports one file instead of the package, without torch, so that a process starts quickly.
 BUILD = """
 import importlib.util, sys
-spec = importlib.util.spec_from_file_location("native_build", sys.argv[1])
+spec = importlib.util.spec_from_file_location("build", sys.argv[1])
 module = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)
 print(module.library_path())
@@ -46,7 +45,7 @@ def python(script: str, *arguments: str, **variables: str) -> subprocess.Complet
 @needs_compiler
 def test_processes_that_start_together_build_one_library(tmp_path: Path) -> None:
     environment = os.environ | {"HOLDFAST_CACHE": str(tmp_path / "cache")}
-    command = [sys.executable, "-c", BUILD, native_build.__file__]
+    command = [sys.executable, "-c", BUILD, build.__file__]
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) for _ in range(4)]
     paths = {process.communicate(timeout=120)[0].strip() for process in processes}
     assert [process.returncode for process in processes] == [0] * 4
@@ -72,11 +71,11 @@ def test_without_a_compiler_the_portable_kernel_runs_and_one_line_says_so(tmp_pa
 def test_an_instruction_set_that_does_not_exist_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOLDFAST_CPU_ISA", "mmx")
     monkeypatch.delenv("HOLDFAST_CPU_KERNEL", raising=False)
-    native_library.load.cache_clear()
+    library.load.cache_clear()
     try:
         status = native.status()
     finally:
-        native_library.load.cache_clear()
+        library.load.cache_clear()
     assert status["kernel"] == "portable" and "HOLDFAST_CPU_ISA='mmx'" in str(status["reason"])
 
 
@@ -86,8 +85,8 @@ def test_a_compiler_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.Mon
     broken.chmod(0o755)
     monkeypatch.setenv("CC", str(broken))
     monkeypatch.setenv("HOLDFAST_CACHE", str(tmp_path / "cache"))
-    with pytest.raises(native_build.BuildError, match=r"broken-cc(.|\n)*status 3(.|\n)*no such target"):
-        native_build.library_path()
+    with pytest.raises(build.BuildError, match=r"broken-cc(.|\n)*status 3(.|\n)*no such target"):
+        build.library_path()
     assert not list((tmp_path / "cache").glob("*.so"))
 
 
@@ -95,15 +94,15 @@ def test_a_compiler_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_cache_that_cannot_be_written_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("HOLDFAST_CACHE", str(tmp_path / "file" / "cache"))
-    with pytest.raises(native_build.BuildError, match="set HOLDFAST_CACHE"):
-        native_build.library_path()
+    with pytest.raises(build.BuildError, match="set HOLDFAST_CACHE"):
+        build.library_path()
 
 
 def test_a_change_in_the_sources_asks_for_another_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = native_build.key()
-    shutil.copytree(native_build.SOURCES, tmp_path / "native")
-    monkeypatch.setattr(native_build, "SOURCES", tmp_path / "native")
-    assert native_build.key() == before
+    before = build.key()
+    shutil.copytree(build.SOURCES, tmp_path / "native")
+    monkeypatch.setattr(build, "SOURCES", tmp_path / "native")
+    assert build.key() == before
     with (tmp_path / "native" / "step.h").open("a") as source:
         source.write("\n")
-    assert native_build.key() != before
+    assert build.key() != before

@@ -1,0 +1,81 @@
+"""The arguments and gradients of one recurrent layer, named once for all kernels. Nothing is computed here.
+
+Operators of torch.library take flat arguments. All of them that run both cells use one order: x, h0, c0 (None for a
+GRU), `Resets` without `detach`, `Weights`, then `detach_at_reset` and whether to keep what the backward needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class Weights(NamedTuple):
+    """Weights of one layer as in torch.nn. G gates: i, f, g, o for an LSTM, r, z, n for a GRU."""
+
+    w_ih: Tensor  # [G * H, I]
+    w_hh: Tensor  # [G * H, H]
+    b_ih: Tensor | None = None  # [G * H]
+    b_hh: Tensor | None = None
+
+
+class Resets(NamedTuple):
+    """Which rows start a new episode before which step, and the state they start from."""
+
+    mask: Tensor | None = None  # bool, [T, B] for a sequence, [B] for a step; None: no resets
+    h: Tensor | None = None  # [H]; None: zeros
+    c: Tensor | None = None  # the same for the LSTM's cell
+    detach: bool = False  # reset mode "detach": the state goes on, its gradient stops; h and c are not used
+
+
+class Needed(NamedTuple):
+    """Which gradients are needed."""
+
+    x: bool
+    h0: bool
+    c0: bool
+    reset_h: bool
+    reset_c: bool
+    w_ih: bool
+    w_hh: bool
+    b_ih: bool
+    b_hh: bool
+
+    @classmethod
+    def of_inputs(cls, flags: Sequence[bool]) -> Needed:
+        """From autograd's `needs_input_grad`, in the order of an operator's inputs."""
+        return cls(*flags[:3], *flags[4:10])
+
+
+class Gradients(NamedTuple):
+    """Gradients of one layer, None where not needed. Those of the biases have the dtype of the weights."""
+
+    x: Tensor | None
+    h0: Tensor | None
+    c0: Tensor | None
+    reset_h: Tensor | None
+    reset_c: Tensor | None
+    w_ih: Tensor | None
+    w_hh: Tensor | None
+    b_ih: Tensor | None
+    b_hh: Tensor | None
+
+    def of_inputs(self, flags: Sequence[bool]) -> tuple[Tensor | None, ...]:
+        """What autograd expects, in the order of an operator's inputs; `flags` is its `needs_input_grad`."""
+        x, h0, c0, reset_h, reset_c, w_ih, w_hh, b_ih, b_hh = self
+        return (
+            x if flags[0] else None,
+            h0 if flags[1] else None,
+            c0 if flags[2] else None,
+            None,
+            reset_h if flags[4] else None,
+            reset_c if flags[5] else None,
+            w_ih if flags[6] else None,
+            w_hh if flags[7] else None,
+            b_ih if flags[8] else None,
+            b_hh if flags[9] else None,
+            None,
+            None,
+        )

@@ -1,0 +1,203 @@
+"""The GRU in plain torch: the operator, its hand-written backward, and a single step."""
+
+# mypy: disable-error-code="no-untyped-def"
+from typing import Optional
+
+import torch
+from torch import Tensor
+from torch.library import custom_op
+
+from holdfast.kernels.operands import Resets, Weights
+from holdfast.kernels.portable.time_loop import (
+    chunks_from_the_end,
+    fake_input_and_weight_grads,
+    input_and_weight_grads,
+    masks_by_step,
+    mm,
+    project,
+    reset,
+    reset_flagged,
+    states_before,
+    steps_with_resets,
+)
+
+
+@custom_op("holdfast::gru_portable", mutates_args=())
+def _forward(
+    x: Tensor,
+    h0: Tensor,
+    mask: Optional[Tensor],
+    reset_h: Optional[Tensor],
+    w_ih: Tensor,
+    w_hh: Tensor,
+    b_ih: Optional[Tensor],
+    b_hh: Optional[Tensor],
+    detach_at_reset: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """y, h_n and what the backward needs: activated gates r, z, n [T, B, 3H], the hidden part of n [T, B, H], and h
+    in the state's dtype [T, B, H], empty if that is y."""
+    T, B, _ = x.shape
+    H = w_hh.shape[1]
+    S = h0.dtype
+    mixed = x.dtype != S
+    bias = b_ih
+    if b_ih is not None and b_hh is not None:  # the hidden bias of n sits inside the product with r
+        bias = torch.cat([b_ih[: 2 * H] + b_hh[: 2 * H], b_ih[2 * H :]])
+    projected = project(x, w_ih, bias)
+    gates = projected.to(S) if mixed else projected
+    hidden_n = h0.new_empty(T, B, H)
+    y = x.new_empty(T, B, H)
+    h_full = h0.new_empty(T, B, H) if mixed else h0.new_empty(0)
+    w_rz, w_n = w_hh[: 2 * H].t(), w_hh[2 * H :].t()
+    bias_n = x.new_zeros(H) if b_hh is None else b_hh[2 * H :]
+
+    any_reset = steps_with_resets(None if detach_at_reset else mask, T)
+    masks = masks_by_step(mask)
+    pre_rz, act_rz = projected[..., : 2 * H].unbind(0), gates[..., : 2 * H].unbind(0)
+    r_, z_, n_ = (gates[..., k * H : (k + 1) * H].unbind(0) for k in range(3))
+    hn_, y_, h_ = hidden_n.unbind(0), y.unbind(0), (h_full if mixed else y).unbind(0)
+    h = h0
+    for t in range(T):
+        if any_reset[t]:
+            h = reset(h, masks[t], reset_h)
+        h_in = h.to(x.dtype)
+        pre_rz[t].addmm_(h_in, w_rz)
+        if mixed:
+            act_rz[t].copy_(pre_rz[t])
+            hn_[t].copy_(torch.addmm(bias_n, h_in, w_n, out=x.new_empty(B, H)))
+        else:
+            torch.addmm(bias_n, h_in, w_n, out=hn_[t])
+        act_rz[t].sigmoid_()
+        n_[t].addcmul_(r_[t], hn_[t]).tanh_()
+        h = torch.lerp(n_[t], h, z_[t], out=h_[t])  # (1 - z) n + z h
+        if mixed:
+            y_[t].copy_(h)
+    return y, h.clone(), gates, hidden_n, h_full
+
+
+@_forward.register_fake
+def _(x, h0, mask, reset_h, w_ih, w_hh, b_ih, b_hh, detach_at_reset):
+    T, B, _ = x.shape
+    H = w_hh.shape[1]
+    gates, hidden_n = h0.new_empty(T, B, 3 * H), h0.new_empty(T, B, H)
+    h_full = h0.new_empty(T, B, H) if h0.dtype != x.dtype else h0.new_empty(0)
+    return x.new_empty(T, B, H), h0.new_empty(B, H), gates, hidden_n, h_full
+
+
+@custom_op("holdfast::gru_portable_backward", mutates_args=())
+def _backward(
+    dy: Optional[Tensor],
+    dh_n: Optional[Tensor],
+    x: Tensor,
+    h0: Tensor,
+    mask: Optional[Tensor],
+    reset_h: Optional[Tensor],
+    w_ih: Tensor,
+    w_hh: Tensor,
+    y: Tensor,
+    gates: Tensor,
+    hidden_n: Tensor,
+    h_full: Tensor,
+    detach_at_reset: bool,
+    need_x: bool,
+    need_w: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """dx, dh0, d_reset_h, dW_ih, dW_hh, db_ih, db_hh."""
+    T, B, H = y.shape
+    D, S = x.dtype, h0.dtype
+    dgh = x.new_empty(T, B, 3 * H)  # gradients of the hidden-side pre-activations: r, z, n
+    dn_in = x.new_empty(T, B, H)  # of n on the input side; r and z are the same on both
+    dh = torch.zeros_like(h0) if dh_n is None else dh_n.clone()
+    d_reset_h = h0.new_zeros(H)
+    any_reset = steps_with_resets(mask, T)
+    masks = masks_by_step(mask)
+    h_before = states_before(h0, y if D == S else h_full, mask, reset_h, detach_at_reset)
+    dys = None if dy is None else dy.to(S).unbind(0)
+    tanh_backward, sigmoid_backward = torch.ops.aten.tanh_backward, torch.ops.aten.sigmoid_backward
+
+    for begin, end in chunks_from_the_end(T, B, H):
+        span = slice(begin, end)
+        r, z, n = gates[span].split(H, dim=-1)
+        dhs = gates.new_empty(end - begin, B, H)
+        # For now the factors of dh for each gate; the loop multiplies them into gate gradients.
+        k_n = tanh_backward(1 - z, n)
+        d = dgh[span] if D == S else gates.new_empty(end - begin, B, 3 * H)
+        torch.mul(sigmoid_backward(hidden_n[span], r), k_n, out=d[..., :H])
+        d[..., H : 2 * H].copy_(sigmoid_backward(h_before[span] - n, z))
+        torch.mul(k_n, r, out=d[..., 2 * H :])
+        d_all, d_rzn = d.unbind(0), d.unflatten(-1, (3, H)).unbind(0)
+        z_t, dh_t = z.unbind(0), dhs.unbind(0)
+        for t in range(end - 1, begin - 1, -1):
+            k = t - begin
+            if dys is None:
+                dh_t[k].copy_(dh)
+            else:
+                torch.add(dh, dys[t], out=dh_t[k])
+            d_rzn[k].mul_(dh_t[k].unsqueeze(1))
+            torch.mul(dh_t[k], z_t[k], out=dh)
+            if D == S:
+                dh.addmm_(d_all[k], w_hh)
+            else:
+                dgh[t].copy_(d_all[k])
+                dh += mm(dgh[t], w_hh)
+            if any_reset[t]:
+                if reset_h is not None and not detach_at_reset:
+                    d_reset_h += dh.where(masks[t], 0.0).sum(0)
+                dh.masked_fill_(masks[t], 0.0)
+        torch.mul(k_n, dhs, out=dn_in[span]) if D == S else dn_in[span].copy_(k_n * dhs)
+
+    dgx = torch.cat([dgh[..., : 2 * H], dn_in], dim=-1).view(T * B, 3 * H)
+    flat = dgh.view(T * B, 3 * H)
+    dx, dw_ih, dw_hh = input_and_weight_grads(dgx, flat, x, h_before.to(D), w_ih, need_x, need_w)
+    if not need_w:
+        return dx, dh, d_reset_h, dw_ih, dw_hh, h0.new_empty(0), h0.new_empty(0)
+    return dx, dh, d_reset_h, dw_ih, dw_hh, dgx.sum(0, dtype=S).to(D), flat.sum(0, dtype=S).to(D)
+
+
+@_backward.register_fake
+def _(dy, dh_n, x, h0, mask, reset_h, w_ih, w_hh, y, gates, hidden_n, h_full, detach_at_reset, need_x, need_w):
+    H = w_hh.shape[1]
+    dx, dw_ih, dw_hh = fake_input_and_weight_grads(x, w_ih, w_hh, need_x, need_w)
+    db_ih, db_hh = (w_hh.new_empty(3 * H) if need_w else h0.new_empty(0) for _ in range(2))
+    return dx, h0.new_empty(h0.shape), h0.new_empty(H), dw_ih, dw_hh, db_ih, db_hh
+
+
+def _save(ctx, inputs, output):
+    x, h0, mask, reset_h, w_ih, w_hh, _b_ih, _b_hh, detach_at_reset = inputs
+    y, _, gates, hidden_n, h_full = output
+    ctx.save_for_backward(x, h0, mask, reset_h, w_ih, w_hh, y, gates, hidden_n, h_full)
+    ctx.detach_at_reset = detach_at_reset
+    ctx.set_materialize_grads(False)
+
+
+def _grad(ctx, dy, dh_n, *_):
+    need = ctx.needs_input_grad
+    need_w = any(need[4:8])
+    dx, dh0, d_reset_h, dw_ih, dw_hh, db_ih, db_hh = _backward(
+        dy, dh_n, *ctx.saved_tensors, ctx.detach_at_reset, need[0], need_w
+    )
+    grads = (dx, dh0, None, d_reset_h, dw_ih, dw_hh, db_ih, db_hh)
+    return *(g if n else None for g, n in zip(grads, need)), None
+
+
+_forward.register_autograd(_grad, setup_context=_save)
+
+
+def sequence(x: Tensor, h0: Tensor, resets: Resets, weights: Weights) -> tuple[Tensor, Tensor]:
+    """As `reference.gru.sequence`."""
+    y, h_n, *_ = _forward(x, h0, resets.mask, resets.h, *weights, resets.detach)
+    return y, h_n
+
+
+def step(x: Tensor, h: Tensor, resets: Resets, weights: Weights) -> tuple[Tensor]:
+    """One step on a CPU without gradients: x [B, I], resets.mask [B] -> (h,). No operator call, no mask."""
+    w_ih, w_hh, b_ih, b_hh = weights
+    if resets.mask is not None:
+        rows = resets.mask.nonzero().squeeze(1)
+        if len(rows):
+            h = reset_flagged(h, rows, resets.h)
+    xr, xz, xn = (torch.mm(x, w_ih.t()) if b_ih is None else torch.addmm(b_ih, x, w_ih.t())).chunk(3, 1)
+    hr, hz, hn = (torch.mm(h, w_hh.t()) if b_hh is None else torch.addmm(b_hh, h, w_hh.t())).chunk(3, 1)
+    r, z = torch.add(xr, hr).sigmoid_(), torch.add(xz, hz).sigmoid_()
+    n = torch.addcmul(xn, r, hn).mul_(2).sigmoid_().mul_(2).sub_(1)  # tanh, as in lstm.py
+    return (torch.lerp(n, h, z),)

@@ -1,0 +1,239 @@
+"""The LSTM in plain torch: the operator, its hand-written backward, and a single step.
+
+Inside, the gates are in the order g, i, f, o: the sigmoids i, f, o are adjacent for the forward, and g, i, f, which all
+multiply the gradient of c, are adjacent for the backward.
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+from typing import Optional
+
+import torch
+from torch import Tensor
+from torch.library import custom_op
+
+from holdfast.kernels.operands import Resets, Weights
+from holdfast.kernels.portable.time_loop import (
+    chunks_from_the_end,
+    fake_input_and_weight_grads,
+    input_and_weight_grads,
+    masks_by_step,
+    mm,
+    project,
+    reset,
+    reset_flagged,
+    states_before,
+    steps_with_resets,
+)
+
+
+def _to_gifo(w: Tensor) -> Tensor:
+    i, f, g, o = w.chunk(4)
+    return torch.cat([g, i, f, o])
+
+
+def _from_gifo(w: Tensor) -> Tensor:
+    g, i, f, o = w.chunk(4)
+    return torch.cat([i, f, g, o])
+
+
+@custom_op("holdfast::lstm_portable", mutates_args=())
+def _forward(
+    x: Tensor,
+    h0: Tensor,
+    c0: Tensor,
+    mask: Optional[Tensor],
+    reset_h: Optional[Tensor],
+    reset_c: Optional[Tensor],
+    w_ih: Tensor,
+    w_hh: Tensor,
+    bias: Optional[Tensor],
+    detach_at_reset: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """y, h_n, c_n and what the backward needs: activated gates [T, B, 4H], c and tanh(c) [T, B, H]."""
+    T, B, _ = x.shape
+    H = w_hh.shape[1]
+    S = c0.dtype
+    projected = project(x, _to_gifo(w_ih), None if bias is None else _to_gifo(bias))
+    w = _to_gifo(w_hh).t()
+    mixed = x.dtype != S
+    gates = projected.to(S) if mixed else projected
+    y = x.new_empty(T, B, H)
+    cs = c0.new_empty(T, B, H)
+    tanh_c = torch.empty_like(cs)
+    h_full = c0.new_empty(B, H) if mixed else y  # h in the state's dtype; the same tensor when dtypes agree
+
+    any_reset = steps_with_resets(None if detach_at_reset else mask, T)
+    masks = masks_by_step(mask)
+    pre, act = projected.unbind(0), gates.unbind(0)
+    g_, ifo = gates[..., :H].unbind(0), gates[..., H:].unbind(0)
+    i_, f_, o_ = (gates[..., k * H : (k + 1) * H].unbind(0) for k in (1, 2, 3))
+    y_, c_, tc_ = y.unbind(0), cs.unbind(0), tanh_c.unbind(0)
+    h, c = h0.to(x.dtype), c0
+    for t in range(T):
+        if any_reset[t]:
+            h, c = reset(h, masks[t], reset_h), reset(c, masks[t], reset_c)
+        pre[t].addmm_(h, w)
+        if mixed:
+            act[t].copy_(pre[t])
+        g_[t].tanh_()
+        ifo[t].sigmoid_()
+        torch.mul(f_[t], c, out=c_[t])
+        c = c_[t].addcmul_(i_[t], g_[t])
+        torch.tanh(c, out=tc_[t])
+        if mixed:
+            y_[t].copy_(torch.mul(o_[t], tc_[t], out=h_full))
+        else:
+            torch.mul(o_[t], tc_[t], out=y_[t])
+        h = y_[t]
+    if T == 0:
+        return y, h0.clone(), c0.clone(), gates, cs, tanh_c
+    return y, (h_full if mixed else y[-1].clone()), cs[-1].clone(), gates, cs, tanh_c
+
+
+@_forward.register_fake
+def _(x, h0, c0, mask, reset_h, reset_c, w_ih, w_hh, bias, detach_at_reset):
+    T, B, _ = x.shape
+    H = w_hh.shape[1]
+    cell = c0.new_empty(T, B, H)
+    y, gates = x.new_empty(T, B, H), c0.new_empty(T, B, 4 * H)
+    return y, c0.new_empty(B, H), c0.new_empty(B, H), gates, cell, torch.empty_like(cell)
+
+
+@custom_op("holdfast::lstm_portable_backward", mutates_args=())
+def _backward(
+    dy: Optional[Tensor],
+    dh_n: Optional[Tensor],
+    dc_n: Optional[Tensor],
+    x: Tensor,
+    h0: Tensor,
+    c0: Tensor,
+    mask: Optional[Tensor],
+    reset_h: Optional[Tensor],
+    reset_c: Optional[Tensor],
+    w_ih: Tensor,
+    w_hh: Tensor,
+    y: Tensor,
+    gates: Tensor,
+    cs: Tensor,
+    tanh_c: Tensor,
+    detach_at_reset: bool,
+    need_x: bool,
+    need_w: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """dx, dh0, dc0, d_reset_h, d_reset_c, dW_ih, dW_hh, dbias."""
+    T, B, H = y.shape
+    D, S = x.dtype, c0.dtype
+    w = _to_gifo(w_hh)
+    dgates = torch.empty_like(gates) if D == S else gates.new_empty(gates.shape, dtype=D)
+    dh = torch.zeros_like(c0) if dh_n is None else dh_n.to(S, copy=True)
+    dc = torch.zeros_like(c0) if dc_n is None else dc_n.clone()
+    d_reset_h, d_reset_c = c0.new_zeros(H), c0.new_zeros(H)
+    any_reset = steps_with_resets(mask, T)
+    masks = masks_by_step(mask)
+    c_before = states_before(c0, cs, mask, reset_c, detach_at_reset)
+    dys = None if dy is None else dy.to(S).unbind(0)
+    tanh_backward, sigmoid_backward = torch.ops.aten.tanh_backward, torch.ops.aten.sigmoid_backward
+
+    for begin, end in chunks_from_the_end(T, B, H):
+        span = slice(begin, end)
+        g, i, f, o = gates[span].split(H, dim=-1)
+        tc = tanh_c[span]
+        d = dgates[span] if D == S else gates.new_empty(gates[span].shape)
+        # For now the factors of dc (for g, i, f) or dh (for o); the loop multiplies them into gate gradients.
+        d[..., :H].copy_(tanh_backward(i, g))
+        d[..., H : 2 * H].copy_(sigmoid_backward(g, i))
+        d[..., 2 * H : 3 * H].copy_(sigmoid_backward(c_before[span], f))
+        d[..., 3 * H :].copy_(sigmoid_backward(tc, o))
+        dh_to_dc = tanh_backward(o, tc)
+        d_all = d.unbind(0)
+        d_gif = d[..., : 3 * H].unflatten(-1, (3, H)).unbind(0)
+        d_o, f_t, k_t = d[..., 3 * H :].unbind(0), f.unbind(0), dh_to_dc.unbind(0)
+        for t in range(end - 1, begin - 1, -1):
+            k = t - begin
+            if dys is not None:
+                dh += dys[t]
+            dc.addcmul_(dh, k_t[k])
+            d_gif[k].mul_(dc.unsqueeze(1))
+            d_o[k].mul_(dh)
+            dc.mul_(f_t[k])
+            if D == S:
+                torch.mm(d_all[k], w, out=dh)
+            else:
+                dgates[t].copy_(d_all[k])
+                dh.copy_(mm(dgates[t], w))
+            if any_reset[t]:
+                if reset_h is not None and not detach_at_reset:
+                    d_reset_h += dh.where(masks[t], 0.0).sum(0)
+                    d_reset_c += dc.where(masks[t], 0.0).sum(0)
+                dh.masked_fill_(masks[t], 0.0)
+                dc.masked_fill_(masks[t], 0.0)
+
+    flat = dgates.view(T * B, 4 * H)
+    h_before = states_before(h0, y, mask, reset_h, detach_at_reset) if need_w else y
+    dx, dw_ih, dw_hh = input_and_weight_grads(flat, flat, x, h_before, _to_gifo(w_ih), need_x, need_w)
+    if not need_w:
+        return dx, dh, dc, d_reset_h, d_reset_c, dw_ih, dw_hh, c0.new_empty(0)
+    dbias = _from_gifo(flat.sum(0, dtype=S).to(D))
+    return dx, dh, dc, d_reset_h, d_reset_c, _from_gifo(dw_ih), _from_gifo(dw_hh), dbias
+
+
+@_backward.register_fake
+def _(
+    dy, dh_n, dc_n, x, h0, c0, mask, reset_h, reset_c, w_ih, w_hh, y, gates, cs, tanh_c, detach_at_reset, need_x, need_w
+):
+    H = w_hh.shape[1]
+    dx, dw_ih, dw_hh = fake_input_and_weight_grads(x, w_ih, w_hh, need_x, need_w)
+    dbias = w_hh.new_empty(4 * H) if need_w else c0.new_empty(0)
+    dh0, dc0 = c0.new_empty(c0.shape), c0.new_empty(c0.shape)
+    return dx, dh0, dc0, c0.new_empty(H), c0.new_empty(H), dw_ih, dw_hh, dbias
+
+
+def _save(ctx, inputs, output):
+    x, h0, c0, mask, reset_h, reset_c, w_ih, w_hh, _bias, detach_at_reset = inputs
+    y, _, _, gates, cs, tanh_c = output
+    ctx.save_for_backward(x, h0, c0, mask, reset_h, reset_c, w_ih, w_hh, y, gates, cs, tanh_c)
+    ctx.detach_at_reset = detach_at_reset
+    ctx.set_materialize_grads(False)
+
+
+def _grad(ctx, dy, dh_n, dc_n, *_):
+    need = ctx.needs_input_grad
+    need_w = need[6] or need[7] or need[8]
+    dx, dh0, dc0, d_reset_h, d_reset_c, dw_ih, dw_hh, dbias = _backward(
+        dy, dh_n, dc_n, *ctx.saved_tensors, ctx.detach_at_reset, need[0], need_w
+    )
+    grads = (dx, dh0, dc0, None, d_reset_h, d_reset_c, dw_ih, dw_hh, dbias)
+    return *(g if n else None for g, n in zip(grads, need)), None
+
+
+_forward.register_autograd(_grad, setup_context=_save)
+
+
+def sequence(x: Tensor, h0: Tensor, c0: Tensor, resets: Resets, weights: Weights) -> tuple[Tensor, Tensor, Tensor]:
+    """As `reference.lstm.sequence`."""
+    return sequence_with_cells(x, h0, c0, resets, weights)[:3]
+
+
+def sequence_with_cells(
+    x: Tensor, h0: Tensor, c0: Tensor, resets: Resets, weights: Weights
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """As `sequence`, and the cell state after every step, [T, B, H], without gradients."""
+    w_ih, w_hh, b_ih, b_hh = weights
+    bias = None if b_ih is None or b_hh is None else b_ih + b_hh
+    y, h_n, c_n, _, cs, _ = _forward(x, h0, c0, resets.mask, resets.h, resets.c, w_ih, w_hh, bias, resets.detach)
+    return y, h_n, c_n, cs.detach()
+
+
+def step(x: Tensor, h: Tensor, c: Tensor, resets: Resets, weights: Weights) -> tuple[Tensor, Tensor]:
+    """One step on a CPU without gradients: x [B, I], resets.mask [B] -> (h, c). No operator call, no mask."""
+    w_ih, w_hh, b_ih, b_hh = weights
+    if resets.mask is not None:
+        rows = resets.mask.nonzero().squeeze(1)
+        if len(rows):
+            h, c = reset_flagged(h, rows, resets.h), reset_flagged(c, rows, resets.c)
+    gates = torch.mm(x, w_ih.t()) if b_ih is None or b_hh is None else torch.addmm(b_ih + b_hh, x, w_ih.t())
+    i, f, g, o = gates.addmm_(h, w_hh.t()).chunk(4, 1)
+    # tanh(a) is 2 sigmoid(2a) - 1, and torch's sigmoid is four times faster than its tanh.
+    i, o = torch.sigmoid(i), torch.sigmoid(o)
+    c = torch.sigmoid(f).mul_(c).sub_(i).addcmul_(i, torch.mul(g, 2).sigmoid_(), value=2)
+    return torch.mul(c, 2).sigmoid_().mul_(o).mul_(2).sub_(o), c
