@@ -29,7 +29,7 @@ test-learning: $(VENV)/dev
 # The doctor's HTML report in a real browser, installed by the system's package manager when missing.
 test-browser: $(VENV)/dev
 	command -v chromium || { SUDO=$$([ "$$(id -u)" = 0 ] || echo sudo); $$SUDO apt-get update -qq && $$SUDO apt-get install -y -qq chromium fonts-dejavu-core; }
-	$(PY) -m pytest tests/doctor/test_browser.py
+	$(PY) -m pytest tests/doctor/report/test_html.py
 
 lint: $(VENV)/dev
 	$(PY) -m ruff check . && $(PY) -m ruff format --check . && $(PY) -m mypy

@@ -20,7 +20,7 @@ from holdfast import state as state_ops
 
 
 @dataclass
-class Step:
+class Acted:
     """One rollout step. `signature` [B, k] holds numbers that depend on observation and memory alone, not on chance."""
 
     action: Tensor
@@ -53,7 +53,7 @@ class Driver(ABC):
     @abstractmethod
     def act(
         self, obs: Tensor, dones: Tensor | None = None, truncateds: Tensor | None = None, env_ids: Any = None
-    ) -> Step:
+    ) -> Acted:
         """One step of B environments: memory is read and written."""
 
     @abstractmethod
@@ -109,9 +109,9 @@ class PolicyDriver(Driver):
 
     def act(
         self, obs: Tensor, dones: Tensor | None = None, truncateds: Tensor | None = None, env_ids: Any = None
-    ) -> Step:
+    ) -> Acted:
         step = self.policy.act(obs, either(dones, truncateds), env_ids, memory=self.memory, deterministic=True)
-        return Step(step.action, step.log_prob, step.value, torch.stack([step.log_prob, step.value], -1))
+        return Acted(step.action, step.log_prob, step.value, torch.stack([step.log_prob, step.value], -1))
 
     def evaluate(
         self,

@@ -4,8 +4,8 @@ import json
 import sys
 
 import pytest
-from patients.sb3_policies import shipped
 
+from broken.sb3_models import shipped
 from holdfast.cli.doctor import find, main
 
 MODULE = """

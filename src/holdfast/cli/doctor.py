@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from holdfast.doctor.choose import as_subject
 from holdfast.doctor.examine import CannotExamine, Progress, examine
-from holdfast.doctor.subject import Subject
+from holdfast.doctor.subjects.base import Subject
+from holdfast.doctor.subjects.choose import as_subject
 
 COULD_NOT_EXAMINE = 2
 

@@ -28,11 +28,16 @@ def restore(saved: dict[str, Any], device: torch.device) -> None:
         torch.cuda.set_rng_state(saved["cuda"][0], device)
 
 
-def seed(number: int) -> None:
-    """All streams anew."""
+def seed(number: int, *, only_devices_in_use: bool = False) -> None:
+    """Seed torch on all devices, numpy and Python. only_devices_in_use: skip GPUs that are not initialized yet."""
     random.seed(number)
     np.random.seed(number % 2**32)
-    torch.manual_seed(number)
+    if not only_devices_in_use:
+        torch.manual_seed(number)
+        return
+    torch.default_generator.manual_seed(number)  # torch.manual_seed formats a stack trace per idle device: 0.3 ms
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(number)
 
 
 def _plain(value: Any) -> Any:
