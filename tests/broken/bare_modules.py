@@ -53,7 +53,7 @@ class SinglePrecisionStart(Core):
 
 
 class IgnoresTruncationInTraining(Module):
-    """A loop that hands `terminated` to the training call."""
+    """The loop passes only `terminated` to the training call."""
 
     def replay(self, segment):
         return super().replay(segment.with_(truncated=torch.zeros_like(segment.truncated)))

@@ -1,4 +1,4 @@
-"""Loops around a healthy Holdfast policy. `Loop` is right; each subclass hands one wrong thing to the policy.
+"""Loops around a healthy Holdfast policy. `Loop` is right; each subclass passes one wrong thing to the policy.
 
 A loop is a driver of the conformance suite. The doctor examines it through `LoopSubject`; the replay check sees the
 segments that it stores (`Loop.store`).
@@ -19,7 +19,7 @@ from holdfast.doctor import Replay, Subject, SubjectStep
 
 
 class Loop(PolicyDriver):
-    """What it hands to each leg. Flags are those of the conformance suite, each [B] or [T, B], or None."""
+    """What it passes to each leg. Flags are those of the conformance suite, each [B] or [T, B], or None."""
 
     def rollout_resets(self, terminated, truncated):
         return either(terminated, truncated)
@@ -45,7 +45,7 @@ class Loop(PolicyDriver):
         segment.chunk_states = [self.training_start(state) for state in segment.chunk_states]
 
 
-# --- what training is handed --------------------------------------------------------------------------------------
+# --- what training receives ---------------------------------------------------------------------------------------
 
 
 class TrainsFromZeros(Loop):
@@ -131,7 +131,7 @@ class KeepsTheGraph(Loop):
         return Evaluated(*ev[:3])
 
 
-# --- what the rollout is handed -----------------------------------------------------------------------------------
+# --- what the rollout receives ------------------------------------------------------------------------------------
 
 
 class ResetsWhenFlagsAreMissing(Loop):

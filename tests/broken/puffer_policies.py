@@ -92,5 +92,5 @@ BROKEN = [
         HEALTHY,
     ),
     _broken("layout", 15, "layout-swapped", ReshapesInsteadOfTransposing),
-    _broken("neighbour", 8, "wrong-environment", HandsTheStateOn),
+    _broken("neighbor", 8, "wrong-environment", HandsTheStateOn),
 ]

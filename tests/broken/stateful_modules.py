@@ -202,7 +202,7 @@ BROKEN = [
     _broken("old-batch", 9, "batch-size-baked-in", KeepsTheOldBatch, **{"forget": None}),
     _broken("forgets-nothing", 25, "reset-does-nothing", ForgetsNothing),
     _broken("buffers", 10, "memory-in-state-dict", StateInBuffers, StateInUnsavedBuffers, **_BUFFERS),
-    _broken("starts-anew", 4, "memoryless", DropsItsState),
+    _broken("drops-its-state", 4, "memoryless", DropsItsState),
     _broken("layout", 15, "layout-swapped", ReadsRowsAsTime),
     _broken("single-precision", 20, "dtype-baked-in", SinglePrecisionOnly),
     _broken("half-reset", 6, "partial-reset", ResetsOnlyFirstLayer, TwoLayers),

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from holdfast.cli.flags import user_errors
 from holdfast.doctor.examine import CannotExamine, Progress, examine
 from holdfast.doctor.subjects.base import Subject
 from holdfast.doctor.subjects.choose import as_subject
@@ -53,7 +54,8 @@ def main(
     if html is not None:
         report.to_html(html)
     if png is not None and report.credit is not None:
-        report.credit.to_png(png)
+        with user_errors():  # matplotlib may be missing
+            report.credit.to_png(png)
     if json is not None and json != "-":
         report.to_json(json)
     if json == "-":

@@ -25,7 +25,7 @@ def gradient_flow(case: Case) -> str:
         return ""
     values = _credit(recordings, first, last)  # [T, T, B]
     recordings.credit = CreditMap(values, recordings.script.resets[first:last].cpu(), first)
-    return _judge_flow(case, values, _same_episode(recordings.credit.resets))
+    return _judge_flow(case, values, recordings.credit.same_episode)
 
 
 def _reaches_parameters(case: Case, segment: RecordedSegment) -> bool:
@@ -34,7 +34,7 @@ def _reaches_parameters(case: Case, segment: RecordedSegment) -> bool:
     parameters = [p for m in recordings.subject.modules() for p in m.parameters() if p.requires_grad]
     if not parameters:
         return True
-    score = _score(recordings, recordings.replay_with_graph(segment))
+    score = _score(recordings.replay_with_graph(segment))
     if not score.requires_grad:
         case.report("gradients-severed", "the outputs of the training leg have no graph")
         return False
@@ -80,7 +80,7 @@ def gradient_isolation(case: Case) -> str:
     if recordings.credit is None:
         raise NotApplicable("there is no gradient")
     values, first = recordings.credit.values, recordings.credit.first
-    forbidden = ~_same_episode(recordings.credit.resets)
+    forbidden = ~recordings.credit.same_episode
     leak = torch.where(forbidden, values, torch.zeros_like(values))
     floor = 1e-9 * float(values.max())
     if bool((leak > floor).any()):
@@ -98,10 +98,9 @@ def _start_state_and_rows(case: Case, floor: float) -> str:
     recordings = case.recordings
     first, last = recordings.windows()[1]
     segment = recordings.segment(first, last)
-    start = map_tensors(lambda x: x.detach().clone().requires_grad_() if x.is_floating_point() else x, segment.start)
-    leaves = [x for x in tensors_in(start) if x.requires_grad]
+    start, leaves = _differentiable(segment.start)
     obs, observed = _differentiable(segment.obs)
-    score = _score(recordings, recordings.replay_with_graph(segment.with_(obs=obs, marks=(start, *segment.marks[1:]))))
+    score = _score(recordings.replay_with_graph(segment.with_(obs=obs, marks=(start, *segment.marks[1:]))))
     after = recordings.script.resets[first:last].cpu().long().cumsum(0) > 0  # [T, B] past the first episode start
     if leaves and bool(after.any()):
         for gradient in torch.autograd.grad(
@@ -171,7 +170,7 @@ def _epochs(case: Case) -> str:
     """Several epochs over the same segments."""
     recordings = case.recordings
     for window in (*recordings.windows()[:2], *recordings.windows()[:2]):
-        score = _score(recordings, recordings.replay_with_graph(recordings.segment(*window)))
+        score = _score(recordings.replay_with_graph(recordings.segment(*window)))
         if score.requires_grad:
             score.sum().backward()
     held = _graph_size(tensors_in(recordings.rollout().marks))
@@ -198,10 +197,10 @@ def _credit(recordings: Recordings, first: int, last: int) -> Tensor:
     segment = recordings.segment(first, last)
     obs, leaves = _differentiable(segment.obs)
     if leaves:
-        score = _score(recordings, recordings.replay_with_graph(segment.with_(obs=obs)))
+        score = _score(recordings.replay_with_graph(segment.with_(obs=obs)))
         return _sizes(score, lambda gradients: gradients, leaves)
     with _inputs_of_the_recurrent_layer(recordings) as captured:
-        score = _score(recordings, recordings.replay_with_graph(segment))
+        score = _score(recordings.replay_with_graph(segment))
     arrange = _arrangement(captured, last - first, recordings.rows)
     return _sizes(score, arrange, captured)
 
@@ -216,7 +215,7 @@ def _sizes(score: Tensor, arrange: Any, leaves: list[Tensor]) -> Tensor:
     return torch.stack(lines)
 
 
-def _score(recordings: Recordings, result: Replay) -> Tensor:
+def _score(result: Replay) -> Tensor:
     """`[T, B]` one number per step: the sum of its columns with fixed, unequal weights."""
     columns = result.output
     if result.log_prob is not None:
@@ -226,16 +225,10 @@ def _score(recordings: Recordings, result: Replay) -> Tensor:
     return (columns * weights * signs).sum(-1)
 
 
-def _differentiable(obs: Any) -> tuple[Any, list[Tensor]]:
-    fresh = map_tensors(lambda x: x.detach().clone().requires_grad_() if x.is_floating_point() else x, obs)
+def _differentiable(tree: Any) -> tuple[Any, list[Tensor]]:
+    """A copy whose floating-point tensors require a gradient, and those tensors."""
+    fresh = map_tensors(lambda x: x.detach().clone().requires_grad_() if x.is_floating_point() else x, tree)
     return fresh, [x for x in tensors_in(fresh) if x.requires_grad]
-
-
-def _same_episode(resets: Tensor) -> Tensor:
-    """`[T, T, B]`: step s is in the episode of step t, and not after t."""
-    episode = resets.long().cumsum(0)
-    steps = torch.arange(len(resets))
-    return (episode[:, None] == episode[None, :]) & (steps[:, None] >= steps[None, :]).unsqueeze(-1)
 
 
 @contextlib.contextmanager

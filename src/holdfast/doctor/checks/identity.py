@@ -53,7 +53,7 @@ def _poisoned(recordings: Recordings, step: int, row: int) -> Recording:
     return recordings.play(step, step + 3, begin=False)
 
 
-@check("environment-ids", "memory follows the environment's id, in any order and in any company")
+@check("environment-ids", "memory follows the environment's id, in any order and any group")
 def environment_ids(case: Case) -> str:
     recordings = case.recordings
     if not recordings.subject.takes_env_ids:
@@ -112,7 +112,7 @@ def batch_size(case: Case) -> str:
             case.report(
                 "batch-size-baked-in",
                 f"after {sizes[i - 1] if i else 'no'} environments, a step of {size} ends in {type(error).__name__}: "
-                f" {first_line(error)}",
+                f"{first_line(error)}",
             )
             return ""
     return f"{', '.join(map(str, sizes))} environments, one after the other"

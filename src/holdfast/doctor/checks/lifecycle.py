@@ -19,7 +19,7 @@ LONG_EPISODE = 110  # steps
 LARGE = 50.0  # for a number in a state
 
 
-@check("bootstrap", "the value of a final observation uses the memory at hand and leaves it alone")
+@check("bootstrap", "the value of a final observation uses the current memory and does not change it")
 def bootstrap(case: Case) -> str:
     recordings, subject = case.recordings, case.recordings.subject
     t = 7

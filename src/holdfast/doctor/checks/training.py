@@ -1,4 +1,4 @@
-"""The training leg: does running a stored segment again give what the rollout gave, whatever is in it?"""
+"""The training leg: does running a stored segment again give what the rollout gave?"""
 
 from __future__ import annotations
 
@@ -141,16 +141,17 @@ def chunking(case: Case) -> str:
         difference = recordings.compare(
             recordings.replay(recordings.segment(*window)), recordings.rollout().cut(*window)
         )
-        standard_gap = any(
-            recordings.compare(recordings.replayed(*w), recordings.rollout().cut(*w)).any for w in recordings.windows()
-        )
         if difference.any:
             step, row = difference.first_place()
+            in_usual_segments = any(
+                recordings.compare(recordings.replayed(*w), recordings.rollout().cut(*w)).any
+                for w in recordings.windows()
+            )
             case.report(
                 "depends-on-chunking",
                 f"in one call over t={window[0]}..{window[1] - 1} the outputs differ by up to {difference.largest:.2g} "
                 f"from the rollout, first at {place(window[0] + step, row)}",
-                because_of="any" if standard_gap else None,
+                because_of="any" if in_usual_segments else None,
             )
             return ""
     return _minibatches(case) or _final_state(case)

@@ -33,11 +33,16 @@ class CreditMap:
         """The environment with the most episode starts, where leaks show best."""
         return int(self.resets[1:].sum(0).argmax())
 
+    @property
+    def same_episode(self) -> Tensor:
+        """`[T, T, B]` bool: step s is in the episode of step t, and not after t."""
+        episode = self.resets.long().cumsum(0)
+        steps = torch.arange(len(self.resets))
+        return (episode[:, None] == episode[None, :]) & (steps[:, None] >= steps[None, :]).unsqueeze(-1)
+
     def allowed(self, row: int) -> Tensor:
         """`[T, T]` bool: where credit may be, inside one episode and not in the future."""
-        episode = self.resets[:, row].long().cumsum(0)
-        steps = torch.arange(len(episode))
-        return (episode[:, None] == episode[None, :]) & (steps[:, None] >= steps[None, :])
+        return self.same_episode[:, :, row]
 
     def shades(self, row: int) -> Tensor:
         """`[T, T]` in 0..1, logarithmic over five decades; exactly 0 only where the credit is 0."""
@@ -80,9 +85,11 @@ class CreditMap:
         for start in self.resets[1:, row].nonzero().flatten().tolist():
             axes.axvline(first + start + 0.5, color="0.35", linewidth=1)
             axes.axhline(first + start + 0.5, color="0.35", linewidth=1)
-        axes.set_xlabel("step s of an observation")
-        axes.set_ylabel("step t of an output")
-        axes.set_title(f"Credit map, environment {row}", fontsize="medium")
+        points = max(5.0, min(10.0, 2.7 * side))  # of the text, so that labels fit
+        axes.tick_params(labelsize=points)
+        axes.set_xlabel("step s of an observation", fontsize=points)
+        axes.set_ylabel("step t of an output", fontsize=points)
+        axes.set_title(f"Credit map, environment {row}", fontsize=points)
         figure.savefig(path)
 
 
