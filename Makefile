@@ -30,7 +30,7 @@ test-learning: $(VENV)/dev
 # The doctor's HTML report in a real browser. The system's package manager installs one if it is missing.
 test-browser: $(VENV)/dev
 	command -v chromium || { SUDO=$$([ "$$(id -u)" = 0 ] || echo sudo); $$SUDO apt-get update -qq && $$SUDO apt-get install -y -qq chromium fonts-dejavu-core; }
-	$(PY) -m pytest tests/doctor/test_browser.py
+	$(PY) -m pytest tests/doctor/report/test_html.py
 
 # Style, formatting, types (strict), and the direction of imports.
 lint: $(VENV)/dev

@@ -1,8 +1,8 @@
-"""How the conformance suite drives a recurrent policy, whatever its own interface looks like.
+"""How the conformance suite drives a recurrent policy of any interface.
 
-A `Driver` holds one module and one memory. Flags come as two tensors, because forgetting one of them is a bug the
-suite looks for: `dones` / `truncateds` is True where the observation is the first of an episode, because the one
-before it ended that way. To put another kind of policy through the suite, write a `Driver` for it and add it to
+A `Driver` holds one module and one memory. Flags come as two tensors, because forgetting one of them is a bug that the
+suite looks for: `dones` / `truncateds` is True where the observation is the first of an episode, because the previous
+one ended that way. To put another kind of policy through the suite, write a `Driver` for it and add it to
 `policies.DRIVERS`.
 """
 
@@ -20,8 +20,8 @@ from holdfast import state as state_ops
 
 
 @dataclass
-class Step:
-    """One rollout step. `signature` [B, k] holds numbers that depend on observation and memory alone, not on chance."""
+class Acted:
+    """One rollout step. `signature` [B, k]: numbers that depend on observation and memory alone, nothing random."""
 
     action: Tensor
     log_prob: Tensor
@@ -53,7 +53,7 @@ class Driver(ABC):
     @abstractmethod
     def act(
         self, obs: Tensor, dones: Tensor | None = None, truncateds: Tensor | None = None, env_ids: Any = None
-    ) -> Step:
+    ) -> Acted:
         """One step of B environments: memory is read and written."""
 
     @abstractmethod
@@ -84,7 +84,7 @@ class Driver(ABC):
     def set_memory(self, saved: Any) -> None: ...
 
     def start_state(self, batch: int, env_ids: Any = None) -> Any:
-        """What to keep before a rollout of these environments, to train from afterwards."""
+        """The state to store before a rollout of these environments, for training."""
         return self.memory.read(range(batch) if env_ids is None else env_ids)
 
     def initial_state(self, batch: int) -> Any:
@@ -96,7 +96,7 @@ class Driver(ABC):
         return torch.randn(*lead, *self.obs_shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
     def carried(self) -> list[Tensor]:
-        """Everything that is kept from call to call."""
+        """All tensors that are kept from call to call."""
         return [leaf for leaf in state_ops.leaves(self.memory._state) if isinstance(leaf, Tensor)]
 
 
@@ -109,9 +109,9 @@ class PolicyDriver(Driver):
 
     def act(
         self, obs: Tensor, dones: Tensor | None = None, truncateds: Tensor | None = None, env_ids: Any = None
-    ) -> Step:
+    ) -> Acted:
         step = self.policy.act(obs, either(dones, truncateds), env_ids, memory=self.memory, deterministic=True)
-        return Step(step.action, step.log_prob, step.value, torch.stack([step.log_prob, step.value], -1))
+        return Acted(step.action, step.log_prob, step.value, torch.stack([step.log_prob, step.value], -1))
 
     def evaluate(
         self,

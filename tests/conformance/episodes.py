@@ -12,8 +12,8 @@ from torch import Tensor
 
 from conformance.driver import Driver, Evaluated
 
-# Derandomised: every run draws the same examples, so a failure is the same failure everywhere. Examples are small as
-# they are; shrinking them further would take longer than the whole suite.
+# Derandomized: every run draws the same examples, so a failure is the same everywhere. Examples are small already;
+# shrinking them would take longer than the whole suite.
 quick = settings(
     max_examples=8,
     derandomize=True,
@@ -45,7 +45,7 @@ def boundaries(draw, max_steps: int = 6, max_envs: int = 3, min_steps: int = 1) 
 
 @dataclass
 class Rollout:
-    """A segment [T, B, ...] with what the rollout said about it and the state it started from."""
+    """A segment [T, B, ...] with the outputs of the rollout and the state it started from."""
 
     obs: Tensor
     dones: Tensor | None
@@ -100,13 +100,13 @@ def assert_close(got: Tensor, expected: Tensor, atol: float = 1e-5) -> None:
 
 
 def assert_differs(got: Tensor, expected: Tensor, by: float = 1e-3) -> None:
-    """Clearly not the same: the test would notice."""
+    """Clearly not the same."""
     worst = (got - expected).abs().max().item()
     assert worst > by, f"differs by {worst:.3g} only"
 
 
 def assert_replays(driver: Driver, rollout: Rollout) -> None:
-    """Law 1: the training leg says what the rollout said."""
+    """Law 1: the training leg gives what the rollout gave."""
     ev = rollout.replay(driver)
     assert_close(ev.log_prob, rollout.log_prob)
     assert_close(ev.value, rollout.value)

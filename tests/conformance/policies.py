@@ -33,7 +33,7 @@ class ConvPolicy(hf.RecurrentPolicy):
 
 
 def core_of(kind: str, reset: str, size: int = 6) -> hf.Core:
-    """Small cores whose sizes are all different, so that a swapped dimension cannot go unnoticed."""
+    """Small cores whose sizes all differ, so that a swapped dimension is noticed."""
     if kind == "lstm":
         return hf.LSTM(size, 7, reset=reset)
     if kind == "gru":
@@ -70,7 +70,7 @@ def lstm_wrapper() -> Driver:
 
 
 def loud(policy: nn.Module) -> nn.Module:
-    """Weights under which memory matters to every output, and learned starts that are not zero."""
+    """Set weights with which memory affects every output, and learned starts that are not zero."""
     with torch.no_grad():
         for name, p in policy.named_parameters():
             if "initial_" in name or name in ("actor.weight", "critic.weight", "head.weight"):

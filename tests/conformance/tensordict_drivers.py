@@ -9,7 +9,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 import holdfast as hf
-from conformance.driver import Driver, Evaluated, Step
+from conformance.driver import Acted, Driver, Evaluated
 from holdfast.integrations.tensordict import LSTMWrapper, TensorDictPolicy
 
 
@@ -49,7 +49,7 @@ class TensorDictDriver(Driver):
 
     def act(
         self, obs: Tensor, dones: Tensor | None = None, truncateds: Tensor | None = None, env_ids: Any = None
-    ) -> Step:
+    ) -> Acted:
         entries = {"env_obs": obs, **_present(dones=dones, truncateds=truncateds)}
         if env_ids is not None:
             entries["training_env_ids"] = torch.as_tensor(env_ids)
@@ -60,7 +60,7 @@ class TensorDictDriver(Driver):
         td = TensorDict(entries, batch_size=entries["env_obs"].shape[:lead])
         td = self.policy(td, deterministic=True).detach()
         signature = torch.stack([td["act_log_prob"], td["values"]], -1)
-        return Step(td["actions"], td["act_log_prob"], td["values"], signature)
+        return Acted(td["actions"], td["act_log_prob"], td["values"], signature)
 
     def evaluate(
         self, obs: Tensor, actions: Tensor, state: Any, dones: Tensor | None = None, truncateds: Tensor | None = None

@@ -1,4 +1,4 @@
-"""Nothing goes across an episode boundary, or from one environment or agent to another; inside, everything flows."""
+"""Nothing crosses an episode boundary, or passes from one environment or agent to another; inside, gradients flow."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def with_gradient(state):
 
 
 def gradients(driver, rollout, t, b):
-    """d(what is said at step t about environment b) / d(observations [T, B, ...], start state leaves)."""
+    """d(outputs at step t of environment b) / d(observations [T, B, ...], start state leaves)."""
     obs, state = rollout.obs.clone().requires_grad_(), with_gradient(rollout.start)
     ev = driver.evaluate(obs, rollout.actions, state, rollout.dones, rollout.truncateds)
     leaves = state_ops.leaves(state)

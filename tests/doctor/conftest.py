@@ -1,12 +1,7 @@
-"""Lets the tests of this folder import the patients beside them."""
-
-import sys
-from pathlib import Path
+"""Tests of the doctor run in one thread: its policies are small."""
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture(autouse=True)

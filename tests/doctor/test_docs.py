@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import torch
-from patients.cleanrl_agents import Agent
+
+from broken.cleanrl_agents import Agent
 
 PAGE = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text()
 BLOCKS = re.findall(r"```(\w*)\n(.*?)```", PAGE, flags=re.DOTALL)

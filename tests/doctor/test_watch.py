@@ -1,4 +1,4 @@
-"""`doctor.watch` around somebody's own loop."""
+"""`doctor.watch` around a training loop."""
 
 import warnings
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,14 @@ import pytest
 import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
-from torch import Tensor, nn
+from torch import nn
 
 import holdfast as hf
+from broken import OF_HOLDFAST, holdfast_loops, holdfast_policies
+from broken.holdfast_loops import Loop
 from counting_env import MODES, vector_env
 from holdfast import envs
-from holdfast.policies.heads import Categorical
 from holdfast.runs.log import read_progress
-from holdfast.state import tree_map
 from holdfast.training import replay_check
 from holdfast.training.replay_check import ReplayError
 
@@ -33,68 +34,49 @@ def config(folder: Path, **settings: Any) -> hf.TrainConfig:
     return hf.TrainConfig(**{**small, **settings})
 
 
-class Tamper(hf.Callback):
-    """Changes each segment before it is trained on, as a bug would."""
+class Stores(hf.Callback):
+    """Leaves in each segment what a broken loop would store."""
 
-    def __init__(self, change: Any) -> None:
-        self.change = change
+    def __init__(self, loop: type[Loop]) -> None:
+        self.loop = loop
 
     def on_rollout_end(self, trainer: Any, segment: Any) -> None:
-        self.change(segment)
+        self.loop(trainer.policy).store(segment)
 
 
-def words_of(folder: Path, change: Any, **settings: Any) -> str:
-    """What a run says when it stops."""
+def words_of(folder: Path, loop: type[Loop], **settings: Any) -> str:
+    """The error of a run whose segments a broken loop stores."""
     with pytest.raises(ReplayError) as stopped:
-        hf.Trainer(config(folder, **settings), callbacks=[Tamper(change)]).run()
+        hf.Trainer(config(folder, **settings), callbacks=[Stores(loop)]).run()
     text = str(stopped.value)
     assert text.startswith("training does not replay the rollout") and "environment" in text
     return text
 
 
-def late(segment: Any) -> None:
-    resets = torch.zeros_like(segment.resets)
-    resets[1:] = segment.resets[:-1]
-    segment.resets = resets
+def expected(kind: type) -> str:
+    """What the replay check must say about a broken loop or policy."""
+    (words,) = [broken.replay_check for broken in OF_HOLDFAST if broken.name.endswith(f"-{kind.__name__}")]
+    return words
 
 
-def early(segment: Any) -> None:
-    resets = torch.zeros_like(segment.resets)
-    resets[:-1] = segment.resets[1:]
-    segment.resets = resets
+# --- broken loops and policies ---------------------------------------------------------------------------------------
 
 
-def dropped(segment: Any) -> None:
-    segment.resets = torch.zeros_like(segment.resets)
-
-
-def from_zeros(segment: Any) -> None:
-    segment.start_state = tree_map(torch.zeros_like, segment.start_state)
-    segment.chunk_states = [tree_map(torch.zeros_like, state) for state in segment.chunk_states]
-
-
-# --- injected bugs --------------------------------------------------------------------------------------------------
-
-
+@pytest.mark.parametrize("loop", [holdfast_loops.TrainsLateByOne, holdfast_loops.TrainsEarlyByOne])
 @pytest.mark.parametrize("core", ["lstm", "gru"])
 @pytest.mark.parametrize("bptt", [None, 4])
-def test_resets_late_by_one_stop_the_run(tmp_path: Path, core: str, bptt: int | None):
-    assert "late by one" in words_of(tmp_path, late, core=core, bptt=bptt)
-
-
-@pytest.mark.parametrize("core", ["lstm", "gru"])
-@pytest.mark.parametrize("bptt", [None, 4])
-def test_resets_early_by_one_stop_the_run(tmp_path: Path, core: str, bptt: int | None):
-    assert "early by one" in words_of(tmp_path, early, core=core, bptt=bptt)
+def test_resets_off_by_one_stop_the_run(tmp_path: Path, loop: type[Loop], core: str, bptt: int | None):
+    assert expected(loop) in words_of(tmp_path, loop, core=core, bptt=bptt)
 
 
 def test_an_off_by_one_is_found_in_the_first_update_at_the_size_people_train(tmp_path: Path):
-    words_of(tmp_path, late, hidden_size=128, replay_check_every=1000)
-    assert read_progress(tmp_path / "run") == [], "stopped before the first optimiser step"
+    words_of(tmp_path, holdfast_loops.TrainsLateByOne, hidden_size=128, replay_check_every=1000)
+    assert read_progress(tmp_path / "run") == [], "stopped before the first optimizer step"
 
 
 def test_dropped_resets_stop_the_run(tmp_path: Path):
-    assert "some are missing" in words_of(tmp_path, dropped)
+    loop = holdfast_loops.TrainsWithoutResets
+    assert expected(loop) in words_of(tmp_path, loop)
 
 
 def test_truncations_that_do_not_reset_stop_the_run():
@@ -102,77 +84,70 @@ def test_truncations_that_do_not_reset_stop_the_run():
     env = vector_env(AutoresetMode.SAME_STEP, *LENGTHS)
     policy = hf.ActorCritic(env.single_observation_space, env.single_action_space, "lstm", 8)
     segment = next(hf.collect(env, policy, 16))
-    began_by_truncation = torch.zeros_like(segment.resets)
-    began_by_truncation[1:] = segment.truncated[:-1]
-    segment.resets = segment.resets & ~began_by_truncation
-    with pytest.raises(ReplayError, match="some are missing"):
+    loop = holdfast_loops.ForgetsTruncationInTraining
+    loop(policy).store(segment)
+    with pytest.raises(ReplayError, match=expected(loop)):
         replay_check.check(policy, segment)
 
 
 def test_training_from_zeros_stops_the_run(tmp_path: Path):
-    text = words_of(tmp_path, from_zeros)
-    assert "the stored start state is not the one the rollout had (it is all zeros)" in text
+    loop = holdfast_loops.TrainsFromZeros
+    assert expected(loop) in words_of(tmp_path, loop)
     assert len(read_progress(tmp_path / "run")) == 1, "the first rollout does begin from zeros"
 
 
 def test_a_rollout_that_began_from_zeros_though_its_stored_state_did_not_stops_the_run(tmp_path: Path):
-    def stale(segment: Any) -> None:
-        segment.start_state = tree_map(lambda s: s + 0.5, segment.start_state)
-        segment.chunk_states = [segment.start_state]
-        segment.resets[0] = False
+    class LosesTheFirstFlag(holdfast_loops.TrainsFromAnotherState):
+        """The first flag would clear the wrong start state."""
 
-    assert "the gap vanishes from a zero start state" in words_of(tmp_path, stale)
+        def store(self, segment: Any) -> None:
+            super().store(segment)
+            segment.resets[0] = False
 
-
-class ForgetsToReset(hf.ActorCritic):
-    """Its rollout ignores the flags."""
-
-    def act(self, obs: Any, resets: Any = None, *args: Any, **options: Any) -> Any:
-        return super().act(obs, None, *args, **options)
-
-
-def test_a_rollout_that_never_resets_stops_the_run(tmp_path: Path):
-    settings = config(tmp_path)
-    env = envs.make(settings.env, 4, env_kwargs=settings.env_kwargs)
-    policy = ForgetsToReset(env.single_observation_space, env.single_action_space, "lstm", 8)
-    with pytest.raises(ReplayError, match="the rollout never reset"):
-        hf.Trainer(settings, env=env, policy=policy).run()
-
-
-class Mine(hf.RecurrentPolicy):
-    """A user's policy with a layer in its encoder."""
-
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__(core=hf.LSTM(8, 8))
-        self.first, self.layer, self.out = nn.Linear(4, 8), layer, nn.Linear(8, 4)
-
-    def encode(self, obs: Tensor) -> Tensor:
-        return self.layer(self.first(obs))
-
-    def decode(self, features: Tensor) -> tuple[Any, Tensor]:
-        out = self.out(features)
-        return Categorical(out[:, :3]), out[:, 3]
-
-
-class Noise(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x + 0.1 * torch.randn_like(x)
+    assert expected(holdfast_loops.TrainsFromAnotherState) in words_of(tmp_path, LosesTheFirstFlag)
 
 
 @pytest.mark.parametrize(
-    "layer, words",
+    "kind",
     [
-        (nn.Dropout(0.1), r"Dropout \(layer\) in training mode.*remove them from the policy, or set them to eval\(\)"),
-        (nn.BatchNorm1d(8), r"BatchNorm1d \(layer\) in training mode.*batch statistics"),
-        (Noise(), "two evaluations of the same segment differ"),
+        holdfast_policies.NeverResets,
+        holdfast_policies.MovesStatisticsDuringTheRollout,
+        holdfast_policies.HalfPrecisionInOneLeg,
+        holdfast_policies.ClampsInOneLeg,
+    ],
+)
+def test_a_policy_whose_legs_differ_stops_the_run(tmp_path: Path, kind: type[hf.ActorCritic]):
+    torch.manual_seed(0)
+    settings = config(tmp_path)
+    env = envs.make(settings.env, 4, env_kwargs=settings.env_kwargs)
+    policy = kind(env.single_observation_space, env.single_action_space, "lstm", 8)
+    with pytest.raises(ReplayError, match=re.escape(expected(kind))):
+        hf.Trainer(settings, env=env, policy=policy).run()
+
+
+@pytest.mark.parametrize(
+    ("kind", "advice"),
+    [
+        (holdfast_policies.WithDropout, r"remove them from the policy, or set them to eval\(\)"),
+        (holdfast_policies.WithBatchNorm, "batch statistics"),
+        (holdfast_policies.WithNoise, "something in encode or decode is random"),
     ],
 )
 def test_random_and_batch_dependent_layers_in_a_users_encoder_stop_the_run(
-    tmp_path: Path, layer: nn.Module, words: str
+    tmp_path: Path, kind: type[holdfast_policies.WithLayer], advice: str
 ):
     torch.manual_seed(0)
-    with pytest.raises(ReplayError, match=words):
-        hf.Trainer(config(tmp_path), policy=Mine(layer)).run()
+    with pytest.raises(ReplayError, match=f"{re.escape(expected(kind))}.*{advice}"):
+        hf.Trainer(config(tmp_path), policy=kind()).run()
+
+
+def test_a_policy_without_memory_is_not_stopped(tmp_path: Path):
+    """Law 1 holds for it: what it gets wrong is for the conformance suite and the doctor to say."""
+    assert expected(holdfast_policies.Memoryless) is None
+    settings = config(tmp_path)
+    env = envs.make(settings.env, 4, env_kwargs=settings.env_kwargs)
+    policy = holdfast_policies.Memoryless(env.single_observation_space, env.single_action_space, hidden_size=8)
+    assert hf.Trainer(settings, env=env, policy=policy).run().stopped_by == "finished"
 
 
 def test_batch_statistics_stop_the_run_too_where_no_rollout_step_fails():
@@ -187,7 +162,7 @@ def test_batch_statistics_stop_the_run_too_where_no_rollout_step_fails():
 
 @pytest.mark.parametrize("layer", [nn.Dropout(0.1), nn.BatchNorm1d(8)])
 def test_the_same_layers_set_to_eval_are_no_trouble(tmp_path: Path, layer: nn.Module):
-    assert hf.Trainer(config(tmp_path), policy=Mine(layer.eval())).run().stopped_by == "finished"
+    assert hf.Trainer(config(tmp_path), policy=holdfast_policies.WithLayer(layer.eval())).run().stopped_by == "finished"
 
 
 def test_weights_that_changed_after_the_rollout_have_no_usual_cause(tmp_path: Path):

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from holdfast.cli.errors import user_errors
 from holdfast.cli.flags import parse
 
 if TYPE_CHECKING:
@@ -50,8 +51,8 @@ def main(argv: list[str]) -> int:
     flags = parse(DoctorFlags, argv, "doctor")
     from rich.console import Console
 
-    from holdfast.doctor.choose import as_subject
     from holdfast.doctor.examine import CannotExamine, examine
+    from holdfast.doctor.subjects.choose import as_subject
 
     errors = Console(stderr=True)
     try:
@@ -70,7 +71,8 @@ def main(argv: list[str]) -> int:
     if flags.html is not None:
         report.to_html(flags.html)
     if flags.png is not None and report.credit is not None:
-        report.credit.to_png(flags.png)
+        with user_errors():
+            report.credit.to_png(flags.png)
     if flags.json is not None and flags.json != "-":
         report.to_json(flags.json)
     if flags.json == "-":
@@ -105,7 +107,7 @@ def _from_module(module_name: str, attribute: str) -> Any:
     """An object, or what a function without arguments returns."""
     from torch import nn
 
-    from holdfast.doctor.subject import Subject
+    from holdfast.doctor import Subject
 
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # as `python -m` does: the user's package is in the current folder

@@ -3,29 +3,34 @@
     report = hf.doctor.examine(subjects.CleanRL(agent, observation_space))
     report.ok, report.findings; report.print(); report.to_html("report.html")
 
-It does not judge how well a policy plays, and it changes nothing in it.
+`subjects/` says how each kind of policy is driven, `checks/` what is tested, `report/` how findings are shown. The
+doctor does not judge how well a policy plays, and it changes nothing in it.
 """
 
+from typing import Any
+
 from holdfast.doctor import subjects
-from holdfast.doctor.credit import CreditMap
 from holdfast.doctor.examine import CannotExamine, assert_healthy, examine
-from holdfast.doctor.findings import Finding
-from holdfast.doctor.report import Report
-from holdfast.doctor.subject import Replay, Segment, Step, Subject
+from holdfast.doctor.report import CreditMap, Finding, Report
+from holdfast.doctor.subjects.base import RecordedSegment, Replay, Subject, SubjectStep
 from holdfast.doctor.watch import StaleGraphWarning, watch
 
 __all__ = [
     "CannotExamine",
     "CreditMap",
     "Finding",
+    "RecordedSegment",
     "Replay",
     "Report",
-    "Segment",
     "StaleGraphWarning",
-    "Step",
     "Subject",
+    "SubjectStep",
     "assert_healthy",
     "examine",
     "subjects",
     "watch",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    return subjects.renamed(__name__, name)

@@ -1,4 +1,4 @@
-"""Turns whatever a policy returns into rows of numbers `[N, K]` that two legs can be compared on."""
+"""What a policy returns, as rows of numbers `[N, K]` on which two legs can be compared."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from holdfast.state import leaves
+
 
 def columns(result: Any, rows: int) -> Tensor:
     """The deterministic numbers in a policy's result, one row per observation.
 
-    Tensors with `rows` leading entries are kept, distributions give their parameters, whole numbers (sampled
-    actions) and tensors of another length (states) are left out.
+    Tensors with `rows` leading entries are kept, and the parameters of distributions. Integers (sampled actions) and
+    tensors of another length (states) are left out.
     """
-    found: list[Tensor] = []
-    _collect(result, rows, found)
+    found = [column for leaf in leaves(result) for column in _columns_of(leaf, rows)]
     if not found:
         raise TypeError(
             f"the doctor found no numbers with {rows} rows in what the policy returned ({describe(result)}); "
@@ -25,24 +26,20 @@ def columns(result: Any, rows: int) -> Tensor:
     return torch.cat([x.reshape(rows, -1).to(dtype) for x in found], dim=1)
 
 
-def _collect(result: Any, rows: int, found: list[Tensor]) -> None:
-    if isinstance(result, Tensor):
-        if result.is_floating_point() and result.dim() > 0 and result.shape[0] == rows:
-            found.append(result)
-        elif result.is_floating_point() and result.dim() > 1 and result.shape[0] * result.shape[1] == rows:
-            found.append(result.reshape(rows, -1))
-    elif isinstance(result, torch.distributions.Distribution):
-        found.extend(x.reshape(rows, -1) for x in parameters_of(result))
-    elif isinstance(result, dict):
-        for item in result.values():
-            _collect(item, rows, found)
-    elif isinstance(result, (list, tuple)):
-        for item in result:
-            _collect(item, rows, found)
+def _columns_of(leaf: Any, rows: int) -> list[Tensor]:
+    if isinstance(leaf, torch.distributions.Distribution):
+        return [x.reshape(rows, -1) for x in parameters_of(leaf)]
+    if not isinstance(leaf, Tensor) or not leaf.is_floating_point():
+        return []
+    if leaf.dim() > 0 and leaf.shape[0] == rows:
+        return [leaf]
+    if leaf.dim() > 1 and leaf.shape[0] * leaf.shape[1] == rows:
+        return [leaf.reshape(rows, -1)]
+    return []
 
 
 def parameters_of(distribution: Any) -> list[Tensor]:
-    """The tensors that say which distribution this is."""
+    """The tensors that define a distribution."""
     inner = getattr(distribution, "base_dist", None)
     if inner is not None:
         return parameters_of(inner)
@@ -61,7 +58,7 @@ def parameters_of(distribution: Any) -> list[Tensor]:
 
 
 def describe(result: Any) -> str:
-    """A short word for a result's structure, for error messages."""
+    """The structure of a result in short, for error messages."""
     if isinstance(result, Tensor):
         return f"a tensor {tuple(result.shape)}"
     if isinstance(result, (list, tuple)):
@@ -70,7 +67,7 @@ def describe(result: Any) -> str:
 
 
 def spread(distribution: Any, value: Tensor | None) -> Tensor:
-    """`[N, K]` of a distribution (its mode's score, its entropy, its mode where that is continuous) and the value."""
+    """`[N, K]`: log-probability of the mode, entropy, the mode itself if it is continuous, and the value if there is one."""
     mode = distribution.mode
     parts = [distribution.log_prob(mode), distribution.entropy()]
     if isinstance(mode, Tensor) and mode.is_floating_point():

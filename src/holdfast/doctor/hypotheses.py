@@ -1,4 +1,4 @@
-"""Wrong ways to reset, as patterns. A leg that equals `Exam.alone(pattern)` is known to follow that rule."""
+"""Wrong ways to reset, as patterns. A leg that equals `Recordings.alone(pattern)` follows that rule."""
 
 from __future__ import annotations
 
@@ -7,16 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from holdfast.doctor.exam import last_reset
+from holdfast.doctor.recordings import last_reset
 from holdfast.doctor.script import Script
 
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """`resets` `[N, B]`: what the leg would follow if it made this mistake, as `Exam.alone` takes it.
-
-    `causes`: most come singly.
-    """
+    """One mistake, or two at once (`causes`). `resets` `[N, B]`: the resets it would follow, as `Recordings.alone` takes them."""
 
     causes: tuple[str, ...]
     story: str
@@ -24,7 +21,7 @@ class Hypothesis:
 
 
 def of_a_rollout(script: Script) -> list[Hypothesis]:
-    """Mistakes a rollout leg can make over the whole script, the likeliest first."""
+    """Mistakes that a rollout leg can make over the whole script, the most likely first."""
     true = script.resets
     rules = _rules(script.terminated, script.truncated, true)
     nothing = torch.zeros_like(true)
@@ -35,7 +32,7 @@ def of_a_rollout(script: Script) -> list[Hypothesis]:
 
 
 def of_training(script: Script, before: Tensor, first: int, last: int) -> list[Hypothesis]:
-    """Mistakes a training leg can make on the steps `first..last`; `before` is the rollout's pattern until then."""
+    """Mistakes that a training leg can make on the steps `first..last`; `before`: the rollout's resets until then."""
     true = script.resets
     inside = torch.zeros_like(true)
     inside[first:last] = True
@@ -75,8 +72,7 @@ def of_training(script: Script, before: Tensor, first: int, last: int) -> list[H
 
 
 def _one_before(true: Tensor, before: Tensor, first: int) -> Tensor:
-    """A buffer cut at episode starts, whose stored states are used as they are: `[N, B]` since when each "
-    "step remembers."""
+    """`[N, B]` since which step each step remembers, if a buffer is cut at episode starts and no stored state is reset."""
     since, earlier = last_reset(true), last_reset(before)
     start = since.clamp(min=1)
     previous = torch.where(start - 1 < first, earlier, since).gather(0, start - 1)
@@ -86,7 +82,7 @@ def _one_before(true: Tensor, before: Tensor, first: int) -> Tensor:
 def _rules(terminated: Tensor, truncated: Tensor, true: Tensor) -> list[Hypothesis]:
     ends = terminated | truncated
     anyone = ends.any(1, keepdim=True)
-    by_value = torch.zeros_like(true)  # state[flags] with 0/1 flags: row 0 where any flag is 0, row 1 where any is 1
+    by_value = torch.zeros_like(true)  # state[flags] with 0/1 flags: row 0 if any flag is 0, row 1 if any is 1
     by_value[:, 0] = (~ends).any(1)
     if true.shape[1] > 1:
         by_value[:, 1] = ends.any(1)
@@ -102,7 +98,7 @@ def _rules(terminated: Tensor, truncated: Tensor, true: Tensor) -> list[Hypothes
 
 
 def _late(resets: Tensor) -> Tensor:
-    """Each reset one step later; the start of the run is a fresh state anyway and shifts nothing."""
+    """Each reset one step later. The start of the run is always fresh and does not shift."""
     shifted = torch.zeros_like(resets)
     shifted[2:] = resets[1:-1]
     return shifted

@@ -1,4 +1,4 @@
-"""Random observations for any gymnasium space, a shape, or an example: what the scripted environments show."""
+"""Random observations for a gymnasium space, a shape or a function: what the scripted environments show."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-#: unbounded observations are drawn from a normal distribution this wide: wide enough to move a hidden state
+from holdfast.doctor.trees import map_tensors
+
+#: standard deviation of unbounded observations: wide enough to move a hidden state
 SPREAD = 1.5
 
 
 def device_of(modules: Sequence[nn.Module]) -> torch.device:
-    """The device of the first parameter or buffer, the CPU when there is none."""
+    """The device of the first parameter or buffer; the CPU if there is none."""
     for module in modules:
         for tensor in [*module.parameters(), *module.buffers()]:
             return tensor.device
@@ -35,13 +37,14 @@ class Observations:
         self.space = space
 
     def sample(self, count: int, generator: torch.Generator, device: torch.device) -> Any:
-        if callable(self.space) and not hasattr(self.space, "sample"):
-            return map_tensors(lambda x: x.to(device), self.space(count, generator))
-        return map_tensors(lambda x: x.to(device), _draw(self.space, count, generator))
+        """`count` observations on `device`."""
+        is_function = callable(self.space) and not hasattr(self.space, "sample")
+        drawn = self.space(count, generator) if is_function else _draw(self.space, count, generator)
+        return map_tensors(lambda x: x.to(device), drawn)
 
 
 def space_of(module: Any, given: Any = None) -> Any:
-    """`given`, or what the module says it observes, or the input of its first layer where that is a flat one."""
+    """`given`, or the module's observation space, or the input size of its first layer if that layer is linear or recurrent."""
     if given is not None:
         return given
     for holder in (module, getattr(module, "policy", None)):
@@ -87,46 +90,9 @@ def _draw_box(space: Any, count: int, generator: torch.Generator) -> Tensor:
     high = torch.as_tensor(space.high, dtype=torch.float64)
     uniform = torch.rand(count, *space.shape, generator=generator, dtype=torch.float64)
     normal = torch.randn(count, *space.shape, generator=generator, dtype=torch.float64) * SPREAD
-    # a bound beyond a million is the environment saying "anything": CartPole's velocities go to 3e38
+    # A bound beyond a million means unbounded: CartPole's velocities go to 3e38.
     narrow = (low.abs() < 1e6) & (high.abs() < 1e6)
     width = torch.where(narrow, high - low, torch.zeros_like(low))
     draw = torch.where(narrow, low.nan_to_num(0.0, 0.0, 0.0) + uniform * width, normal.clamp(low, high))
     dtype = torch.as_tensor(space.low).dtype
     return draw.floor().to(dtype) if not dtype.is_floating_point else draw.to(dtype)
-
-
-def map_tensors(function: Any, tree: Any) -> Any:
-    """`function` on every tensor of nested dicts, tuples (named too), lists; other leaves are kept."""
-    if isinstance(tree, Tensor):
-        return function(tree)
-    if isinstance(tree, dict):
-        return {key: map_tensors(function, item) for key, item in tree.items()}
-    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        return type(tree)(*(map_tensors(function, item) for item in tree))
-    if isinstance(tree, (list, tuple)):
-        return type(tree)(map_tensors(function, item) for item in tree)
-    return tree
-
-
-def tensors_in(tree: Any) -> list[Tensor]:
-    """The tensors of a tree, in order."""
-    found: list[Tensor] = []
-
-    def keep(x: Tensor) -> Tensor:
-        found.append(x)
-        return x
-
-    map_tensors(keep, tree)
-    return found
-
-
-def stack(trees: Sequence[Any]) -> Any:
-    """Trees of equal form, stacked along a new first dimension."""
-    first = trees[0]
-    if isinstance(first, Tensor):
-        return torch.stack(list(trees))
-    if isinstance(first, dict):
-        return {key: stack([tree[key] for tree in trees]) for key in first}
-    if isinstance(first, (list, tuple)):
-        return type(first)(stack([tree[i] for tree in trees]) for i in range(len(first)))
-    return list(trees)

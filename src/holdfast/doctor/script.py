@@ -1,6 +1,6 @@
 """The scripted environments: random observations, and episode ends placed where policies go wrong.
 
-Nothing here looks at actions: every leg is shown the same story, so that whatever differs is the policy's doing.
+Actions have no effect. Every leg sees the same observations and flags, so any difference comes from the policy.
 """
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast.doctor.observations import map_tensors, tensors_in
-from holdfast.doctor.subject import Subject
+from holdfast.doctor.subjects.base import Subject
+from holdfast.doctor.trees import map_tensors, tensors_in
+from holdfast.state import tree_map
 
 STEPS = 12  # of a segment
 SEGMENTS = 3
 TOTAL = STEPS * SEGMENTS
 
-# (row, step, how the episode before it ended). Rows differ so that every wrong rule gives its own pattern:
-# row 0 never ends; the others end in mid-segment, exactly on a segment's first and last step, twice in a row.
+# Per row: the first steps of new episodes, and how the episode before ended (t terminated, c truncated, b both).
+# Rows differ so that every wrong rule gives its own pattern: row 0 never ends; the others end in the middle of a
+# segment, on its first and last step, and twice in a row.
 _ENDS = {
     0: "",
     1: "5t 12t 30c",
@@ -32,7 +34,7 @@ _ROWS_OF_FEW = {1: [3], 2: [0, 3], 3: [0, 3, 2], 4: [0, 1, 2, 3]}
 
 @dataclass(frozen=True)
 class Script:
-    """`obs` `[N, B, ...]`; `terminated`, `truncated` `[N, B]`, each flag at the observation that it came with."""
+    """`obs` and `other_obs` `[N, B, ...]`; `terminated`, `truncated` `[N, B]`, each flag at the observation it came with."""
 
     obs: Any
     terminated: Tensor
@@ -42,7 +44,7 @@ class Script:
 
     @property
     def resets(self) -> Tensor:
-        """`[N, B]` first observations of episodes, the very first step included."""
+        """`[N, B]` first observations of episodes, step 0 included."""
         resets = self.terminated | self.truncated
         resets[0] = True
         return resets
@@ -52,7 +54,7 @@ class Script:
         return self.terminated.shape[1]
 
     def perturbed(self, step: int, row: int | None = None) -> Any:
-        """The observations with one step (of one environment, or of all) replaced by something else."""
+        """The observations, with one step of one environment (or of all) replaced by other ones."""
 
         def swap(mine: Tensor, other: Tensor) -> Tensor:
             changed = mine.clone()
@@ -60,11 +62,11 @@ class Script:
             changed[where] = other[where]
             return changed
 
-        return zip_tensors(swap, self.obs, self.other_obs)
+        return tree_map(swap, self.obs, self.other_obs)
 
 
 def write_script(subject: Subject, seed: int) -> Script:
-    """The story for this subject; another seed, other observations and a few other ends."""
+    """The script for this subject. Another seed gives other observations and a few other episode ends."""
     generator = torch.Generator().manual_seed(seed)
     rows = subject.num_envs
     terminated = torch.zeros(TOTAL, rows, dtype=torch.bool)
@@ -74,7 +76,7 @@ def write_script(subject: Subject, seed: int) -> Script:
             step, how = int(end[:-1]), end[-1]
             terminated[step, row] = how in "tb"
             truncated[step, row] = how in "cb"
-    # a few more, at random; row 0 is left alone and no first segment start is touched
+    # A few more at random, but none in row 0 and none in the first two steps.
     chance = torch.rand(TOTAL, rows, generator=generator)
     chance[:2], chance[:, 0] = 1.0, 1.0
     terminated |= chance < 0.02
@@ -94,21 +96,15 @@ def write_script(subject: Subject, seed: int) -> Script:
         obs=obs,
         terminated=terminated.to(device),
         truncated=truncated.to(device),
-        other_obs=zip_tensors(_really_other, obs, other),
+        other_obs=tree_map(_really_other, obs, other),
         action_masks=None if masks is None else grid(masks.to(device)),
     )
 
 
 def _really_other(mine: Tensor, other: Tensor) -> Tensor:
-    """For observations from few values: never the same one by chance."""
+    """`other`, but where it happens to equal `mine` (observations with few values) something else."""
     if mine.is_floating_point():
         return other
     same = (mine == other).flatten(2).all(-1) if mine.dim() > 2 else mine == other
     spare = mine.flatten(0, 1).roll(1, 0).reshape(mine.shape)
     return torch.where(same.reshape(*same.shape, *[1] * (mine.dim() - 2)), spare, other)
-
-
-def zip_tensors(function: Any, tree: Any, other: Any) -> Any:
-    """`function(a, b)` on matching tensors of two trees of the same form."""
-    others = iter(tensors_in(other))
-    return map_tensors(lambda x: function(x, next(others)), tree)

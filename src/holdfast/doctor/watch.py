@@ -1,6 +1,6 @@
-"""Watching a live training loop for a state whose graph reaches back past an optimiser step.
+"""Watches a live training loop for a state whose graph reaches back past an optimizer step.
 
-Such a state works once. The next backward pass ends in "backward through the graph a second time", or, with
+Such a state works once. The next backward pass ends in "backward through the graph a second time"; with
 `retain_graph=True`, the graph grows until memory is full.
 """
 
@@ -14,22 +14,22 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.doctor.checks.gradients import is_recurrent
-from holdfast.doctor.findings import Finding, finding
-from holdfast.doctor.observations import tensors_in
+from holdfast.doctor.report.findings import Finding, make_finding
+from holdfast.doctor.trees import tensors_in
 
-#: how far back from a state to look: a mask, a copy and the layer's own output are a few operations
+#: how many operations back from a state to look: a mask, a copy and the layer's own output are a few
 _DEPTH = 12
 
 
 class StaleGraphWarning(UserWarning):
-    """A recurrent layer was given a state that still holds the graph of an earlier update."""
+    """A recurrent layer received a state that still holds the graph of an earlier update."""
 
 
 class watch:
-    """`with watch(module, optimizer) as watching: ...` around a training loop; `watching.findings` tells what was seen.
+    """`with watch(module, optimizer) as watching: ...` around a training loop; `watching.findings` lists what was found.
 
     Each recurrent layer of `module` is reported once, with a `StaleGraphWarning`; `error=True` raises a RuntimeError
-    there instead. Layers are torch's RNN, GRU, LSTM and their cells, and Holdfast's cores.
+    instead. Layers are torch's RNN, GRU, LSTM and their cells, and Holdfast's cores.
     """
 
     def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer, *, error: bool = False) -> None:
@@ -44,14 +44,12 @@ class watch:
         layers = [(name, layer) for name, layer in self.module.named_modules() if is_recurrent(layer)]
         if not layers:
             raise TypeError(
-                f"{type(self.module).__name__} has no recurrent layer to watch (torch.nn's RNN, GRU, LSTM and "
-                "cells, or "
-                "a Holdfast core)"
+                f"{type(self.module).__name__} has no recurrent layer to watch (torch.nn's RNN, GRU, LSTM and cells, "
+                "or a Holdfast core)"
             )
         for name, layer in layers:
-            self._handles.append(
-                layer.register_forward_pre_hook(self._look(name or type(layer).__name__), with_kwargs=True)
-            )
+            hook = self._check_states(name or type(layer).__name__)
+            self._handles.append(layer.register_forward_pre_hook(hook, with_kwargs=True))
         self._handles.append(self.optimizer.register_step_post_hook(self._after_update))
         return self
 
@@ -64,28 +62,27 @@ class watch:
 
     def _after_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self._updates += 1
-        self._last_update = _now()
+        self._last_update = _next_sequence_number()
 
-    def _look(self, name: str) -> Any:
+    def _check_states(self, name: str) -> Any:
         def hook(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if self._last_update < 0 or name in self._reported:
                 return
             for state in tensors_in([*args[1:], *kwargs.values()]):
-                age = _oldest(state, self._last_update)
-                if age is not None:
-                    self._tell(name, state, age)
+                depth = _depth_of_older_graph(state, self._last_update)
+                if depth is not None:
+                    self._report(name, state, depth)
                     return
 
         return hook
 
-    def _tell(self, name: str, state: Tensor, depth: int) -> None:
+    def _report(self, name: str, state: Tensor, depth: int) -> None:
         self._reported.add(name)
         evidence = (
-            f"layer `{name}` was given a state {tuple(state.shape)} whose graph "
-            f"({type(state.grad_fn).__name__}, {depth} "
-            f"operations back) was made before update {self._updates}"
+            f"layer `{name}` received a state {tuple(state.shape)} whose graph ({type(state.grad_fn).__name__}, "
+            f"{depth} operations back) was made before update {self._updates}"
         )
-        found = finding("bounded-graph", "graph-kept", evidence)
+        found = make_finding("bounded-graph", "graph-kept", evidence)
         self.findings.append(found)
         message = f"{evidence}. {found.fix} See {found.url}"
         if self.error:
@@ -93,21 +90,21 @@ class watch:
         warnings.warn(message, StaleGraphWarning, stacklevel=3)
 
 
-def _now() -> int:
-    """The number autograd would give to an operation made now; it only grows."""
+def _next_sequence_number() -> int:
+    """The number that autograd gives to an operation made now; it only grows."""
     with torch.enable_grad():
         node: Any = torch.zeros((), requires_grad=True).clone().grad_fn
     return int(node._sequence_nr())
 
 
-def _oldest(state: Tensor, limit: int) -> int | None:
-    """How many operations back from `state` there is one made before `limit`; None when there is none nearby."""
+def _depth_of_older_graph(state: Tensor, limit: int) -> int | None:
+    """How many operations back from `state` one was made before `limit`; None if there is none nearby."""
     layer: list[Any] = [state.grad_fn] if state.grad_fn is not None else []
     seen = set(layer)
     for depth in range(_DEPTH):
         following = []
         for node in layer:
-            # leaves (AccumulateGrad) are parameters: they are as old as the model
+            # Leaves (AccumulateGrad) are parameters, as old as the model.
             if "AccumulateGrad" in type(node).__name__:
                 continue
             if node._sequence_nr() < limit:

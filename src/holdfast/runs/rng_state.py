@@ -29,7 +29,10 @@ def restore(saved: dict[str, Any], device: torch.device) -> None:
 
 
 def seed(number: int, device: torch.device | None = None) -> None:
-    """Seed all random generators; of the GPUs only `device`, if given."""
+    """Seed all random generators; of the GPUs only `device`, if given.
+
+    torch.manual_seed formats a stack trace per idle device, 0.3 ms: with a device it is not called.
+    """
     random.seed(number)
     np.random.seed(number % 2**32)
     if device is None:

@@ -1,6 +1,6 @@
-"""The checks, in the order in which they are made: each may lean on what the ones before it have established."""
+"""The checks, in the order in which they run: each may rely on what the ones before it have established."""
 
-from holdfast.doctor.checks import steadiness, rollout, rows, training, gradients, identity, lifecycle  # noqa: F401, I001
+from holdfast.doctor.checks import repeatability, rollout, rows, training, gradients, identity, lifecycle  # noqa: F401, I001
 from holdfast.doctor.checks.base import REGISTRY, Case, Check, NotApplicable
 
 __all__ = ["REGISTRY", "Case", "Check", "NotApplicable"]

@@ -1,4 +1,4 @@
-"""What a check is, and the list that the modules beside this one fill."""
+"""What a check is, and the list of checks that the other modules of this folder fill."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from holdfast.doctor.causes import CAUSES
-from holdfast.doctor.findings import Finding, finding
+from holdfast.doctor.report.causes import CAUSES
+from holdfast.doctor.report.findings import Finding, make_finding
+from holdfast.doctor.script import STEPS
 
 if TYPE_CHECKING:
-    from holdfast.doctor.exam import Exam
+    from holdfast.doctor.recordings import Recordings
+
+CARRIES_ON = "by declaration: memory goes on across episodes"
 
 
 class NotApplicable(Exception):
@@ -19,22 +22,25 @@ class NotApplicable(Exception):
 
 @dataclass
 class Case:
-    """What a check is given: the exam, and a way to say what it found."""
+    """What a check receives: the recordings, and a way to report what it found.
 
-    exam: Exam
+    `earlier`: the causes that earlier checks reported.
+    """
+
+    recordings: Recordings
     check: str
     findings: list[tuple[Finding, str | None]]
     earlier: frozenset[str]
 
     def report(self, cause: str, evidence: str, because_of: str | None = None) -> None:
-        """Adds a finding; `because_of` names an earlier cause that it follows from."""
+        """Add a finding. `because_of`: an earlier cause that it follows from, or "any"."""
         assert cause in CAUSES, cause
-        self.findings.append((finding(self.check, cause, evidence), because_of))
+        self.findings.append((make_finding(self.check, cause, evidence), because_of))
 
 
 @dataclass(frozen=True)
 class Check:
-    """`run` returns a sentence with the figure behind a pass; it reports findings through the case."""
+    """`run` reports findings through the case, and returns a sentence with the number behind a pass."""
 
     name: str
     protects: str
@@ -46,7 +52,7 @@ REGISTRY: list[Check] = []
 
 
 def check(name: str, protects: str, *, extra: bool = False) -> Callable[[Callable[[Case], str]], Callable[[Case], str]]:
-    """Registers a check. `extra`: runs only when asked for."""
+    """Register a check. `extra`: it runs only when asked for."""
 
     def register(function: Callable[[Case], str]) -> Callable[[Case], str]:
         REGISTRY.append(Check(name, protects, function, extra))
@@ -57,6 +63,10 @@ def check(name: str, protects: str, *, extra: bool = False) -> Callable[[Callabl
 
 def place(step: int, row: int) -> str:
     """A step of the script in words."""
-    from holdfast.doctor.script import STEPS
-
     return f"env {row}, t={step} (segment {step // STEPS}, its step {step % STEPS})"
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error message, shortened."""
+    line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return line if len(line) <= 110 else line[:110].rsplit(" ", 1)[0] + " ..."

@@ -1,4 +1,4 @@
-"""Gradients of the training leg: they must flow inside an episode, stop at its start, and hold no older graph."""
+"""Gradients of the training leg: they flow inside an episode, stop at its start, and the carried state has no graph."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from holdfast.doctor.checks.base import Case, NotApplicable, check, place
-from holdfast.doctor.credit import CreditMap
-from holdfast.doctor.exam import Exam
-from holdfast.doctor.observations import map_tensors, tensors_in
+from holdfast.doctor.checks.base import CARRIES_ON, Case, NotApplicable, check, place
+from holdfast.doctor.recordings import Recordings
+from holdfast.doctor.report.credit import CreditMap
 from holdfast.doctor.script import STEPS
-from holdfast.doctor.subject import Replay, Segment
+from holdfast.doctor.subjects.base import RecordedSegment, Replay
+from holdfast.doctor.trees import map_tensors, tensors_in
 
 
 @check("gradient-flow", "inside an episode, the outcome of a step teaches the steps before it")
 def gradient_flow(case: Case) -> str:
-    exam = case.exam
-    first, last = exam.windows()[1]
-    if not _reaches_parameters(case, exam.segment(first, last)):
+    recordings = case.recordings
+    first, last = recordings.windows()[1]
+    if not _reaches_parameters(case, recordings.segment(first, last)):
         return ""
-    values = _credit(exam, first, last)  # [T, T, B]
-    exam.credit = CreditMap(values, exam.script.resets[first:last].cpu(), first)
-    return _judge_flow(case, values, _same_episode(exam.credit.resets))
+    values = _credit(recordings, first, last)  # [T, T, B]
+    recordings.credit = CreditMap(values, recordings.script.resets[first:last].cpu(), first)
+    return _judge_flow(case, values, recordings.credit.same_episode)
 
 
-def _reaches_parameters(case: Case, segment: Segment) -> bool:
-    """Whether training gives any parameter a gradient, after a rollout has been played as in real life."""
-    exam = case.exam
-    parameters = [p for m in exam.subject.modules() for p in m.parameters() if p.requires_grad]
+def _reaches_parameters(case: Case, segment: RecordedSegment) -> bool:
+    """Whether training gives any parameter a gradient. A rollout came before, as in a real run."""
+    recordings = case.recordings
+    parameters = [p for m in recordings.subject.modules() for p in m.parameters() if p.requires_grad]
     if not parameters:
         return True
-    score = _score(exam, exam.replay_with_graph(segment))
+    score = _score(recordings.replay_with_graph(segment))
     if not score.requires_grad:
-        case.report("gradients-severed", "the outputs of the training leg carry no graph at all")
+        case.report("gradients-severed", "the outputs of the training leg have no graph")
         return False
     gradients = torch.autograd.grad(score.sum(), parameters, allow_unused=True)
     alive = sum(g is not None and bool(g.isfinite().all()) and bool((g != 0).any()) for g in gradients)
@@ -46,7 +46,7 @@ def _reaches_parameters(case: Case, segment: Segment) -> bool:
 
 
 def _judge_flow(case: Case, values: Tensor, same: Tensor) -> str:
-    """Zeros where credit belongs, lag by lag. Steps with no gradient of their own (dead units) do not count."""
+    """Look for zeros where credit belongs, lag by lag. Steps without a gradient of their own (dead units) do not count."""
     alive = torch.einsum("ttb->tb", values) > 0
     eligible = same & alive[:, None, :] & alive[None, :, :]
     zero = eligible & (values == 0)
@@ -74,36 +74,34 @@ def _longest(eligible: Tensor) -> int:
 
 @check("gradient-isolation", "no gradient crosses an episode's start, or goes from one environment to another")
 def gradient_isolation(case: Case) -> str:
-    exam = case.exam
-    if exam.subject.carries_across_episodes:
-        raise NotApplicable("by declaration: memory goes on across episodes")
-    if exam.credit is None:
-        raise NotApplicable("there is no gradient to look at")
-    values, first = exam.credit.values, exam.credit.first
-    forbidden = ~_same_episode(exam.credit.resets)
+    recordings = case.recordings
+    if recordings.subject.carries_across_episodes:
+        raise NotApplicable(CARRIES_ON)
+    if recordings.credit is None:
+        raise NotApplicable("there is no gradient")
+    values, first = recordings.credit.values, recordings.credit.first
+    forbidden = ~recordings.credit.same_episode
     leak = torch.where(forbidden, values, torch.zeros_like(values))
     floor = 1e-9 * float(values.max())
     if bool((leak > floor).any()):
         t, s, row = (leak == leak.max()).nonzero()[0].tolist()
         case.report(
             "sees-the-future" if s > t else "gradient-crosses-reset",
-            f"the output at {place(first + t, row)} has a gradient of {float(leak.max()):.2g} with respect to "
-            "the observation "
-            f"at t={first + s}, {'which comes later' if s > t else 'in an earlier episode'}",
+            f"the output at {place(first + t, row)} has a gradient of {float(leak.max()):.2g} with respect to the "
+            f"observation at t={first + s}, {'which comes later' if s > t else 'in an earlier episode'}",
         )
         return ""
     return _start_state_and_rows(case, floor)
 
 
 def _start_state_and_rows(case: Case, floor: float) -> str:
-    exam = case.exam
-    first, last = exam.windows()[1]
-    segment = exam.segment(first, last)
-    start = map_tensors(lambda x: x.detach().clone().requires_grad_() if x.is_floating_point() else x, segment.start)
-    leaves = [x for x in tensors_in(start) if x.requires_grad]
+    recordings = case.recordings
+    first, last = recordings.windows()[1]
+    segment = recordings.segment(first, last)
+    start, leaves = _differentiable(segment.start)
     obs, observed = _differentiable(segment.obs)
-    score = _score(exam, exam.replay_with_graph(segment.with_(obs=obs, marks=(start, *segment.marks[1:]))))
-    after = exam.script.resets[first:last].cpu().long().cumsum(0) > 0  # [T, B] past the first episode start
+    score = _score(recordings.replay_with_graph(segment.with_(obs=obs, marks=(start, *segment.marks[1:]))))
+    after = recordings.script.resets[first:last].cpu().long().cumsum(0) > 0  # [T, B] past the first episode start
     if leaves and bool(after.any()):
         for gradient in torch.autograd.grad(
             score[after.to(score.device)].sum(), leaves, retain_graph=True, allow_unused=True
@@ -111,14 +109,13 @@ def _start_state_and_rows(case: Case, floor: float) -> str:
             if gradient is not None and float(gradient.abs().max()) > floor:
                 case.report(
                     "gradient-crosses-reset",
-                    f"steps after an episode's start have a gradient of {float(gradient.abs().max()):.2g} "
-                    "with respect to "
-                    "the state that the segment started from",
+                    f"steps after an episode's start have a gradient of {float(gradient.abs().max()):.2g} with respect "
+                    "to the start state of the segment",
                 )
                 return ""
-    row = exam.rows // 2
+    row = recordings.rows // 2
     for gradient in torch.autograd.grad(score[:, row].sum(), observed, allow_unused=True) if observed else ():
-        others = [b for b in range(exam.rows) if b != row]
+        others = [b for b in range(recordings.rows) if b != row]
         if gradient is not None and others and float(gradient[:, others].abs().max()) > floor:
             case.report(
                 "wrong-environment", f"the outputs of env {row} have a gradient with respect to other environments"
@@ -129,7 +126,7 @@ def _start_state_and_rows(case: Case, floor: float) -> str:
 
 @check("bounded-graph", "what is carried on holds no graph")
 def bounded_graph(case: Case) -> str:
-    exam = case.exam
+    recordings = case.recordings
     try:
         return _live_segments(case) or _epochs(case)
     except RuntimeError as error:
@@ -140,19 +137,21 @@ def bounded_graph(case: Case) -> str:
         )
         return ""
     finally:
-        for module in exam.subject.modules():
+        for module in recordings.subject.modules():
             module.zero_grad(set_to_none=True)
 
 
 def _live_segments(case: Case) -> str:
-    """Two segments of live steps, each followed by a backward pass where the steps carry a graph."""
-    exam, subject = case.exam, case.exam.subject
-    subject.begin(exam.rows)
+    """Two segments of live steps, each followed by a backward pass if the steps have a graph."""
+    recordings, subject = case.recordings, case.recordings.subject
+    subject.begin(recordings.rows)
     for segment in range(2):
         scores = []
         for t in range(segment * STEPS, segment * STEPS + STEPS):
             with torch.enable_grad():
-                scores.append(exam.step(t, exam.script.obs, exam.flags_at(t, True, t == 0), live=True).output)
+                scores.append(
+                    recordings.step(t, recordings.script.obs, recordings.flags_at(t, is_first=t == 0), live=True).output
+                )
         subject.end_segment()
         held = _graph_size(tensors_in(subject.state()))
         if held and segment == 1:
@@ -169,19 +168,19 @@ def _live_segments(case: Case) -> str:
 
 def _epochs(case: Case) -> str:
     """Several epochs over the same segments."""
-    exam = case.exam
-    for window in (*exam.windows()[:2], *exam.windows()[:2]):
-        score = _score(exam, exam.replay_with_graph(exam.segment(*window)))
+    recordings = case.recordings
+    for window in (*recordings.windows()[:2], *recordings.windows()[:2]):
+        score = _score(recordings.replay_with_graph(recordings.segment(*window)))
         if score.requires_grad:
             score.sum().backward()
-    held = _graph_size(tensors_in(exam.rollout().marks))
+    held = _graph_size(tensors_in(recordings.rollout().marks))
     if held:
         case.report("graph-kept", f"the stored start states hold a graph of {held} operations or more")
     return f"{2 * STEPS} steps and 4 backward passes leave no graph behind"
 
 
 def _graph_size(tensors: list[Tensor], limit: int = 2000) -> int:
-    """How many operations can be reached from these tensors, counted up to a limit."""
+    """How many operations can be reached from these tensors, up to a limit."""
     todo: list[Any] = [x.grad_fn for x in tensors if x.grad_fn is not None]
     seen = set(todo)
     while todo and len(seen) < limit:
@@ -193,16 +192,16 @@ def _graph_size(tensors: list[Tensor], limit: int = 2000) -> int:
 
 
 # --- the credit map ------------------------------------------------------------------------------------
-def _credit(exam: Exam, first: int, last: int) -> Tensor:
+def _credit(recordings: Recordings, first: int, last: int) -> Tensor:
     """`[T, T, B]` sizes of d output[t] / d observation[s]."""
-    segment = exam.segment(first, last)
+    segment = recordings.segment(first, last)
     obs, leaves = _differentiable(segment.obs)
     if leaves:
-        score = _score(exam, exam.replay_with_graph(segment.with_(obs=obs)))
+        score = _score(recordings.replay_with_graph(segment.with_(obs=obs)))
         return _sizes(score, lambda gradients: gradients, leaves)
-    with _inputs_of_the_recurrent_layer(exam) as captured:
-        score = _score(exam, exam.replay_with_graph(segment))
-    arrange = _arrangement(captured, last - first, exam.rows)
+    with _inputs_of_the_recurrent_layer(recordings) as captured:
+        score = _score(recordings.replay_with_graph(segment))
+    arrange = _arrangement(captured, last - first, recordings.rows)
     return _sizes(score, arrange, captured)
 
 
@@ -216,8 +215,8 @@ def _sizes(score: Tensor, arrange: Any, leaves: list[Tensor]) -> Tensor:
     return torch.stack(lines)
 
 
-def _score(exam: Exam, result: Replay) -> Tensor:
-    """`[T, B]` one number per step that every column has a part in, with fixed uneven weights."""
+def _score(result: Replay) -> Tensor:
+    """`[T, B]` one number per step: the sum of its columns with fixed, unequal weights."""
     columns = result.output
     if result.log_prob is not None:
         columns = torch.cat([columns, result.log_prob.unsqueeze(-1).to(columns.dtype)], dim=-1)
@@ -226,21 +225,15 @@ def _score(exam: Exam, result: Replay) -> Tensor:
     return (columns * weights * signs).sum(-1)
 
 
-def _differentiable(obs: Any) -> tuple[Any, list[Tensor]]:
-    fresh = map_tensors(lambda x: x.detach().clone().requires_grad_() if x.is_floating_point() else x, obs)
+def _differentiable(tree: Any) -> tuple[Any, list[Tensor]]:
+    """A copy whose floating-point tensors require a gradient, and those tensors."""
+    fresh = map_tensors(lambda x: x.detach().clone().requires_grad_() if x.is_floating_point() else x, tree)
     return fresh, [x for x in tensors_in(fresh) if x.requires_grad]
 
 
-def _same_episode(resets: Tensor) -> Tensor:
-    """`[T, T, B]`: step s is in the episode of step t, and not after it."""
-    episode = resets.long().cumsum(0)
-    steps = torch.arange(len(resets))
-    return (episode[:, None] == episode[None, :]) & (steps[:, None] >= steps[None, :]).unsqueeze(-1)
-
-
 @contextlib.contextmanager
-def _inputs_of_the_recurrent_layer(exam: Exam) -> Iterator[list[Tensor]]:
-    """For observations that have no gradient (whole numbers): what the first recurrent layer is fed with."""
+def _inputs_of_the_recurrent_layer(recordings: Recordings) -> Iterator[list[Tensor]]:
+    """For observations without a gradient (integers): the inputs of the first recurrent layer."""
     captured: list[Tensor] = []
     first: list[nn.Module] = []
 
@@ -253,7 +246,7 @@ def _inputs_of_the_recurrent_layer(exam: Exam) -> Iterator[list[Tensor]]:
 
     handles = [
         layer.register_forward_pre_hook(tap)
-        for module in exam.subject.modules()
+        for module in recordings.subject.modules()
         for layer in module.modules()
         if is_recurrent(layer)
     ]
@@ -265,14 +258,14 @@ def _inputs_of_the_recurrent_layer(exam: Exam) -> Iterator[list[Tensor]]:
 
 
 def is_recurrent(layer: nn.Module) -> bool:
-    """A layer that carries a state: torch's own, or one that can make an initial state."""
+    """A layer that carries a state: one of torch's, or one that can make an initial state."""
     return isinstance(layer, (nn.RNNBase, nn.RNNCellBase)) or (
         hasattr(layer, "initial_state") and hasattr(layer, "output_size")
     )
 
 
 def _arrangement(captured: list[Tensor], steps: int, rows: int) -> Any:
-    """How to lay captured inputs out as `[T, B, ...]`."""
+    """How to arrange captured inputs as `[T, B, ...]`."""
     shapes = {tuple(x.shape[:2]) for x in captured}
     if len(captured) == 1 and shapes == {(steps, rows)}:
         return lambda gradients: gradients
@@ -281,6 +274,4 @@ def _arrangement(captured: list[Tensor], steps: int, rows: int) -> Any:
     one_step_each = all(x.shape[:-1].numel() == rows and rows in x.shape[:-1] for x in captured)
     if len(captured) == steps and one_step_each:
         return lambda gradients: [torch.stack([g.reshape(rows, -1) for g in gradients])]
-    raise NotApplicable(
-        "observations are whole numbers, and its recurrent layer is fed in pieces the doctor cannot place"
-    )
+    raise NotApplicable("observations are integers, and the inputs of its recurrent layer cannot be assigned to steps")

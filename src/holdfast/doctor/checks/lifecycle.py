@@ -1,4 +1,4 @@
-"""The rest of a policy's life: bootstrap values, evaluation, resets, checkpoints, types, long episodes, compiling."""
+"""Around the two legs: bootstrap values, evaluation, reset calls, checkpoints, dtypes, long episodes, torch.compile."""
 
 from __future__ import annotations
 
@@ -9,91 +9,85 @@ import torch
 from torch import Tensor
 
 from holdfast.doctor import hypotheses
-from holdfast.doctor.checks.base import Case, NotApplicable, check, place
-from holdfast.doctor.checks.identity import _short, _steps_with
-from holdfast.doctor.exam import Exam, state_norms
-from holdfast.doctor.observations import map_tensors, tensors_in
+from holdfast.doctor.checks.base import Case, NotApplicable, check, first_line, place
+from holdfast.doctor.comparison import record, to_numbers
+from holdfast.doctor.recordings import Recordings, state_norms
 from holdfast.doctor.script import TOTAL
-from holdfast.doctor.traces import Trace, fill, to_numbers
+from holdfast.doctor.trees import map_tensors, tensors_in
 
-LONG = 110
-LARGE = 50.0
+LONG_EPISODE = 110  # steps
+LARGE = 50.0  # for a number in a state
 
 
-@check("bootstrap", "the value of a final observation uses the memory at hand and leaves it alone")
+@check("bootstrap", "the value of a final observation uses the current memory and does not change it")
 def bootstrap(case: Case) -> str:
-    exam, subject = case.exam, case.exam.subject
+    recordings, subject = case.recordings, case.recordings.subject
     t = 7
-    _play(exam, 0, t)
-    everyone = torch.arange(exam.rows)
-    obs = map_tensors(lambda x: x[t], exam.script.obs)
+    recordings.play(0, t)
+    everyone = torch.arange(recordings.rows)
+    obs = map_tensors(lambda x: x[t], recordings.script.obs)
     peeked = to_numbers(subject.peek_value(obs, everyone))
-    few = torch.tensor([exam.rows - 1, 0][: exam.rows])
+    few = torch.tensor([recordings.rows - 1, 0][: recordings.rows])
     try:
         some = to_numbers(subject.peek_value(map_tensors(lambda x: x[few.to(x.device)], obs), few))
     except Exception as error:
         case.report(
             "batch-size-baked-in",
-            f"a bootstrap value for {len(few)} of {exam.rows} environments ends in: {_short(error)}",
+            f"a bootstrap value for {len(few)} of {recordings.rows} environments ends in: {first_line(error)}",
         )
         return ""
-    none = torch.zeros_like(exam.script.terminated[0])
-    acted = exam.step(t, exam.script.obs, (none, none))
+    none = torch.zeros_like(recordings.script.terminated[0])
+    acted = recordings.step(t, recordings.script.obs, (none, none))
     value = to_numbers(acted.output)[:, subject.value_column()]
-    allow = float(exam.ruler.output[subject.value_column()])
+    allow = float(recordings.tolerances.output[subject.value_column()])
     if float((peeked - value).abs().max()) > allow:
-        fresh = exam.alone(torch.ones_like(exam.true_resets), t, t + 1).output[0, :, subject.value_column()]
+        fresh = recordings.alone(torch.ones_like(recordings.true_resets), t, t + 1).output[0, :, subject.value_column()]
         cleared = float((peeked - fresh).abs().max()) <= allow
-        story = "they are those of an empty memory" if cleared else "they belong to some other state"
-        moved = _moves_memory(exam, t, obs, everyone)
+        whose = "they are those of an empty memory" if cleared else "they belong to some other state"
+        moved = _moves_memory(recordings, t, obs, everyone)
         if moved is not None and not cleared:
             case.report("bootstrap-moves-memory", moved)
         else:
-            gap = float((peeked - value).abs().max())
+            difference = float((peeked - value).abs().max())
             case.report(
                 "bootstrap-after-reset",
-                f"bootstrap values differ by up to {gap:.2g} from those of a step on the same observations; {story}",
+                f"bootstrap values differ by up to {difference:.2g} from those of a step on the same observations; {whose}",
             )
         return ""
     if float((some - peeked[few]).abs().max()) > allow:
         case.report(
-            "wrong-environment", f"bootstrap values of env {few.tolist()} differ from theirs among all environments"
+            "wrong-environment",
+            f"bootstrap values of env {few.tolist()} alone differ from those of the same environments among all",
         )
         return ""
-    moved = _moves_memory(exam, t, obs, everyone)
+    moved = _moves_memory(recordings, t, obs, everyone)
     if moved is not None:
         case.report("bootstrap-moves-memory", moved)
-    return "bootstrap values equal those of a step, for all and for some environments, and memory stays"
+    return "bootstrap values equal those of a step, for all and for some environments, and memory does not change"
 
 
-def _moves_memory(exam: Exam, t: int, obs: Any, ids: Tensor) -> str | None:
-    _play(exam, 0, t)
-    exam.subject.peek_value(obs, ids)
-    after = _play(exam, t, t + 3, begin=False)
-    gap = exam.ruler.gap(after, exam.rollout().cut(t, t + 3))
-    return f"after asking for a value, the next steps differ by up to {gap.largest:.2g}" if gap.any else None
-
-
-def _play(exam: Exam, first: int, last: int, begin: bool = True) -> Trace:
-    """Steps of the script with its flags, going on from wherever the subject is."""
-    if begin:
-        exam.subject.begin(exam.rows)
-    steps = [exam.step(t, exam.script.obs, exam.flags_at(t, True, begin and t == first)) for t in range(first, last)]
-    return fill(Trace(torch.empty(0), None, None, first), steps)
+def _moves_memory(recordings: Recordings, t: int, obs: Any, ids: Tensor) -> str | None:
+    recordings.play(0, t)
+    recordings.subject.peek_value(obs, ids)
+    after = recordings.play(t, t + 3, begin=False)
+    difference = recordings.compare(after, recordings.rollout().cut(t, t + 3))
+    return (
+        f"after asking for a value, the next steps differ by up to {difference.largest:.2g}" if difference.any else None
+    )
 
 
 @check("evaluation", "play and evaluation handle memory as the training rollout does")
 def evaluation(case: Case) -> str:
-    exam = case.exam
-    played = exam.run(subject=exam.subject.evaluation())
-    gap = exam.ruler.gap(played, exam.rollout())
-    if not gap.any:
-        return f"evaluation gives what the rollout gives (largest difference {gap.largest:.1g})"
+    recordings = case.recordings
+    played = recordings.run(subject=recordings.subject.evaluation())
+    difference = recordings.compare(played, recordings.rollout())
+    if not difference.any:
+        return f"evaluation gives what the rollout gives (largest difference {difference.largest:.1g})"
     names = {"never-resets": "eval-never-resets", "memoryless": "eval-memoryless"}
-    step, row = gap.first_place()
-    evidence = f"evaluation differs from the rollout by up to {gap.largest:.2g}, first at {place(step, row)}"
-    for guess in hypotheses.of_a_rollout(exam.script):
-        if not exam.ruler.gap(played, exam.alone(guess.resets)).any:
+    step, row = difference.first_place()
+    evidence = f"evaluation differs from the rollout by up to {difference.largest:.2g}, first at {place(step, row)}"
+    for guess in hypotheses.of_a_rollout(recordings.script):
+        if not recordings.compare(played, recordings.alone(guess.resets)).any:
             case.report(names.get(guess.causes[0], guess.causes[0]), f"{evidence}; it is explained by: {guess.story}")
             return ""
     case.report("eval-differs", evidence)
@@ -102,38 +96,37 @@ def evaluation(case: Case) -> str:
 
 @check("reset-call", "a call to forget makes it forget")
 def reset_call(case: Case) -> str:
-    exam = case.exam
+    recordings = case.recordings
     t = 5
-    _play(exam, 0, t)
-    exam.subject.reset_memory()
-    none = torch.zeros_like(exam.script.terminated[0])
-    steps = [exam.step(t + i, exam.script.obs, (none, none)) for i in range(3)]
-    after = fill(Trace(torch.empty(0), None, None, t), steps)
-    fresh = torch.zeros_like(exam.true_resets)
+    recordings.play(0, t)
+    recordings.subject.reset_memory()
+    none = torch.zeros_like(recordings.script.terminated[0])
+    after = record([recordings.step(t + i, recordings.script.obs, (none, none)) for i in range(3)], t)
+    fresh = torch.zeros_like(recordings.true_resets)
     fresh[t] = True
-    gap = exam.ruler.gap(after, exam.alone(fresh, t, t + 3))
-    if gap.any:
+    difference = recordings.compare(after, recordings.alone(fresh, t, t + 3))
+    if difference.any:
         case.report(
             "reset-does-nothing",
-            f"after {t} steps and a reset call, the next step differs from a first step by {gap.largest:.2g}",
+            f"after {t} steps and a reset call, the next step differs from a first step by {difference.largest:.2g}",
         )
     return "the step after a reset call equals a first step"
 
 
 @check("checkpoint", "weights are saved without memory, and memory survives where it is saved")
 def checkpoint(case: Case) -> str:
-    exam = case.exam
-    modules = exam.subject.modules()
+    recordings = case.recordings
+    modules = recordings.subject.modules()
     if not modules:
-        raise NotApplicable("it shows no torch module")
+        raise NotApplicable("it has no torch module")
     shapes = []
-    sizes = [exam.rows, max(1, exam.rows - 2)]
+    sizes = [recordings.rows, max(1, recordings.rows - 2)]
     for size in sizes:
-        exam.subject.begin(size)
+        recordings.subject.begin(size)
         try:
-            _steps_with(exam, size)
+            recordings.play_first_rows(size)
         except Exception:
-            break  # the batch-size check tells of it
+            break  # the batch-size check reports it
         shapes.append(
             {
                 key: tuple(value.shape)
@@ -142,7 +135,7 @@ def checkpoint(case: Case) -> str:
                 if isinstance(value, Tensor)
             }
         )
-    carried = {x.data_ptr() for x in tensors_in(exam.subject.state()) if x.numel()}
+    carried = {x.data_ptr() for x in tensors_in(recordings.subject.state()) if x.numel()}
     alias = [k for m in modules for k, v in m.state_dict().items() if isinstance(v, Tensor) and v.data_ptr() in carried]
     moving = [key for key in shapes[0] if len(shapes) > 1 and shapes[1].get(key) != shapes[0][key]] if shapes else []
     if alias or moving:
@@ -158,84 +151,87 @@ def checkpoint(case: Case) -> str:
 
 
 def _resume(case: Case) -> str:
-    exam = case.exam
+    recordings = case.recordings
     t = 8
-    _play(exam, 0, t)
+    recordings.play(0, t)
     try:
-        saved = copy.deepcopy(exam.subject.save())
+        saved = copy.deepcopy(recordings.subject.save())
     except Exception as error:
-        return f"state_dict() holds weights only; continuing was not tried: {_short(error)}"
-    _play(exam, 0, 3)
-    exam.subject.begin(exam.rows)
-    exam.subject.load(saved)
-    gap = exam.ruler.gap(_play(exam, t, t + 4, begin=False), exam.rollout().cut(t, t + 4))
-    if gap.any:
+        return f"state_dict() holds weights only; resuming was not tried: {first_line(error)}"
+    recordings.play(0, 3)
+    recordings.subject.begin(recordings.rows)
+    recordings.subject.load(saved)
+    difference = recordings.compare(recordings.play(t, t + 4, begin=False), recordings.rollout().cut(t, t + 4))
+    if difference.any:
         case.report(
-            "memory-lost-on-resume", f"continued from a checkpoint of t={t}, outputs differ by up to {gap.largest:.2g}"
+            "memory-lost-on-resume",
+            f"resumed from a checkpoint of t={t}, outputs differ by up to {difference.largest:.2g}",
         )
-    return "state_dict() holds weights only, and a run continues from its checkpoint"
+    return "state_dict() holds weights only, and a run resumes from its checkpoint"
 
 
 @check("initial-state", "the first state can be trained through, and has the type of the weights")
 def initial_state(case: Case) -> str:
-    exam = case.exam
-    exam.subject.begin(exam.rows)
-    stored = [*tensors_in(exam.subject.state()), *tensors_in(exam.rollout().marks)]
+    recordings = case.recordings
+    recordings.subject.begin(recordings.rows)
+    stored = [*tensors_in(recordings.subject.state()), *tensors_in(recordings.rollout().marks)]
     if any(x.is_inference() for x in stored):
         case.report("inference-tensor-state", "the state was made under torch.inference_mode()")
         return ""
-    if not exam.subject.makes_own_state or not exam.subject.modules():
+    if not recordings.subject.makes_own_state or not recordings.subject.modules():
         raise NotApplicable("its first state is made by the caller")
-    double = exam.subject.isolated()
+    double = recordings.subject.isolated()
     for module in double.modules():
         module.double()
-    obs = map_tensors(lambda x: x.double() if x.is_floating_point() else x, exam.script.obs)
-    double.begin(exam.rows)
+    obs = map_tensors(lambda x: x.double() if x.is_floating_point() else x, recordings.script.obs)
+    double.begin(recordings.rows)
     try:
         for t in range(2):
-            exam.step(t, obs, exam.flags_at(t, True, t == 0), double)
+            recordings.step(t, obs, recordings.flags_at(t, is_first=t == 0), double)
     except (RuntimeError, TypeError, ValueError) as error:
-        case.report("dtype-baked-in", f"after .double(), a step ends in: {_short(error)}")
+        case.report("dtype-baked-in", f"after .double(), a step ends in: {first_line(error)}")
     return "it is trainable, and follows .double()"
 
 
 @check("state-growth", "the state stays within bounds in a long episode")
 def state_growth(case: Case) -> str:
-    exam = case.exam
-    none = torch.zeros_like(exam.script.terminated[0])
-    exam.subject.begin(exam.rows)
+    recordings = case.recordings
+    none = torch.zeros_like(recordings.script.terminated[0])
+    recordings.subject.begin(recordings.rows)
     norms = []
-    for t in range(LONG):
-        exam.step(t % TOTAL, exam.script.obs, (none, none))
-        if t in (TOTAL, LONG - 1):
-            norms.append(state_norms(exam.subject, exam.rows))
+    for t in range(LONG_EPISODE):
+        recordings.step(t % TOTAL, recordings.script.obs, (none, none))
+        if t in (TOTAL, LONG_EPISODE - 1):
+            norms.append(state_norms(recordings.subject, recordings.rows))
     if bool(norms[0].isnan().any()):
-        raise NotApplicable("it does not show its state")
+        raise NotApplicable("it does not expose its state")
     largest = max(
-        float(x.detach().abs().max()) for x in tensors_in(exam.subject.state()) if x.is_floating_point() and x.numel()
+        float(x.detach().abs().max())
+        for x in tensors_in(recordings.subject.state())
+        if x.is_floating_point() and x.numel()
     )
     growth = float((norms[1] / norms[0].clamp(min=1e-12)).max())
     if largest > LARGE and growth > 1.5:
         case.report(
             "state-grows",
-            f"the largest number in the state is {largest:.3g} after {LONG} steps, {growth:.1f} times the "
-            f"size after {TOTAL}",
+            f"the largest number in the state is {largest:.3g} after {LONG_EPISODE} steps, {growth:.1f} "
+            f"times its size after {TOTAL}",
         )
-    return f"after {LONG} steps the largest number in the state is {largest:.2g}"
+    return f"after {LONG_EPISODE} steps the largest number in the state is {largest:.2g}"
 
 
 @check("compile", "torch.compile takes the training leg as one graph", extra=True)
 def compiles(case: Case) -> str:
     from torch._dynamo.utils import counters
 
-    exam = case.exam
+    recordings = case.recordings
     torch._dynamo.reset()
     counters.clear()
-    compiled = torch.compile(exam.subject.training_call, backend="eager")
+    compiled = torch.compile(recordings.subject.training_call, backend="eager")
     try:
-        compiled(exam.segment(*exam.windows()[1]))
+        compiled(recordings.segment(*recordings.windows()[1]))
         graphs = counters["stats"]["unique_graphs"]
-        compiled(exam.segment(*exam.windows()[2]))
+        compiled(recordings.segment(*recordings.windows()[2]))
         again = counters["stats"]["unique_graphs"] - graphs
         breaks = [str(reason).splitlines()[0][:100] for reason in counters["graph_break"]]
     finally:
@@ -243,5 +239,7 @@ def compiles(case: Case) -> str:
     if breaks:
         case.report("graph-breaks", f"{graphs} graphs instead of one: {'; '.join(sorted(set(breaks))[:3])}")
     elif again:
-        case.report("graph-breaks", "it is compiled anew when episodes end elsewhere")
-    return f"{graphs} graph{'' if graphs == 1 else 's'}, no break, and no new one when episodes end elsewhere"
+        case.report("graph-breaks", "it is recompiled when episodes end at other steps")
+    return (
+        f"{graphs} graph{'' if graphs == 1 else 's'}, no break, and no recompilation when episodes end at other steps"
+    )

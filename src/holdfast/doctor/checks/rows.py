@@ -1,4 +1,4 @@
-"""What training is fed with: stored states that stay, rows that depend on their own past, padding that does nothing."""
+"""The rows of training: stored states stay as they are, a row depends on its own past only, padding has no effect."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ import torch
 from torch import Tensor
 
 from holdfast.doctor.checks.base import Case, NotApplicable, check
-from holdfast.doctor.checks.steadiness import quieten_batch_norm
-from holdfast.doctor.exam import Exam
-from holdfast.doctor.observations import map_tensors, tensors_in
-from holdfast.doctor.script import STEPS, zip_tensors
+from holdfast.doctor.checks.repeatability import hold_batch_norm
+from holdfast.doctor.recordings import Recordings
+from holdfast.doctor.script import STEPS
+from holdfast.doctor.trees import map_tensors, tensors_in
+from holdfast.state import tree_map
 
 
 @check("stored-state", "what is stored at the start of a segment stays as it was")
 def stored_state(case: Case) -> str:
-    exam = case.exam
-    rollout = exam.rollout()
+    recordings = case.recordings
+    rollout = recordings.rollout()
     stored = [
         (t, mark, copy) for t, (mark, copy) in enumerate(zip(rollout.marks, rollout.mark_copies)) if tensors_in(mark)
     ]
@@ -29,7 +30,7 @@ def stored_state(case: Case) -> str:
                 moved = float((now - then).abs().max()) if now.shape == then.shape else float("inf")
                 case.report(
                     "start-state-aliased",
-                    f"the state stored before t={t} had changed by {moved:.2g} when the run was over",
+                    f"the state stored before t={t} had changed by {moved:.2g} at the end of the run",
                 )
                 return ""
     return f"{len(stored)} stored states, none changed afterwards"
@@ -37,14 +38,14 @@ def stored_state(case: Case) -> str:
 
 @check("training-rows", "in training, a row depends on its own environment, its own state and its own past")
 def training_rows(case: Case) -> str:
-    exam = case.exam
-    found = _influences(exam)
-    if _stray(found) and quieten_batch_norm(exam) and not _stray(_influences(exam)):
-        case.report("batch-statistics", _describe(found) + "; with BatchNorm in eval mode nothing strays")
+    recordings = case.recordings
+    found = _influences(recordings)
+    if _stray(found) and hold_batch_norm(recordings) and not _stray(_influences(recordings)):
+        case.report("batch-statistics", _describe(found) + "; with BatchNorm in eval mode it does not")
         return ""
     if not _stray(found):
-        return _start_states_apart(case)
-    if any(all(_fits(reading, item, exam.rows) for item in found) for reading in READINGS):
+        return _start_states_separate(case)
+    if any(all(_fits(reading, item, recordings.rows) for item in found) for reading in READINGS):
         case.report("layout-swapped", _describe(found))
     elif all(all(row == mine for _, row in reached) for _, mine, reached in found):
         case.report("sees-the-future", _describe(found))
@@ -53,17 +54,17 @@ def training_rows(case: Case) -> str:
     return ""
 
 
-Influence = tuple[int, int, list[tuple[int, int]]]  # step and row that changed; the (step, row)s that felt it
+Influence = tuple[int, int, list[tuple[int, int]]]  # step and row that changed; the (step, row)s that it reached
 
 
-def _influences(exam: Exam) -> list[Influence]:
-    first, last = exam.windows()[1]
-    segment, found = exam.segment(first, last), []
-    usual = exam.replayed(first, last)
-    for step, row in zip((3, 4, 7, 9, 10), _spaced(exam.rows)):
-        obs = map_tensors(lambda x: x[first:last], exam.script.perturbed(first + step, row))
-        gap = exam.ruler.gap(exam.replay(segment.with_(obs=obs)), usual)
-        found.append((step, row, [(t, b) for t, b in gap.differs.nonzero().tolist()]))
+def _influences(recordings: Recordings) -> list[Influence]:
+    first, last = recordings.windows()[1]
+    segment, found = recordings.segment(first, last), []
+    usual = recordings.replayed(first, last)
+    for step, row in zip((3, 4, 7, 9, 10), _spaced(recordings.rows)):
+        obs = map_tensors(lambda x: x[first:last], recordings.script.perturbed(first + step, row))
+        difference = recordings.compare(recordings.replay(segment.with_(obs=obs)), usual)
+        found.append((step, row, [(t, b) for t, b in difference.where.nonzero().tolist()]))
     return found
 
 
@@ -76,26 +77,26 @@ def _stray(found: list[Influence]) -> bool:
     return any(b != row or t < step for step, row, reached in found for t, b in reached)
 
 
-Reading = tuple[Callable[[int, int, int], tuple[int, int]], bool]  # (step, row, rows) -> where it is taken to be; and
-# whether the outputs are put back to where they belong
+# (step, row, rows) -> the (step, row) it is mistaken for; and whether outputs are moved back to where they belong
+Reading = tuple[Callable[[int, int, int], tuple[int, int]], bool]
 
 READINGS: list[Reading] = [
-    (reading, put_back)
+    (reading, moved_back)
     for reading in (
-        lambda t, b, rows: (b, t),  # rows are taken for steps
+        lambda t, b, rows: (b, t),  # rows read as steps
         lambda t, b, rows: ((t * rows + b) % STEPS, (t * rows + b) // STEPS),  # time-major read as batch-major
         lambda t, b, rows: ((b * STEPS + t) // rows, (b * STEPS + t) % rows),  # batch-major read as time-major
     )
-    for put_back in (True, False)
+    for moved_back in (True, False)
 ]
 
 
 def _fits(reading: Reading, influence: Influence, rows: int) -> bool:
     """Whether an influence is that of one row's past, when steps and rows are confused in this way."""
-    where, put_back = reading
+    where, moved_back = reading
     step, row, reached = influence
     taken_step, taken_row = where(step, row, rows)
-    places = [where(t, b, rows) if put_back else (t, b) for t, b in reached]
+    places = [where(t, b, rows) if moved_back else (t, b) for t, b in reached]
     return all(b == taken_row and t >= taken_step for t, b in places)
 
 
@@ -109,48 +110,50 @@ def _describe(found: list[Influence]) -> str:
     )
 
 
-def _start_states_apart(case: Case) -> str:
-    """Another past of one environment must change that environment's row of the next segment, and no other."""
-    exam = case.exam
-    first, last = exam.windows()[1]
-    going_on = [b for b in range(exam.rows) if not exam.true_resets[first, b]]
-    if exam.rows == 1 or not going_on:
+def _start_states_separate(case: Case) -> str:
+    """A different past of one environment must change its row of the next segment, and no other."""
+    recordings = case.recordings
+    first, last = recordings.windows()[1]
+    going_on = [b for b in range(recordings.rows) if not recordings.true_resets[first, b]]
+    if recordings.rows == 1 or not going_on:
         return "rows depend on their own observations only"
     row = going_on[len(going_on) // 2]
-    other = exam.run(0, last, obs=exam.script.perturbed(first - 1, row), marks=True)
-    other.actions = exam.rollout().actions
-    gap = exam.ruler.gap(exam.replay(exam.segment(first, last, other)), exam.replayed(first, last))
-    strangers = [b for b in gap.differs.any(0).nonzero().flatten().tolist() if b != row]
+    other = recordings.run(0, last, obs=recordings.script.perturbed(first - 1, row), marks=True)
+    other.actions = recordings.rollout().actions
+    difference = recordings.compare(
+        recordings.replay(recordings.segment(first, last, other)), recordings.replayed(first, last)
+    )
+    strangers = [b for b in difference.where.any(0).nonzero().flatten().tolist() if b != row]
     if strangers:
         case.report(
             "wrong-environment",
-            f"another past of env {row} changes what training gives for env {', '.join(map(str, strangers))} "
-            f"(by {gap.largest:.2g}): rows start from another environment's state",
+            f"a different past of env {row} changes what training computes for env {', '.join(map(str, strangers))} "
+            f"(by {difference.largest:.2g}): rows start from another environment's state",
         )
     return "rows depend on their own observations and their own past only"
 
 
 @check("padding", "padded steps change nothing")
 def padding(case: Case) -> str:
-    exam = case.exam
-    if not exam.subject.pads:
+    recordings = case.recordings
+    if not recordings.subject.pads:
         raise NotApplicable("its training leg takes no padded rows")
-    first, last = exam.windows()[1]
-    segment = exam.segment(first, last)
-    lengths = torch.tensor([STEPS - (3 * b) % 7 for b in range(exam.rows)])
+    first, last = recordings.windows()[1]
+    segment = recordings.segment(first, last)
+    lengths = torch.tensor([STEPS - (3 * b) % 7 for b in range(recordings.rows)])
     padded = torch.arange(STEPS).unsqueeze(1) >= lengths  # [T, B]
 
-    def other(x: Tensor, y: Tensor) -> Tensor:
+    def with_noise(x: Tensor, y: Tensor) -> Tensor:
         return torch.where(padded.to(x.device).reshape(*padded.shape, *[1] * (x.dim() - 2)), y, x)
 
-    noise = map_tensors(lambda x: x[first:last], exam.script.other_obs)
-    plain = exam.replay_with_graph(segment.with_(lengths=lengths))
-    noisy = exam.replay_with_graph(segment.with_(lengths=lengths, obs=zip_tensors(other, segment.obs, noise)))
+    noise = map_tensors(lambda x: x[first:last], recordings.script.other_obs)
+    plain = recordings.replay_with_graph(segment.with_(lengths=lengths))
+    noisy = recordings.replay_with_graph(segment.with_(lengths=lengths, obs=tree_map(with_noise, segment.obs, noise)))
     worst = 0.0
     for a, b in zip(tensors_in(plain.state), tensors_in(noisy.state)):
         worst = max(worst, float((a - b).detach().abs().max()))
     outputs = (plain.output - noisy.output).detach().abs().amax(-1).cpu()[~padded]
     worst = max(worst, float(outputs.max()))
-    if worst > 10 * exam.tolerance:
+    if worst > 10 * recordings.tolerance:
         case.report("padding-leaks", f"other numbers in the padding change the result by {worst:.2g}")
     return "other numbers in the padding change nothing"

@@ -1,6 +1,9 @@
 """Ready-made subjects: one file for each widespread way of writing a recurrent policy."""
 
-from holdfast.doctor.subject import NotOffered, Replay, Segment, Step, Subject
+import warnings
+from typing import Any
+
+from holdfast.doctor.subjects.base import NotOffered, RecordedSegment, Replay, Subject, SubjectStep
 from holdfast.doctor.subjects.cleanrl import CleanRL
 from holdfast.doctor.subjects.holdfast import Holdfast
 from holdfast.doctor.subjects.module import Module
@@ -17,11 +20,26 @@ __all__ = [
     "Module",
     "NotOffered",
     "Puffer",
+    "RecordedSegment",
     "Replay",
-    "Segment",
     "Stateful",
-    "Step",
     "Subject",
+    "SubjectStep",
     "TensorDictPolicy",
     "TorchRL",
 ]
+
+_RENAMED: dict[str, type] = {"Segment": RecordedSegment, "Step": SubjectStep}  # since 0.1
+
+
+def renamed(module: str, name: str) -> type:
+    """The class that `name` was called in 0.1, with a warning. For `__getattr__` of a module."""
+    if name not in _RENAMED:
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+    new = _RENAMED[name]
+    warnings.warn(f"{module}.{name} is now called {new.__name__}", DeprecationWarning, stacklevel=3)
+    return new
+
+
+def __getattr__(name: str) -> Any:
+    return renamed(__name__, name)

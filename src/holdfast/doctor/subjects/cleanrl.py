@@ -1,4 +1,4 @@
-"""`get_action_and_value(x, lstm_state, done, action=None)`: the form of CleanRL's recurrent PPO and its many copies."""
+"""`get_action_and_value(x, lstm_state, done, action=None)`: the form of CleanRL's recurrent PPO."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.doctor.columns import columns
-from holdfast.doctor.observations import device_of, map_tensors
-from holdfast.doctor.subject import NotOffered, Replay, Segment, Step, Subject
+from holdfast.doctor.observations import device_of
+from holdfast.doctor.subjects.base import NotOffered, RecordedSegment, Replay, Subject, SubjectStep
+from holdfast.doctor.trees import map_tensors
 
 
 class CleanRL(Subject):
     """An agent that takes flat observations `[T*B, ...]`, a tuple of `[L, B, H]` states and float `done` flags.
 
-    `layers` and `hidden_size` come from `agent.lstm` (or `agent.gru`) when not given; `initial_state(num_envs)`
-    replaces the zeros. The rollout leg runs under `no_grad`; the state before the first step of a segment is cloned and
-    the training leg starts from it, as in CleanRL's own script. `done(terminated, truncated)` is the flag the script
-    hands to the agent; by default either one.
+    `layers` and `hidden_size` default to those of `agent.lstm`; `initial_state(num_envs)` replaces the zeros. The
+    rollout leg runs under `no_grad`; the state before the first step of a segment is cloned and the training leg starts
+    from it, as in CleanRL's own script. `done(terminated, truncated)` is the flag that the script passes to the agent;
+    by default either one.
     """
 
     def __init__(
@@ -44,12 +45,12 @@ class CleanRL(Subject):
     def begin(self, num_envs: int) -> None:
         self._state = self.initial_state(num_envs)
 
-    def step(self, obs: Any, terminated: Tensor, truncated: Tensor, env_ids: Tensor) -> Step:
+    def step(self, obs: Any, terminated: Tensor, truncated: Tensor, env_ids: Tensor) -> SubjectStep:
         done = self.done(terminated, truncated).float()
         with torch.no_grad():
             action, log_prob, entropy, value, self._state = self.agent.get_action_and_value(obs, self._state, done)
         rows = len(env_ids)
-        return Step(columns((entropy.reshape(rows, -1), value.reshape(rows, -1)), rows), action, log_prob)
+        return SubjectStep(columns((entropy.reshape(rows, -1), value.reshape(rows, -1)), rows), action, log_prob)
 
     def mark(self) -> Any:
         return map_tensors(torch.clone, self._state)
@@ -57,7 +58,7 @@ class CleanRL(Subject):
     def state(self) -> Any:
         return self._state
 
-    def replay(self, segment: Segment) -> Replay:
+    def replay(self, segment: RecordedSegment) -> Replay:
         steps, rows = segment.terminated.shape
         flat = map_tensors(lambda x: x.flatten(0, 1), segment.obs)
         done = self.done(segment.terminated, segment.truncated).float().flatten()
@@ -83,7 +84,7 @@ class CleanRL(Subject):
 
 
 class _ZeroState:
-    """Zeros in the shape of the agent's recurrent layer, following its dtype and device."""
+    """Zeros in the shape of the agent's recurrent layer, with its dtype and device."""
 
     def __init__(self, layer: nn.Module, layers: int, hidden_size: int, tensors: int) -> None:
         self.layer, self.layers, self.hidden_size, self.tensors = layer, layers, hidden_size, tensors

@@ -1,33 +1,40 @@
-"""Holdfast's own policies: `act` with a memory, `evaluate` from its snapshot."""
+"""Holdfast's own policies: `act` with a memory, `evaluate` from its snapshot, `predict` for play.
+
+Each is called as users call it. What `step` and `unroll` returned inside is recorded; nothing is composed here.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from holdfast.doctor.columns import spread
-from holdfast.doctor.observations import map_tensors, space_of
-from holdfast.doctor.subject import NotOffered, Replay, Segment, Step, Subject
+from holdfast.doctor.observations import space_of
+from holdfast.doctor.subjects.base import NotOffered, RecordedSegment, Replay, Subject, SubjectStep
 from holdfast.doctor.subjects.predict import PredictLeg
+from holdfast.doctor.trees import map_tensors
+from holdfast.memory import Memory
+from holdfast.policies.base import PolicyOutput
 
 CARRYING = ("never", "detach")
 
 
 def carries(module: Any) -> bool:
-    """Whether a core in here is told to keep its memory across episodes (reset="never" or "detach")."""
+    """Whether a core in here keeps its memory across episodes on purpose (reset="never" or "detach")."""
     return isinstance(module, nn.Module) and any(getattr(m, "reset", None) in CARRYING for m in module.modules())
 
 
 class Holdfast(Subject):
     """An `hf.RecurrentPolicy`. `observation_space` defaults to the policy's own.
 
-    `action_masks`: True draws random masks for the policy's action space in both legs; a function
-    `(count, generator) -> masks` makes others.
+    `action_masks`: True uses random masks for the policy's action space in both legs; a function
+    `(count, generator) -> masks` makes its own.
     """
 
     takes_env_ids = True
@@ -52,15 +59,13 @@ class Holdfast(Subject):
         self._rows = 0
 
     def begin(self, num_envs: int) -> None:
-        from holdfast.memory import Memory
-
         self._memory, self._rows = Memory(self.policy.core), num_envs
 
-    def step(self, obs: Any, terminated: Any, truncated: Any, env_ids: Tensor) -> Step:
+    def step(self, obs: Any, terminated: Any, truncated: Any, env_ids: Tensor) -> SubjectStep:
         resets = None if terminated is None else terminated | truncated
-        with self._distribution() as seen:
+        with self._outputs_of("step") as outputs:
             step = self.policy.act(obs, resets, env_ids, memory=self._memory, action_mask=self.action_mask)
-        return Step(spread(seen[0], step.value), step.action, step.log_prob)
+        return SubjectStep(spread(outputs[0].dist, step.value), step.action, step.log_prob)
 
     def mark(self) -> Any:
         return self._memory.read(range(self._rows))
@@ -68,13 +73,13 @@ class Holdfast(Subject):
     def state(self) -> Any:
         return self.mark()
 
-    def replay(self, segment: Segment) -> Replay:
-        with self._distribution() as seen:
+    def replay(self, segment: RecordedSegment) -> Replay:
+        with self._outputs_of("unroll") as outputs:
             result = self.training_call(segment)
-        output = spread(seen[0], result.value.flatten())
+        output = spread(outputs[0].dist, result.value.flatten())
         return Replay(output.reshape(*result.value.shape, -1), result.log_prob, result.state)
 
-    def training_call(self, segment: Segment) -> Any:
+    def training_call(self, segment: RecordedSegment) -> Any:
         resets = segment.terminated | segment.truncated
         masks, start = segment.action_mask, segment.start
         return self.policy.evaluate(segment.obs, segment.actions, start, resets, action_mask=masks, return_state=True)
@@ -95,7 +100,8 @@ class Holdfast(Subject):
     def evaluation(self) -> Subject:
         if self._draw_masks:
             raise NotOffered("predict takes no action masks")
-        return PredictLeg(self.name, self.policy.predict, self._distribution, lambda seen: spread(seen, None))
+        watching = functools.partial(self._outputs_of, "step")
+        return PredictLeg(self.name, self.policy.predict, watching, lambda output: spread(output.dist, None))
 
     def second_agent(self) -> Subject:
         return copy.copy(self)
@@ -110,21 +116,20 @@ class Holdfast(Subject):
         self._memory.load_state_dict(checkpoint)
 
     @contextlib.contextmanager
-    def _distribution(self) -> Iterator[list[Any]]:
-        """Collects the action distribution, which neither leg returns."""
-        seen: list[Any] = []
-        decode = self.policy.decode
+    def _outputs_of(self, method: Literal["step", "unroll"]) -> Iterator[list[PolicyOutput]]:
+        """Collects what the policy's `step` or `unroll` returns. The calls around them keep the distribution to themselves."""
+        outputs: list[PolicyOutput] = []
+        original = getattr(self.policy, method)
 
-        def keep(*args: Any, **kwargs: Any) -> Any:
-            distribution, value = decode(*args, **kwargs)
-            seen.append(distribution)
-            return distribution, value
+        def keep(*args: Any, **kwargs: Any) -> PolicyOutput:
+            outputs.append(original(*args, **kwargs))
+            return outputs[-1]
 
-        self.policy.decode = keep
+        setattr(self.policy, method, keep)
         try:
-            yield seen
+            yield outputs
         finally:
-            del self.policy.decode
+            delattr(self.policy, method)
 
 
 def _random_masks(space: Any, count: int, generator: torch.Generator) -> Tensor:

@@ -9,19 +9,19 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from holdfast.doctor.observations import map_tensors, tensors_in
-from holdfast.doctor.subject import NotOffered, Replay, Segment, Step, Subject
+from holdfast.doctor.subjects.base import NotOffered, RecordedSegment, Replay, Subject, SubjectStep
 from holdfast.doctor.subjects.holdfast import carries
+from holdfast.doctor.trees import map_tensors, tensors_in
 
 
 class Module(Subject):
     """A pure module, stepped with `[1, B, I]` in the rollout leg and run over `[T, B, I]` in the training leg.
 
-    `resets`: who handles episode boundaries. `"module"`: it takes a third argument, bool `[T, B]`. `"caller"`: it knows
-    of none, so the caller zeroes state rows, and cuts a training segment wherever any environment starts anew.
-    `"nobody"`: one call over the whole segment whatever is in it, which is what most scripts around `nn.LSTM` do.
-    The default is `"module"` when it has a third parameter and `"caller"` otherwise. `state_batch_dim`: where a state
-    tensor has its batch (1 for `torch.nn`, 0 otherwise). `batch_first`: inputs and outputs are `[B, T, ...]`.
+    `resets`: who handles episode boundaries. `"module"`: it takes a third argument, bool `[T, B]`. `"caller"`: the
+    caller zeroes state rows, and cuts a training segment wherever any environment starts an episode. `"nobody"`: one
+    call over the whole segment, which is what most scripts around `nn.LSTM` do. The default is `"module"` if it has a
+    third parameter and `"caller"` otherwise. `state_batch_dim`: the batch dimension of a state tensor (1 for
+    `torch.nn`, 0 otherwise). `batch_first`: inputs and outputs are `[B, T, ...]`.
     """
 
     makes_own_state = True
@@ -61,12 +61,12 @@ class Module(Subject):
     def begin(self, num_envs: int) -> None:
         self._state = None if self.initial_state is None else self.initial_state(num_envs)
 
-    def step(self, obs: Any, terminated: Tensor, truncated: Tensor, env_ids: Tensor) -> Step:
+    def step(self, obs: Any, terminated: Tensor, truncated: Tensor, env_ids: Tensor) -> SubjectStep:
         resets = (terminated | truncated)[None]
         with torch.no_grad():
             y, state = self._run(obs[None], self._state, resets)
         self._state = map_tensors(torch.detach, state)
-        return Step(y[0])
+        return SubjectStep(y[0])
 
     def mark(self) -> Any:
         return map_tensors(torch.clone, self._state)
@@ -85,12 +85,12 @@ class Module(Subject):
             return []
         return [("resets-are-the-callers", f"{self.name} takes no resets; the doctor cut segments at episode starts")]
 
-    def replay(self, segment: Segment) -> Replay:
+    def replay(self, segment: RecordedSegment) -> Replay:
         y, state = self._run(segment.obs, segment.start, segment.terminated | segment.truncated)
         return Replay(y, state=state)
 
     def _run(self, x: Tensor, state: Any, resets: Tensor) -> tuple[Tensor, Any]:
-        """`[T, B, I]` through the module, boundaries handled by whoever handles them."""
+        """`[T, B, I]` through the module, with boundaries handled as `self.resets` says."""
         if self.resets == "module":
             return self._call(x, state, resets.T if self.batch_first else resets)
         if self.resets == "nobody" and len(x) > 1:

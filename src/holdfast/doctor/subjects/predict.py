@@ -1,4 +1,4 @@
-"""The play loop of Stable-Baselines3: `predict(obs, state, episode_start)`, with the state in the caller's hands."""
+"""The play loop of Stable-Baselines3: `predict(obs, state, episode_start)`; the caller keeps the state."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 from torch import Tensor
 
-from holdfast.doctor.observations import map_tensors
-from holdfast.doctor.subject import Step, Subject
+from holdfast.doctor.subjects.base import Subject, SubjectStep
+from holdfast.doctor.trees import map_tensors
 
 
 class PredictLeg(Subject):
-    """An evaluation leg. `watching()` collects what the policy's head gives; `output` turns that into columns."""
+    """An evaluation leg. `watching()` collects what the policy computes on the way; `output` turns it into columns."""
 
     def __init__(
         self,
@@ -29,9 +29,9 @@ class PredictLeg(Subject):
     def begin(self, num_envs: int) -> None:
         self._state = None
 
-    def step(self, obs: Any, terminated: Tensor, truncated: Tensor, env_ids: Tensor) -> Step:
+    def step(self, obs: Any, terminated: Tensor, truncated: Tensor, env_ids: Tensor) -> SubjectStep:
         first = (terminated | truncated).cpu().numpy() | (self._state is None)
         arrays = map_tensors(lambda x: x.cpu().numpy(), obs)
         with self.watching() as seen:
             _, self._state = self.predict(arrays, self._state, first, deterministic=True)
-        return Step(self.output(seen[0]))
+        return SubjectStep(self.output(seen[0]))

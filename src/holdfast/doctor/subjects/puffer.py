@@ -8,16 +8,17 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.doctor.columns import columns
-from holdfast.doctor.observations import map_tensors, space_of
-from holdfast.doctor.subject import Replay, Segment, Step, Subject
+from holdfast.doctor.observations import space_of
+from holdfast.doctor.subjects.base import RecordedSegment, Replay, Subject, SubjectStep
+from holdfast.doctor.trees import map_tensors
 
 
 class Puffer(Subject):
     """A policy whose state dict holds `lstm_h` and `lstm_c` (`[B, H]`) and `done`.
 
-    Rollout: `forward_eval(obs [B, ...], state) -> (logits, value)`, the state dict being updated in place, under
-    `no_grad`. Training: `forward(obs [B, T, ...], state) -> (logits, value)`, with `done` `[B, T]`. `start`: what the
-    trainer hands to training as first state: `"stored"`, or `"nothing"` as PufferLib's own trainer does.
+    Rollout: `forward_eval(obs [B, ...], state) -> (logits, value)` under `no_grad`, which updates the state dict in
+    place. Training: `forward(obs [B, T, ...], state) -> (logits, value)`, with `done` `[B, T]`. `start`: what the
+    trainer passes to training as the first state: `"stored"`, or `"nothing"` as PufferLib's own trainer does.
     """
 
     def __init__(
@@ -43,11 +44,11 @@ class Puffer(Subject):
         parameter = next(iter(self.policy.parameters()))
         self._state = {key: parameter.new_zeros(num_envs, self.hidden_size) for key in ("lstm_h", "lstm_c")}
 
-    def step(self, obs: Any, terminated: Tensor, truncated: Tensor, env_ids: Tensor) -> Step:
+    def step(self, obs: Any, terminated: Tensor, truncated: Tensor, env_ids: Tensor) -> SubjectStep:
         self._state["done"] = terminated | truncated
         with torch.no_grad():
             result = self.policy.forward_eval(obs, self._state)
-        return Step(columns(result, len(env_ids)))
+        return SubjectStep(columns(result, len(env_ids)))
 
     def mark(self) -> Any:
         return {key: self._state[key].clone() for key in ("lstm_h", "lstm_c")}
@@ -55,7 +56,7 @@ class Puffer(Subject):
     def state(self) -> Any:
         return [self._state[key] for key in ("lstm_h", "lstm_c")]
 
-    def replay(self, segment: Segment) -> Replay:
+    def replay(self, segment: RecordedSegment) -> Replay:
         steps, rows = segment.terminated.shape
         stored = segment.start if self.start == "stored" else {"lstm_h": None, "lstm_c": None}
         state = {**stored, "done": (segment.terminated | segment.truncated).T}

@@ -11,14 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from holdfast.doctor.observations import map_tensors
-from holdfast.doctor.subject import Replay, Segment, Step, Subject
+from holdfast.doctor.subjects.base import RecordedSegment, Replay, Subject, SubjectStep
 from holdfast.doctor.subjects.holdfast import carries
 from holdfast.doctor.subjects.predict import PredictLeg
+from holdfast.doctor.trees import map_tensors
 
 
 class SB3(Subject):
-    """A `RecurrentPPO` model (or one loaded from a .zip); only its policy and buffer class are used, never its env."""
+    """A `RecurrentPPO` model. Only its policy and buffer class are used, never its environment."""
 
     def __init__(self, model: Any, *, num_envs: int = 5, name: str | None = None) -> None:
         if not hasattr(model, "policy") or not hasattr(model.policy, "lstm_actor"):
@@ -29,7 +29,7 @@ class SB3(Subject):
         super().__init__(model.observation_space, name=name or type(model).__name__)
         self.policy: Any = model.policy
         self.buffer_class = type(model.rollout_buffer)
-        # Holdfast's buffer lays episodes side by side where resets isolate them; sb3-contrib's does not ask
+        # Holdfast's buffer lays episodes side by side if resets isolate them; sb3-contrib's has no such argument.
         self.isolated_resets = getattr(model.rollout_buffer, "isolated", None)
         self._template = model._last_lstm_states
         self.carries_across_episodes = carries(model.policy)
@@ -41,17 +41,17 @@ class SB3(Subject):
     def begin(self, num_envs: int) -> None:
         # [layers, environments, size]
         self._states = map_tensors(lambda x: x.new_zeros(x.shape[0], num_envs, x.shape[2]), self._template)
-        # `_last_episode_starts` of a new run is all True in SB3
+        # SB3's `_last_episode_starts` is all True at the start of a run.
         self._episode_starts = torch.ones(num_envs, device=self.policy.device)
 
-    def step(self, obs: Any, terminated: Tensor, truncated: Tensor, env_ids: Tensor) -> Step:
+    def step(self, obs: Any, terminated: Tensor, truncated: Tensor, env_ids: Tensor) -> SubjectStep:
         starts = (terminated | truncated).float()
         if self._episode_starts is not None:
             starts, self._episode_starts = self._episode_starts, None
         self.policy.set_training_mode(False)
         with torch.no_grad(), self._action_parameters() as captured:
             actions, values, log_prob, self._states = self.policy(obs, self._states, starts)
-        return Step(torch.cat([captured[0], values.reshape(-1, 1)], dim=1), actions, log_prob)
+        return SubjectStep(torch.cat([captured[0], values.reshape(-1, 1)], dim=1), actions, log_prob)
 
     def mark(self) -> Any:
         return map_tensors(torch.clone, self._states)
@@ -63,13 +63,13 @@ class SB3(Subject):
         self._states = map_tensors(torch.clone, self._states)
         map_tensors(lambda x: x[:, row].fill_(float("nan")), self._states)
 
-    def replay(self, segment: Segment) -> Replay:
+    def replay(self, segment: RecordedSegment) -> Replay:
         return self._through_the_buffer(segment, whole=True)
 
-    def minibatches(self, segment: Segment) -> Replay:
+    def minibatches(self, segment: RecordedSegment) -> Replay:
         return self._through_the_buffer(segment, whole=False)
 
-    def _through_the_buffer(self, segment: Segment, whole: bool) -> Replay:
+    def _through_the_buffer(self, segment: RecordedSegment, whole: bool) -> Replay:
         steps, rows = segment.terminated.shape
         self.policy.set_training_mode(True)
         flat = map_tensors(lambda x: x.flatten(0, 1), segment.obs)
@@ -78,7 +78,7 @@ class SB3(Subject):
         places: list[Tensor] = []
         for sample in self._samples(segment, whole):
             real = sample.mask > 1e-8
-            index = sample.returns.long()  # `_samples` put each step's place there
+            index = sample.returns.long()  # `_samples` stored each step's place there
             obs = map_tensors(lambda x, index=index: x[index], flat)
             actions = sample.actions
             if not hasattr(self.action_space, "low") and not hasattr(self.action_space, "nvec"):
@@ -105,7 +105,7 @@ class SB3(Subject):
     def evaluation(self) -> Subject:
         return PredictLeg(self.name, self.policy.predict, self._action_parameters, lambda seen: seen)
 
-    def _samples(self, segment: Segment, whole: bool) -> Iterator[Any]:
+    def _samples(self, segment: RecordedSegment, whole: bool) -> Iterator[Any]:
         """The segment through SB3's buffer: in minibatches that start anywhere, or whole and in order."""
         steps, rows = segment.terminated.shape
         layers, _, size = self._template.pi[0].shape
@@ -130,7 +130,7 @@ class SB3(Subject):
 
     @contextlib.contextmanager
     def _action_parameters(self) -> Iterator[list[Tensor]]:
-        """Collects what the action head gives (logits or means): it is not among what the policy returns."""
+        """Collects the output of the action head (logits or means), which the policy does not return."""
         captured: list[Tensor] = []
 
         def keep(module: nn.Module, args: Any, result: Tensor) -> None:
@@ -145,5 +145,5 @@ class SB3(Subject):
 
 @functools.lru_cache
 def _seed_of_split_zero(count: int) -> int:
-    """A numpy seed with which the buffer's random split falls on 0, so that no sequence is cut."""
+    """A numpy seed with which the buffer's random split is at 0, so that no sequence is cut."""
     return next(seed for seed in range(100_000) if np.random.RandomState(seed).randint(count) == 0)

@@ -1,4 +1,4 @@
-"""Policies that keep their hidden state as an attribute of the module: `self.lstm_hidden = ...` in `forward`."""
+"""Modules that keep their hidden state as an attribute: `self.lstm_hidden = ...` in `forward`."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.doctor.columns import columns
-from holdfast.doctor.observations import map_tensors, space_of, tensors_in
-from holdfast.doctor.subject import NotOffered, Replay, Segment, Step, Subject
+from holdfast.doctor.observations import space_of
+from holdfast.doctor.subjects.base import NotOffered, RecordedSegment, Replay, Subject, SubjectStep
+from holdfast.doctor.trees import map_tensors, tensors_in
 
 
 class Stateful(Subject):
-    """A module that remembers by itself.
+    """A module that keeps its own state.
 
     `act`: the method called with `[B, ...]` observations at each step. `hidden`: the attribute (or attributes) with the
     state. `reset`: how it learns of a new episode: the name of a keyword of `act` that takes a `[B]` bool mask, or of a
-    method of the module, called with the mask, or with nothing when it takes nothing (and then when every environment
-    starts anew). `train`: the method for a stored segment, called with `[T, B, ...]` observations and, if it has a
-    parameter for them, `[T, B]` resets; None steps through `act` with gradients. `detach`: a method called between
-    segments. `forget`: a method that clears all memory. `no_grad`: True when the project always steps under
+    method of the module. The method is called with the mask; if it takes no argument, it is called when every
+    environment starts an episode. `train`: the method for a stored segment, called with `[T, B, ...]` observations and,
+    if it has a parameter for them, `[T, B]` resets; None steps through `act` with gradients. `detach`: a method called
+    between segments. `forget`: a method that clears all memory. `no_grad`: True if the project always steps under
     `torch.no_grad()`; otherwise the doctor also trains through live steps, segment after segment, as such scripts do.
     """
 
@@ -54,14 +55,14 @@ class Stateful(Subject):
         self.reset, self.no_grad, self.output, self.num_envs = reset, no_grad, output, num_envs
         for attribute in (act, train, reset if not self._is_keyword(act) else None, detach, forget):
             if attribute is not None and not hasattr(module, attribute):
-                raise AttributeError(f"{type(module).__name__} has no `{attribute}`, which the subject was told of")
+                raise AttributeError(f"{type(module).__name__} has no `{attribute}`, which the subject names")
         if not self.takes_mask:
             self.num_envs = 1
         self._initial = {key: _copy(getattr(module, key, None)) for key in self.hidden}
 
-    # A reset method that takes no argument cannot reset one environment of several.
     @property
     def takes_mask(self) -> bool:
+        """A reset method without arguments cannot reset one environment of several."""
         return self.reset is None or self._is_keyword(self.act) or self._count(self.reset) > 0
 
     def begin(self, num_envs: int) -> None:
@@ -72,14 +73,14 @@ class Stateful(Subject):
         if self.forget is not None:
             getattr(self.module, self.forget)()
 
-    def step(self, obs: Any, terminated: Tensor, truncated: Tensor, env_ids: Tensor) -> Step:
+    def step(self, obs: Any, terminated: Tensor, truncated: Tensor, env_ids: Tensor) -> SubjectStep:
         with torch.no_grad() if self.no_grad is not False else contextlib.nullcontext():
             return self.live_step(obs, terminated, truncated, env_ids)
 
-    def live_step(self, obs: Any, terminated: Tensor, truncated: Tensor, env_ids: Tensor) -> Step:
+    def live_step(self, obs: Any, terminated: Tensor, truncated: Tensor, env_ids: Tensor) -> SubjectStep:
         with torch.no_grad() if self.no_grad else contextlib.nullcontext():
             result = self._call(self.act, obs, terminated | truncated)
-        return Step(self._columns(result, len(terminated)))
+        return SubjectStep(self._columns(result, len(terminated)))
 
     def mark(self) -> Any:
         return {key: _copy(getattr(self.module, key, None)) for key in self.hidden}
@@ -87,7 +88,7 @@ class Stateful(Subject):
     def state(self) -> Any:
         return [getattr(self.module, key, None) for key in self.hidden]
 
-    def replay(self, segment: Segment) -> Replay:
+    def replay(self, segment: RecordedSegment) -> Replay:
         for key, value in segment.start.items():
             setattr(self.module, key, _copy(value))
         if self.detach is not None:

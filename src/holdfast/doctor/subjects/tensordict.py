@@ -1,4 +1,4 @@
-"""Policies that speak TensorDict: `env_obs`, `dones`, `truncateds`, `training_env_ids` in, actions and values out."""
+"""Policies on TensorDicts: `env_obs`, `dones`, `truncateds`, `training_env_ids` in, actions and values out."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.doctor.columns import columns
-from holdfast.doctor.observations import device_of, map_tensors, space_of
-from holdfast.doctor.subject import NotOffered, Replay, Segment, Step, Subject
+from holdfast.doctor.observations import device_of, space_of
+from holdfast.doctor.subjects.base import NotOffered, RecordedSegment, Replay, Subject, SubjectStep
 from holdfast.doctor.subjects.holdfast import carries
+from holdfast.doctor.trees import map_tensors
 
 
 class TensorDictPolicy(Subject):
     """`policy(td)` steps with the policy's own memory; `policy(td, state=start, action=actions)` is the training leg.
 
     The training TensorDict is `[B, TT]`. `start_state(td)`, `reset_memory()`, `get_memory()` and `set_memory()` are
-    used where the policy has them; a policy without `reset_memory` gets back the plain attributes it had at first.
+    used if the policy has them; in a policy without `reset_memory`, the plain attributes it began with are restored.
     """
 
     takes_env_ids = True
@@ -50,13 +51,13 @@ class TensorDictPolicy(Subject):
         if hasattr(self.policy, "reset_memory"):
             self.policy.reset_memory()
 
-    def step(self, obs: Any, terminated: Any, truncated: Any, env_ids: Tensor) -> Step:
+    def step(self, obs: Any, terminated: Any, truncated: Any, env_ids: Tensor) -> SubjectStep:
         td = self._tensordict([len(env_ids)], obs, env_ids)
         if terminated is not None:
             td["dones"], td["truncateds"] = terminated, truncated
         with torch.no_grad():
             td = self.policy(td)
-        return Step(self._columns(td, "values", len(env_ids)), td["actions"], td["act_log_prob"])
+        return SubjectStep(self._columns(td, "values", len(env_ids)), td["actions"], td["act_log_prob"])
 
     def mark(self) -> Any:
         if not hasattr(self.policy, "start_state"):
@@ -66,7 +67,7 @@ class TensorDictPolicy(Subject):
     def state(self) -> Any:
         return self.mark()
 
-    def replay(self, segment: Segment) -> Replay:
+    def replay(self, segment: RecordedSegment) -> Replay:
         steps, rows = segment.terminated.shape
         ids = torch.arange(rows).unsqueeze(1).expand(rows, steps)
         td = self._tensordict([rows, steps], _swap(segment.obs), ids)
@@ -107,7 +108,7 @@ class TensorDictPolicy(Subject):
 
 
 def _plain_attributes(policy: nn.Module) -> dict[str, Any]:
-    """For a policy that cannot be told to forget: its attributes that may hold memory, as they are before any step."""
+    """The attributes that may hold memory, as they are before any step, of a policy without a reset call."""
     kinds = (dict, list, tuple, Tensor, int, float, type(None))
     return {
         key: copy.deepcopy(value) for key, value in vars(policy).items() if key[0] != "_" and isinstance(value, kinds)

@@ -11,17 +11,17 @@ from torch import Tensor, nn
 
 from holdfast.doctor.columns import columns
 from holdfast.doctor.observations import device_of, space_of
-from holdfast.doctor.subject import Replay, Segment, Step, Subject
+from holdfast.doctor.subjects.base import RecordedSegment, Replay, Subject, SubjectStep
 
 
 class TorchRL(Subject):
     """A module that reads `observation`, recurrent states and `is_init` from a TensorDict.
 
-    The other arguments say how the project wires it; the defaults are what TorchRL's documentation shows.
-    `primed`: the environment has the module's `TensorDictPrimer`, which carries the states from step to step and zeroes
-    them at a reset. `init_tracker`: the environment has `InitTracker`; without it `is_init` is False everywhere.
-    `is_init_dtype`: what the collected data holds. `recurrent_mode`: training runs inside `set_recurrent_mode(True)`.
-    `out_keys`: the entries to compare, by default what the module writes, less states and sampled actions.
+    The other arguments say how the project wires it; the defaults follow TorchRL's documentation. `primed`: the
+    environment has the module's `TensorDictPrimer`, which carries the states from step to step and zeroes them at a
+    reset. `init_tracker`: the environment has `InitTracker`; without it `is_init` is False everywhere.
+    `is_init_dtype`: the dtype in the collected data. `recurrent_mode`: training runs inside `set_recurrent_mode(True)`.
+    `out_keys`: the entries to compare, by default what the module writes except states and sampled actions.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class TorchRL(Subject):
         self._first = True
         self._carried = {key: self._zeros(cell, i, num_envs) for cell, i, key in self._state_keys()}
 
-    def step(self, obs: Any, terminated: Tensor, truncated: Tensor, env_ids: Tensor) -> Step:
+    def step(self, obs: Any, terminated: Tensor, truncated: Tensor, env_ids: Tensor) -> SubjectStep:
         from tensordict import TensorDict
 
         rows = len(terminated)
@@ -75,7 +75,7 @@ class TorchRL(Subject):
         with torch.no_grad():
             td = self.module(td)
         self._carried = {key: td[cell.out_keys[1 + i]] for cell, i, key in self._state_keys()}
-        return Step(columns([td[key] for key in self.out_keys], rows))
+        return SubjectStep(columns([td[key] for key in self.out_keys], rows))
 
     def mark(self) -> Any:
         return dict(self._carried)
@@ -83,7 +83,7 @@ class TorchRL(Subject):
     def state(self) -> Any:
         return list(self._carried.values()) if self.primed else None
 
-    def replay(self, segment: Segment) -> Replay:
+    def replay(self, segment: RecordedSegment) -> Replay:
         from tensordict import TensorDict
         from torchrl.modules import set_recurrent_mode
 
@@ -94,7 +94,7 @@ class TorchRL(Subject):
         td["is_init"] = self._is_init(resets.T)
         if self.primed:
             for key in self._carried:
-                # the buffer holds each step's state as the primer left it: zero at a reset
+                # The buffer holds each step's state as the primer left it: zero at a reset.
                 stored = [_zero_rows(segment.marks[t][key], resets[t]) for t in range(steps)]
                 td[key] = torch.stack(stored, dim=1)
         with set_recurrent_mode(True) if self.recurrent_mode else contextlib.nullcontext():
@@ -122,7 +122,7 @@ class TorchRL(Subject):
         return {key: _zero_rows(value, resets) for key, value in self._carried.items()}
 
     def _state_keys(self) -> list[tuple[Any, int, Any]]:
-        """(cell, place among its states, key that it reads)."""
+        """(cell, index among its states, key that it reads)."""
         return [
             (cell, i, key) for cell in self.cells for i, key in enumerate(k for k in cell.in_keys[1:] if k != "is_init")
         ]

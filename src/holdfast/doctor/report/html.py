@@ -1,0 +1,213 @@
+"""The report as one HTML page, for a reader who is new to recurrent training. No script, no network."""
+
+from __future__ import annotations
+
+import math
+from html import escape
+from typing import TYPE_CHECKING
+
+from holdfast.doctor.report.credit import CreditMap, color
+from holdfast.doctor.script import STEPS
+
+if TYPE_CHECKING:
+    from holdfast.doctor.report.findings import Finding, Outcome
+    from holdfast.doctor.report.report import Report
+
+_STYLE = """
+:root { --ink:#1d2330; --dim:#5d6675; --line:#dfe3ea; --paper:#fff; --wash:#f5f7fa; --good:#1a7f4b; --bad:#b42318;
+  --warn:#9a6700; --note:#2c5fa8; }
+@media (prefers-color-scheme: dark) { :root { --ink:#e7eaf0; --dim:#9aa4b4; --line:#333a47; --paper:#171b22;
+  --wash:#1f252f; --good:#4cc38a; --bad:#ff7b6e; --warn:#e3b341; --note:#7fb0ff; } }
+* { box-sizing: border-box; }
+body { margin:0; background:var(--paper); color:var(--ink); font:16px/1.55 system-ui, "DejaVu Sans", sans-serif; }
+main { max-width: 62rem; margin: 0 auto; padding: 2rem 1.25rem 4rem; }
+h1 { font-size:1.7rem; line-height:1.25; margin:.2rem 0 .4rem; } h2 { font-size:1.2rem; margin:2.4rem 0 .6rem; }
+p { margin:.4rem 0; max-width: 48rem; } .dim { color:var(--dim); } small, .small { font-size:.86rem; }
+.verdict { border-left:.4rem solid var(--good); padding:.2rem 0 .2rem 1rem; } .verdict.bad { border-color:var(--bad); }
+.finding { border:1px solid var(--line); border-left:.35rem solid var(--note); border-radius:.4rem;
+  padding:.9rem 1.1rem; margin:1rem 0; background:var(--wash); }
+.finding.error { border-left-color:var(--bad); } .finding.warning { border-left-color:var(--warn); }
+.finding h3 { margin:0 0 .3rem; font-size:1.05rem; } .tag { font-weight:600; text-transform:uppercase; font-size:.75rem;
+  letter-spacing:.05em; margin-right:.5rem; } .error .tag { color:var(--bad); } .warning .tag { color:var(--warn); }
+.note .tag { color:var(--note); }
+dl { margin:.6rem 0 0; display:grid; grid-template-columns:max-content 1fr; gap:.3rem 1rem; }
+dt { font-weight:600; } dd { margin:0; } code { font:.92em ui-monospace, "DejaVu Sans Mono", monospace; }
+table { border-collapse:collapse; width:100%; font-size:.93rem; }
+td, th { text-align:left; padding:.35rem .6rem .35rem 0; border-bottom:1px solid var(--line); vertical-align:top; }
+.passed { color:var(--good); } .failed { color:var(--bad); }
+.warned { color:var(--warn); } .skipped { color:var(--dim); } .wide { overflow-x:auto; }
+.pictures { display:flex; flex-wrap:wrap; gap:1.6rem; } figure { margin:.4rem 0; }
+figcaption { font-size:.86rem; color:var(--dim); } svg text { fill:var(--dim); font-size:11px; }
+svg { max-width:100%; height:auto; } details { margin:.6rem 0 0; } summary { cursor:pointer; }
+"""
+
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+
+_LINES = ("#2c5fa8", "#c2571a", "#1a7f4b", "#8b3fa0", "#7a6a00", "#b42318", "#0f7d8c", "#5d6675")
+
+
+def page(report: Report) -> str:
+    """The whole page as text."""
+    tone = "" if report.ok else " bad"
+    parts = [
+        f'<header class="verdict{tone}"><p class="dim small">Holdfast doctor</p><h1>{escape(report.verdict)}</h1>',
+        f'<p class="dim small">seed {report.seed}, {report.seconds:.1f} s</p></header>',
+        _INTRODUCTION,
+        "".join(_finding(found) for found in report.findings)
+        or "<p>Nothing was found. The checks are listed below.</p>",
+        _credit(report.credit) if report.credit is not None else "",
+        _norms(report),
+        _checks(report.outcomes),
+    ]
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<link rel="icon" href="data:,"><title>{escape(report.subject)}: doctor\'s report</title>'
+        f"<style>{_STYLE}</style></head><body><main>{''.join(parts)}</main></body></html>\n"
+    )
+
+
+_INTRODUCTION = (
+    "<p>This policy has a memory: it carries numbers from step to step, separately for each environment. Memory must be "
+    "cleared when an episode ends, must never pass from one environment to another, and must be the same in training as "
+    "it was in the rollout. Mistakes here raise no error; they make learning worse. The doctor played the policy in "
+    "scripted environments and compared the results.</p><h2>Findings</h2>"
+)
+
+
+def _finding(found: Finding) -> str:
+    inner = ""
+    if found.consequences:
+        items = "".join(
+            f"<li><b>{escape(f.check)}</b>: {escape(f.cause)}. <span class=dim>{escape(f.evidence)}</span></li>"
+            for f in found.consequences
+        )
+        summary = f'<summary class="small">{len(found.consequences)} more that follow from this one</summary>'
+        inner = f'<details>{summary}<ul class="small">{items}</ul></details>'
+    return (
+        f'<section class="finding {found.severity}"><h3><span class="tag">{found.severity}</span>'
+        f"<code>{escape(found.cause)}</code></h3><p>{escape(found.meaning)}</p><dl>"
+        f"<dt>Seen</dt><dd>{escape(found.evidence)}.</dd><dt>Fix</dt><dd>{escape(found.fix)}</dd>"
+        f"<dt>More</dt><dd><code>{escape(found.url)}</code></dd></dl>{inner}</section>"
+    )
+
+
+def _credit(credit: CreditMap) -> str:
+    rows = [credit.busiest_row]
+    quiet = int(credit.resets[1:].sum(0).argmin())
+    if quiet != rows[0]:
+        rows.append(quiet)
+    figures = "".join(_credit_picture(credit, row) for row in rows)
+    return (
+        "<h2>Credit map</h2><p>In training, the outcome of each step teaches the steps before it. Each line of the "
+        "picture is a step, each column an observation; the darker a cell, the more that step's output depends on that "
+        "observation. Lines mark where a new episode begins. A <b>healthy</b> policy has one filled triangle per episode "
+        "and nothing outside. <b>Red</b> cells are leaks from another episode. A triangle in which only the diagonal is "
+        f'filled means that the policy cannot learn what to remember.</p><div class="pictures">{figures}</div>'
+    )
+
+
+def _credit_picture(credit: CreditMap, row: int) -> str:
+    cell, margin = 24, 34
+    shades, allowed, steps = credit.shades(row), credit.allowed(row), len(credit.values)
+    side = steps * cell
+    shapes = []
+    for t in range(steps):
+        for s in range(steps):
+            shade = float(shades[t, s])
+            if s > t and shade == 0:
+                continue
+            red, green, blue = color(shade, bool(allowed[t, s]))
+            size = float(credit.values[t, s, row])
+            tip = f"step {credit.first + t} depends on observation {credit.first + s}: {size:.2g}"
+            shapes.append(
+                f'<rect x="{margin + s * cell}" y="{t * cell}" width="{cell - 1}" height="{cell - 1}" '
+                f'fill="rgb({red},{green},{blue})"><title>{tip}</title></rect>'
+            )
+    for t in range(1, steps):
+        if credit.resets[t, row]:
+            at = t * cell - 0.5
+            shapes.append(
+                f'<path d="M{margin} {at}H{margin + side}M{margin + at} 0V{side}" stroke="#8a93a3" stroke-width="1.5"/>'
+            )
+    for t in range(0, steps, 2):
+        shapes.append(f'<text x="{margin - 6}" y="{t * cell + 16}" text-anchor="end">{credit.first + t}</text>')
+        shapes.append(
+            f'<text x="{margin + t * cell + cell / 2}" y="{side + 15}" text-anchor="middle">{credit.first + t}</text>'
+        )
+    episodes = int(credit.resets[1:, row].sum())
+    return (
+        f'<figure><svg width="{side + margin + 4}" height="{side + 34}" viewBox="0 0 {side + margin + 4} {side + 34}" '
+        f'role="img" aria-label="credit map of environment {row}">{"".join(shapes)}'
+        f'<text x="{margin + side / 2}" y="{side + 31}" text-anchor="middle">observation</text></svg>'
+        f"<figcaption>Environment {row}: {episodes} new episode{'' if episodes == 1 else 's'} in this "
+        "segment.</figcaption></figure>"
+    )
+
+
+def _norms(report: Report) -> str:
+    norms, resets = report.norms, report.resets
+    if norms is None or resets is None or not bool(norms.isfinite().all()):
+        return "<h2>Size of the memory</h2><p class=dim>The policy does not expose its state.</p>"
+    width, height, margin = 880, 200, 40
+    steps, rows = norms.shape
+    top = max(float(norms.max()), 1e-9)
+
+    def x(t: float) -> float:
+        return margin + t * (width - margin - 10) / (steps - 1)
+
+    def y(value: float) -> float:
+        return height - 26 - value / top * (height - 40)
+
+    shapes = [f'<path d="M{margin} {y(0):.1f}H{width - 10}" stroke="#8a93a3" stroke-width="1"/>']
+    shapes += [
+        f'<path d="M{x(t):.1f} 8V{y(0):.1f}" stroke="#8a93a3" stroke-dasharray="3 4"/>'
+        for t in range(STEPS, steps, STEPS)
+    ]
+    for row in range(min(rows, len(_LINES))):
+        points = [(x(t), y(float(norms[t, row]))) for t in range(steps)]
+        path = "".join(f"{'M' if i == 0 else 'L'}{a:.1f} {b:.1f}" for i, (a, b) in enumerate(points))
+        shapes.append(
+            f'<path d="{path}" fill="none" stroke="{_LINES[row]}" stroke-width="1.6"><title>environment '
+            f"{row}</title></path>"
+        )
+        shapes += [
+            f'<circle cx="{points[t][0]:.1f}" cy="{points[t][1]:.1f}" r="3.4" fill="{_LINES[row]}">'
+            f"<title>environment {row}: an episode begins at step {t}</title></circle>"
+            for t in range(steps)
+            if resets[t, row]
+        ]
+    labels = "".join(
+        f'<text x="{x(t):.1f}" y="{height - 8}" text-anchor="middle">{t}</text>' for t in range(0, steps, 4)
+    )
+    key = " ".join(
+        f'<span style="color:{_LINES[row]}">&#9679;</span> environment {row}' for row in range(min(rows, len(_LINES)))
+    )
+    digits = max(0, 1 - math.floor(math.log10(top)))
+    return (
+        "<h2>Size of the memory</h2><p>How large the carried numbers are during the rollout. A dot marks the first step "
+        "of an episode, where the line should drop to the size after a single step. A dashed line marks the start of a "
+        f'training segment.</p><figure><svg width="{width}" height="{height}" viewBox="0 0 {width} {height}" role="img" '
+        f'aria-label="size of the state of each environment">{"".join(shapes)}{labels}'
+        f'<text x="{margin - 6}" y="{y(top) + 4:.1f}" text-anchor="end">{top:.{digits}f}</text>'
+        f'<text x="{margin - 6}" y="{y(0) + 4:.1f}" '
+        f'text-anchor="end">0</text></svg><figcaption>{key}</figcaption></figure>'
+    )
+
+
+def _checks(outcomes: tuple[Outcome, ...]) -> str:
+    styles = {"passed": "passed", "failed": "failed", "warning": "warned"}
+    lines = []
+    for outcome in outcomes:
+        style, word = styles.get(outcome.verdict, "skipped"), outcome.verdict
+        said = ", ".join(f.cause for f in outcome.findings) if outcome.status == "failed" else outcome.said.strip()
+        lines.append(
+            f"<tr><td><code>{escape(outcome.check)}</code></td><td>{escape(outcome.protects)}</td>"
+            f'<td class="{style}">{word}</td><td class="dim">{escape(said)}</td></tr>'
+        )
+    return (
+        '<h2>Checks</h2><div class="wide"><table>'
+        "<tr><th>check</th><th>what it protects</th><th></th><th>measured</th></tr>"
+        f"{''.join(lines)}</table></div>"
+    )
