@@ -90,14 +90,14 @@ class GatedCore(Core):
             return None
         return {leaf: getattr(self, f"initial_{leaf}") for leaf in self.leaf_names}
 
-    def _dtype_and_device(self) -> tuple[torch.dtype, torch.device]:
+    def dtype_and_device(self) -> tuple[torch.dtype, torch.device]:
         weight: Tensor = self.weight_hh_l0  # type: ignore[assignment]
         return weight.dtype, weight.device
 
     def _compute_dtype(self, x: Tensor) -> torch.dtype:
         """The dtype of products: the module's, or autocast's. The state keeps the module's."""
         kind = x.device.type
-        return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else self._dtype_and_device()[0]
+        return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else self.dtype_and_device()[0]
 
     def _weights(self, layer: int, dtype: torch.dtype) -> tuple[Any, Any, Any, Any]:
         """w_ih, w_hh, b_ih, b_hh in `dtype`. Cast anew in each call: autocast's cache would keep casts made under
@@ -123,7 +123,7 @@ class GatedCore(Core):
             return {leaf: s.masked_fill(mask, 0.0) for leaf, s in state.items()}
         if self.reset == "detach":
             return state_ops.where(resets, state_ops.detach(state), state)
-        return state_ops.where(resets, self._initial_state(resets.shape[0]), state)
+        return state_ops.where(resets, self.initial_state(resets.shape[0]), state)
 
     def _step_of_sequence(self, x: Tensor, state: State, resets: Tensor | None) -> tuple[Tensor, State]:
         """A step as a sequence of one. In half precision the order of roundings shows in the result, so both legs must

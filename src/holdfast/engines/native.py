@@ -37,7 +37,7 @@ _OWN_METHODS = (
     "forward",
     "_encode",
     "_decode",
-    "_distribution",
+    "distribution",
     "_parts",
     "__call__",
 )
@@ -180,7 +180,7 @@ class NativeGradient:
             self.policy.log_std.grad = None
         with torch.enable_grad():
             logits, value = logits.requires_grad_(), value.flatten().requires_grad_()
-            dist = self.policy._distribution(logits, mask)
+            dist = self.policy.distribution(logits, mask)
             log_prob, entropy = dist.log_prob(merge_time(segment.actions, T, B, "actions")), dist.entropy()
             new = (log_prob.view(T, B), entropy.view(T, B), value.view(T, B))
             terms = ClippedObjective.apply(*new, *stored, *options)  # type: ignore[no-untyped-call]
@@ -218,7 +218,7 @@ def _parts_of(core: Core) -> dict[str, nn.Module]:
 def _runs_here(policy: ActorCritic) -> bool:
     """Whether every core is one whose passes are here, and the heads read them as they are."""
     parts = _parts_of(policy.core)
-    if type(policy.core) is Parallel and set(parts) != {"actor", "critic"}:
+    if isinstance(policy.core, Parallel) and (policy.core.inputs or set(parts) != {"actor", "critic"}):
         return False
     x = torch.empty(1, policy.core.input_size)
     return native.in_use() and all(

@@ -132,8 +132,5 @@ def start_of_segment(core: Core, state: State, resets: Tensor | None, batch: int
 def snapshot(memory: Memory, td: TensorDictBase) -> State:
     """What the environments of `td` remember now."""
     batch = rollout_batch(td)
-    ids = env_ids(td, batch)
-    if ids is None:
-        memory._check_all_rows(batch)
-        return memory.read(range(batch))
-    return memory.read(ids)
+    state, _ = memory.take(batch, env_ids(td, batch))
+    return state_ops.without_graph(state)

@@ -28,9 +28,9 @@ from stable_baselines3.common.distributions import Distribution
 from torch import Tensor, nn
 
 from holdfast.cores import LSTM, Core
+from holdfast.cores.named import CORES
 from holdfast.integrations.sb3 import state_pairs
 from holdfast.integrations.sb3.masks import MaskedStates, MaskSource, masked_logits
-from holdfast.policies.actor_critic import CORES
 
 
 class CorePolicy(RecurrentActorCriticPolicy):
