@@ -251,7 +251,7 @@ def test_bad_input_is_refused_with_a_reason_and_memory_stays_as_it_was():
         policy(step_td(3, ids=torch.tensor([0, 1, 1])))
     with pytest.raises(ValueError, match="pass bptt=TT"):
         policy(step_td(6), action=torch.zeros(6, dtype=torch.long))
-    with pytest.raises(ValueError, match="no multiple of 4"):
+    with pytest.raises(ValueError, match="not a multiple of 4"):
         policy(step_td(6), action=torch.zeros(6, dtype=torch.long), bptt=4)
     with pytest.raises(ValueError, match="belong to training"):
         policy(step_td(3), state=policy.start_state(step_td(3)))

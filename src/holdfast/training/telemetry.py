@@ -22,7 +22,7 @@ SATURATED = 0.99  # |h| above this: the unit hardly moves, and hardly passes a g
 @torch.no_grad()
 def memory_metrics(state: State, resets: Tensor) -> dict[str, float]:
     """Health of a state and the resets of a rollout, in one copy to the host."""
-    parts = named_leaves(state)
+    parts = {name: leaf for name, leaf in named_leaves(state).items() if leaf.is_floating_point()}  # no counters
     if not parts:
         return {"memory/resets": float(resets.sum())}
     flat = torch.cat([leaf.float().flatten() for leaf in parts.values()])
@@ -40,7 +40,8 @@ def memory_metrics(state: State, resets: Tensor) -> dict[str, float]:
 @torch.no_grad()
 def staleness(stored: State, recomputed: State) -> float:
     """How far stored states are from what the present weights give: RMS of the difference over that of the state."""
-    pairs = list(zip(named_leaves(stored).values(), named_leaves(recomputed).values()))
+    both = zip(named_leaves(stored).values(), named_leaves(recomputed).values())
+    pairs = [(a, b) for a, b in both if a.is_floating_point()]
     if not pairs:
         return 0.0
     difference = sum(((a - b).float().square().sum() for a, b in pairs), torch.zeros((), device=pairs[0][0].device))
