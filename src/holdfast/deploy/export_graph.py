@@ -62,7 +62,8 @@ class StepGraph(nn.Module):
                 f"the distribution {type(dist).__name__} has no most likely action; give it a property `mode`"
             ) from error
         self.action, parameters = distribution_parameters(dist)
-        out = {"action": clipped(action, self.action_space)}
+        bounds = clip_bounds(self.action_space)
+        out = {"action": action if bounds is None else action.clamp(*bounds)}
         if value is not None:
             out["value"] = value
         ordered = tree_map(lambda row, leaf: leaf, shapes, state)
@@ -71,13 +72,13 @@ class StepGraph(nn.Module):
         return {**out, **parameters}
 
 
-def clipped(action: Tensor, space: Any) -> Tensor:
-    """The action as the environment takes it: clipped to its Box."""
+def clip_bounds(space: Any) -> tuple[Tensor, Tensor] | None:
+    """The (low, high) to which the environment's Box clips actions; None if it does not."""
     low, high = getattr(space, "low", None), getattr(space, "high", None)
     if low is None or high is None or not (np.isfinite(low).any() or np.isfinite(high).any()):
-        return action
-    # In the bounds' own precision: 0.1 in float32 is more than 0.1.
-    return action.clamp(*(torch.as_tensor(bound, device=action.device) for bound in (low, high)))
+        return None
+    # In the precision of the bounds: 0.1 in float32 is more than 0.1.
+    return torch.as_tensor(low), torch.as_tensor(high)
 
 
 def distribution_parameters(dist: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -102,8 +102,8 @@ class ExportedPolicy:
             action = action.astype(self._action_dtype)
         return action, out.get("value"), raw, {name: out[later] for name, later in self._next}
 
-    def result(self, array: Array | None, numpy: bool) -> Any:
-        return array if numpy or array is None else torch.as_tensor(array)
+    def result(self, array: Array, numpy: bool) -> Any:
+        return array if numpy else torch.as_tensor(array)
 
     def _masks(self, given: Any, batch: int) -> Arrays:
         ports = self.signature.masks

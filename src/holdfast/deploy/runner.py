@@ -19,7 +19,7 @@ from torch import Tensor
 
 from holdfast.checks import check_resets
 from holdfast.cores.base import Core
-from holdfast.deploy.export_graph import clipped
+from holdfast.deploy.export_graph import clip_bounds
 from holdfast.deploy.exported_policy import SUFFIXES, ExportedPolicy
 from holdfast.deploy.exported_signature import batch_size, nest, observation_ports, sample_observations, take
 from holdfast.memory import EnvIds, Memory
@@ -91,14 +91,14 @@ class Runner:
             flags, mask = model.flags(_one_flag(resets), 1), _with_batch(action_mask)
             action, value, raw, state = model.step(inputs, flags, state, mask, deterministic)
             self._alone, self._alone_state = env_id, state
-            parts = [model.result(part, numpy) for part in (action, value, raw)]
-            return Action(*[None if part is None else part[0] for part in parts])
+            parts = [None if part is None else model.result(part, numpy)[0] for part in (action, value, raw)]
+            return Action(*parts)
         self._settle()
         flags = model.flags(resets, batch)
         stored, ids = self.memory.take(batch, env_ids)
         action, value, raw, state = model.step(inputs, flags, model.from_memory(stored), action_mask, deterministic)
         self.memory.put(model.to_memory(state), ids)
-        return Action(*[model.result(part, numpy) for part in (action, value, raw)])
+        return Action(*[None if part is None else model.result(part, numpy) for part in (action, value, raw)])
 
     def reset(self, env_ids: EnvIds = None) -> None:
         """Make environments start from a fresh state; None: all."""
@@ -169,8 +169,9 @@ class TorchPolicy:
         self.policy, self.core = policy, policy.core
         space = getattr(policy, "observation_space", None) if observation_space is None else observation_space
         self._ports = None if space is None else observation_ports(sample_observations(space, 1))
-        self._action_space = getattr(policy, "action_space", None)
-        dtype = getattr(self._action_space, "dtype", None)
+        action_space = getattr(policy, "action_space", None)
+        self._bounds = clip_bounds(action_space)
+        dtype = getattr(action_space, "dtype", None)
         self._action_dtype = None if dtype is None else getattr(torch, str(dtype))
 
     def __repr__(self) -> str:
@@ -210,11 +211,13 @@ class TorchPolicy:
         with torch.no_grad():
             dist, value, state = self.policy.step(inputs, state, flags, action_mask=mask, checked=True)
             raw = dist.mode if deterministic else dist.sample()
-            action = clipped(raw, self._action_space)
-            return action if self._action_dtype is None else action.to(self._action_dtype), value, raw, state
+        action = raw if self._bounds is None else raw.clamp(*(bound.to(raw.device) for bound in self._bounds))
+        if self._action_dtype is not None and action.dtype != self._action_dtype:
+            action = action.to(self._action_dtype)
+        return action, value, raw, state
 
-    def result(self, tensor: Tensor | None, numpy: bool) -> Any:
-        return to_numpy(tensor) if numpy and tensor is not None else tensor
+    def result(self, tensor: Tensor, numpy: bool) -> Any:
+        return to_numpy(tensor) if numpy else tensor
 
 
 def _one_flag(resets: Any) -> list[bool] | None:

@@ -121,8 +121,8 @@ class RecurrentPolicy(nn.Module):
 
         `resets[b]` is True when `obs[b]` is the first observation of an episode. `env_ids=None` means ids 0..B-1.
         """
-        numpy_in, obs = _is_numpy(obs), self.as_tensors(obs)
-        batch = leaves(obs)[0].shape[0]
+        first = leaves(obs)[0]
+        batch = first.shape[0]
         if memory is None:
             memory = self.memory
             memory.expect(batch, env_ids)
@@ -132,7 +132,7 @@ class RecurrentPolicy(nn.Module):
         log_prob = dist.log_prob(action)
         _check_batch_shape(log_prob, batch)
         memory.put(state, rows)  # last, so that an error above leaves memory as it was
-        if numpy_in:
+        if not isinstance(first, Tensor):
             return Step(to_numpy(action), to_numpy(log_prob), None if value is None else to_numpy(value))
         return Step(action, log_prob, value)
 
@@ -140,12 +140,12 @@ class RecurrentPolicy(nn.Module):
     def peek_value(self, obs: Any, env_ids: EnvIds = None, *, resets: Any = None, memory: Memory | None = None) -> Any:
         """V(obs) [B] with the state each environment has now; memory is left as it was."""
         memory = self.memory if memory is None else memory
-        numpy_in, obs = _is_numpy(obs), self.as_tensors(obs)
-        state, rows = memory.take(leaves(obs)[0].shape[0], env_ids)
+        first = leaves(obs)[0]
+        state, rows = memory.take(first.shape[0], env_ids)
         value = self._step_of_rows(obs, state, resets, None, rows).value
         if value is None:
             raise ValueError(f"{type(self).__name__} has no critic, so there is no value; use the full policy")
-        return to_numpy(value) if numpy_in else value
+        return value if isinstance(first, Tensor) else to_numpy(value)
 
     def _step_of_rows(self, obs: Any, state: State, resets: Any, action_mask: Any, rows: Tensor | None) -> PolicyOutput:
         """`step`, with environments named by their ids in what `hf.debug` reports."""
@@ -188,8 +188,7 @@ class RecurrentPolicy(nn.Module):
         self, obs: Any, state: State = None, episode_start: Any = None, deterministic: bool = False
     ) -> tuple[Any, State]:
         """One step with the state in the caller's hands, as in Stable-Baselines3: numpy in and out."""
-        obs, resets = self.as_tensors(obs), self.as_flags(episode_start)
-        batch = leaves(obs)[0].shape[0]
+        batch, resets = leaves(obs)[0].shape[0], self.as_flags(episode_start)
         if resets is not None and resets.shape != (batch,) and resets.numel() == batch:
             resets = resets.reshape(-1)
         if state is not None and not self.has_memory() and leaves(state):
@@ -294,10 +293,6 @@ class RecurrentPolicy(nn.Module):
         if isinstance(mask, np.ndarray):
             return torch.as_tensor(mask.astype(bool) if mask.dtype != bool else mask, device=self.core.device())
         return tree_map(lambda m: m if m is None else self.as_mask(m), mask)
-
-
-def _is_numpy(obs: Any) -> bool:
-    return not isinstance(leaves(obs)[0], Tensor)
 
 
 def to_numpy(tensor: Tensor) -> np.ndarray[Any, Any]:
