@@ -173,12 +173,12 @@ class Memory:
     def state_dict(self) -> dict[str, Any]:
         """A copy as plain tensors and numbers, on the host."""
         self._follow_core()
-        ordered = state_ops.tree_map(lambda row, leaf: leaf, self.core.row_shapes(), self._state)
+        stored = state_ops.ordered_leaves(self._state, self.core.row_shapes())
         return {
             "num_rows": self.num_rows,
             "known": self._known.clone(),
             "fresh": self._fresh.cpu().clone(),
-            "leaves": [leaf.to("cpu", copy=True) for leaf in state_ops.leaves(ordered)],
+            "leaves": [leaf.to("cpu", copy=True) for leaf in stored],
         }
 
     def load_state_dict(self, d: dict[str, Any]) -> None:

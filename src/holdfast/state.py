@@ -122,6 +122,11 @@ def convert(state: Any, rows: State, dtype: torch.dtype, device: torch.device) -
     return tree_map(lambda row, x: torch.as_tensor(x, dtype=row.dtype or dtype, device=device), rows, state)
 
 
+def ordered_leaves(state: State, rows: State) -> list[Tensor]:
+    """The leaves in the order of `leaves(rows)`; a state may hold its keys in another order."""
+    return leaves(tree_map(lambda row, leaf: leaf, rows, state))
+
+
 def batch_size(state: State) -> int | None:
     """B, or None for a state without tensors."""
     tensors = (leaf for leaf in leaves(state) if isinstance(leaf, Tensor) and leaf.dim())

@@ -72,7 +72,7 @@ def test_cores_made_of_cores_keep_the_dtypes_of_their_parts():
     state = core.initial_state(B)
     expected = {"0.h": torch.bfloat16, "1.a.last": torch.bfloat16}
     assert dtypes(state) == {**expected, **{f"1.a.{name}": dtype for name, dtype in DTYPES.items()}}
-    y, after, states = core.trace(torch.randn(6, B, 4).bfloat16(), state, torch.rand(6, B) < 0.3)
+    _, after, states = core.trace(torch.randn(6, B, 4).bfloat16(), state, torch.rand(6, B) < 0.3)
     assert dtypes(after) == dtypes(states) == dtypes(state)
 
 

@@ -8,6 +8,7 @@ import torch
 from tensordict import TensorDict
 
 import holdfast as hf
+from accumulator import Accumulator
 from holdfast.integrations.tensordict import LSTMWrapper, TensorDictPolicy
 
 OBS, ACTIONS, HIDDEN = 5, 3, 8
@@ -56,7 +57,12 @@ def make_wrapper():
     return HandWritten()
 
 
-MAKERS = {"lstm": make_td_policy, "gru": lambda: make_td_policy("gru"), "wrapper": make_wrapper}
+MAKERS = {
+    "lstm": make_td_policy,
+    "gru": lambda: make_td_policy("gru"),
+    "accumulator": lambda: make_td_policy(Accumulator(HIDDEN)),  # leaves of several dtypes
+    "wrapper": make_wrapper,
+}
 
 
 @pytest.fixture(params=MAKERS)

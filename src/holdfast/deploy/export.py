@@ -25,7 +25,7 @@ from holdfast.deploy.export_usage import usage_program
 from holdfast.deploy.exported_signature import KEY, Signature, sample_observations
 from holdfast.deploy.runner import Runner
 from holdfast.policies.base import RecurrentPolicy
-from holdfast.state import leaves, tree_map
+from holdfast.state import leaves, ordered_leaves, tree_map
 
 FORMATS = ("onnx", "pt2")
 TOLERANCE = 1e-4  # between the file and the policy, in units of the larger of 1 and the value
@@ -107,7 +107,8 @@ def compare(policy: RecurrentPolicy, file: Path, examples: Any, steps: int = 30)
 
 
 def _numbers(runner: Runner) -> list[np.ndarray[Any, Any]]:
-    return [leaf.float().cpu().numpy() for leaf in leaves(runner.memory.read())]
+    memory = runner.memory
+    return [leaf.float().cpu().numpy() for leaf in ordered_leaves(memory.read(), memory.core.row_shapes())]
 
 
 def _target(path: str | Path, format: str | None) -> tuple[Path, str]:

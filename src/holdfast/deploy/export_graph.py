@@ -23,7 +23,7 @@ from holdfast.cores.gated import GatedCore
 from holdfast.deploy.exported_signature import Port, Signature, nest, next_name, observation_ports, unique_names
 from holdfast.policies import heads
 from holdfast.policies.base import RecurrentPolicy
-from holdfast.state import from_leaves, leaves, paths, tree_map
+from holdfast.state import from_leaves, ordered_leaves, paths
 
 
 class ExportError(ValueError):
@@ -66,8 +66,7 @@ class StepGraph(nn.Module):
         out = {"action": action if bounds is None else action.clamp(*bounds)}
         if value is not None:
             out["value"] = value
-        ordered = tree_map(lambda row, leaf: leaf, shapes, state)
-        for port, leaf in zip(signature.states, leaves(ordered)):
+        for port, leaf in zip(signature.states, ordered_leaves(state, shapes)):
             out[next_name(port.name)] = leaf
         return {**out, **parameters}
 

@@ -117,7 +117,7 @@ class RecurrentModule(TensorDictModuleBase):
             self._refuse_a_time_batch(tensordict)
             y, after = self._step(x, stored, init, batch)
         tensordict.set(self.out_keys[0], y)
-        for key, leaf in zip(self.out_keys[1:], state_ops.leaves(after)):
+        for key, leaf in zip(self.out_keys[1:], state_ops.ordered_leaves(after, self.core.row_shapes())):
             tensordict.set(key, leaf)
         return tensordict
 
@@ -127,7 +127,7 @@ class RecurrentModule(TensorDictModuleBase):
         """Every element of the batch is one step of its own environment."""
         state = state_ops.tree_map(lambda r, leaf: leaf.reshape(-1, *r.shape), self.core.row_shapes(), stored)
         y, after = self.core(x.reshape(-1, x.shape[-1]), state, init.reshape(-1))
-        return y.view(*batch, -1), state_ops.tree_map(lambda leaf: leaf.reshape(*batch, *leaf.shape[1:]), after)
+        return y.view(*batch, -1), state_ops.tree_map(lambda leaf: leaf.reshape((*batch, *leaf.shape[1:])), after)
 
     def _sequence(self, x: Tensor, stored: State, init: Tensor, batch: tuple[int, ...]) -> tuple[Tensor, State]:
         """The last batch dimension is time; all others are environments."""
@@ -143,7 +143,7 @@ class RecurrentModule(TensorDictModuleBase):
 
         rows = state_ops.tree_map(lambda leaf, r: time_major(leaf, len(r.shape)), stored, self.core.row_shapes())
         y, after = trajectories.run(self.core, time_major(x, 1), rows, time_major(init, 0))
-        back = state_ops.tree_map(lambda leaf: leaf.transpose(0, 1).reshape(*batch, *leaf.shape[2:]), after)
+        back = state_ops.tree_map(lambda leaf: leaf.transpose(0, 1).reshape((*batch, *leaf.shape[2:])), after)
         return y.transpose(0, 1).reshape(*batch, -1), back
 
     # --- what comes in ------------------------------------------------------------------------------------------

@@ -40,8 +40,8 @@ def memory_metrics(state: State, resets: Tensor) -> dict[str, float]:
 @torch.no_grad()
 def staleness(stored: State, recomputed: State) -> float:
     """How far stored states are from what the present weights give: RMS of the difference over that of the state."""
-    both = zip(named_leaves(stored).values(), named_leaves(recomputed).values())
-    pairs = [(a, b) for a, b in both if a.is_floating_point()]
+    new = named_leaves(recomputed)
+    pairs = [(leaf, new[name]) for name, leaf in named_leaves(stored).items() if leaf.is_floating_point()]
     if not pairs:
         return 0.0
     difference = sum(((a - b).float().square().sum() for a, b in pairs), torch.zeros((), device=pairs[0][0].device))

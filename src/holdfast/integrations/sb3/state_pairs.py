@@ -23,7 +23,7 @@ def pack(core: Core, state: State) -> Pair:
     """A core's state (leaves [B, ...]) as a pair."""
     if isinstance(core, LSTM):
         return state["h"].transpose(0, 1), state["c"].transpose(0, 1)
-    leaves = state_ops.leaves(state)
+    leaves = state_ops.ordered_leaves(state, core.row_shapes())
     if not leaves:
         raise ValueError("this core keeps no state; use stable_baselines3.PPO for a policy without memory")
     rows = [state_ops.flat_rows(leaf) for leaf in leaves]
