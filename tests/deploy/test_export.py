@@ -30,7 +30,7 @@ ACTIONS = {
 
 
 def make_policy(action_space, core="lstm", obs=OBS, **options):
-    """A policy with large weights, so that actions differ, and a normaliser that has seen something."""
+    """A policy with large weights, so that actions differ, and a normalizer that has seen something."""
     torch.manual_seed(1)
     policy = hf.ActorCritic(obs, action_space, core, 12, normalize_obs=True, **options)
     with torch.no_grad():

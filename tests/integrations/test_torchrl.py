@@ -318,7 +318,7 @@ def test_slice_sampler_gae_and_clip_ppo_loss_train():
     collector = Collector(
         SerialEnv(2, cartpole), actor, frames_per_batch=128, total_frames=256, auto_register_policy_transforms=True
     )
-    optimiser = torch.optim.Adam(loss_module.parameters(), 1e-3)
+    optimizer = torch.optim.Adam(loss_module.parameters(), 1e-3)
     before = {name: p.clone() for name, p in lstm.named_parameters()}
     for data in collector:
         with torch.no_grad():
@@ -336,8 +336,8 @@ def test_slice_sampler_gae_and_clip_ppo_loss_train():
             if first:
                 assert abs(float(losses["kl_approx"])) < 1e-5  # law 1, inside TorchRL
             first = False
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             loss.backward()
-            optimiser.step()
+            optimizer.step()
     assert all(not torch.equal(before[name], p) for name, p in lstm.named_parameters())
     collector.shutdown()
