@@ -25,12 +25,10 @@ DEFINITIONS = {"policies/base.py", "policies/actor.py", "policies/actor_critic.p
 
 
 def parts_called(text: str) -> set[str]:
-    """Which of encode, core and decode are called as a method or attribute of something, anywhere in a module."""
-    names = {
-        node.func.attr
-        for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
-    }
+    """Which of encode, core and decode a module calls as an attribute of something, with data as the first argument."""
+    calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call) and node.args]
+    calls = [call for call in calls if not isinstance(call.args[0], ast.Constant)]  # bytes.decode("utf-8")
+    names = {call.func.attr for call in calls if isinstance(call.func, ast.Attribute)}
     return {part for part, spellings in PARTS.items() if names & spellings}
 
 
