@@ -3,7 +3,7 @@
     python examples/manual_reset.py
 
 A support desk: every line is an environment, and no episode ever ends. When another customer takes over a line,
-`policy.reset_env_memory(line)` makes that row fresh; all other lines go on as if nothing had happened.
+`policy.reset_env_memory(line)` makes that row fresh; all other lines continue unchanged.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LINES, OBS = 4, 3
 def main(argv: list[str] | None = None) -> dict[str, float]:
     torch.manual_seed(0)
     policy = hf.ActorCritic(spaces.Box(-1, 1, (OBS,)), spaces.Discrete(5), core="lstm", hidden_size=16)
-    control = hf.Memory(policy.core)  # the same desk, where nobody hangs up
+    control = hf.Memory(policy.core)  # the same desk, where every customer stays
     for _ in range(10):
         obs = torch.randn(LINES, OBS)
         policy.act(obs)
@@ -37,7 +37,7 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
         "line_2_from_a_newcomer": float((after[2] - newcomer[0]).abs()),
     }
     print(f"lines 0, 1 and 3 differ by {figures['others_changed']}, line 2 by {figures['line_2_changed']:.4f};")
-    print(f"from somebody who was never heard before, line 2 differs by {figures['line_2_from_a_newcomer']:.0e}")
+    print(f"from a first-time caller, line 2 differs by {figures['line_2_from_a_newcomer']:.0e}")
     return figures
 
 

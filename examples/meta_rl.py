@@ -2,10 +2,10 @@
 
     python examples/meta_rl.py                        # about ten seconds
 
-Every pull is an episode of its own, so every observation is the first of an episode. The first pulls of a trial show
-what they pay, the later ones pay silently. With reset="zero" nothing is known of earlier pulls; with reset="never" the
-core goes on across episodes, and a new trial is begun by hand with `policy.reset_memory()`. Training starts from the
-state the trial started from: what the rollout saw is what training sees, as always.
+Every pull is one episode, so every observation is the first of an episode. The first pulls of a trial show what they
+pay, the later ones do not. With reset="zero" the policy knows nothing about earlier pulls; with reset="never" its state
+continues across episodes, and `policy.reset_memory()` starts a new trial. Training starts from the state the trial
+started from, so it sees what the rollout saw.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def train(reset: str, updates: int) -> float:
     """The mean reward per pull in the last tenth of the updates."""
     torch.manual_seed(0)
     policy = hf.ActorCritic(spaces.Box(0, 1, (3,)), spaces.Discrete(2), core="gru", hidden_size=32, reset=reset)
-    optimiser = torch.optim.Adam(policy.parameters(), 1e-2)
+    optimizer = torch.optim.Adam(policy.parameters(), 1e-2)
     history = []
     for _ in range(updates):
         obs, actions, rewards, resets = play_trial(policy)
@@ -58,9 +58,9 @@ def train(reset: str, updates: int) -> float:
             advantage = to_go - ev.value
         advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
         loss = -(ev.log_prob * advantage).mean() + 0.5 * (ev.value - to_go).square().mean() - 0.01 * ev.entropy.mean()
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
         history.append(float(rewards.mean()))
     return sum(history[-max(1, updates // 10) :]) / max(1, updates // 10)
 

@@ -71,7 +71,7 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
     agent = Agent(2, 2)
     memory = hf.Memory(agent.core)  # (2) one row per environment; what is written has no graph
     memory.reserve(B)
-    optimiser = torch.optim.Adam(agent.parameters(), 1e-3, eps=1e-5)
+    optimizer = torch.optim.Adam(agent.parameters(), 1e-3, eps=1e-5)
 
     obs = torch.as_tensor(env.reset(seed=args.seed)[0])
     resets = torch.ones(B, dtype=torch.bool)
@@ -113,17 +113,17 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
                 part = {name: leaf[envs] for name, leaf in start.items()}
                 dist, value, _ = agent(obs_t[:, envs], part, resets_t[:, envs])
                 ratio = (dist.log_prob(actions[:, envs]) - log_probs[:, envs]).exp()
-                if gap is None:  # before the first step of the optimiser the ratio is 1
+                if gap is None:  # before the first step of the optimizer the ratio is 1
                     gap = (ratio - 1).abs().max().item()
                 a = adv[:, envs]
                 a = (a - a.mean()) / (a.std() + 1e-8)
                 policy_loss = -torch.min(ratio * a, ratio.clamp(1 - CLIP, 1 + CLIP) * a).mean()
                 value_loss = (value - returns[:, envs]).square().mean()
                 loss = policy_loss + 0.5 * value_loss - 0.01 * dist.entropy().mean()
-                optimiser.zero_grad()
+                optimizer.zero_grad()
                 loss.backward()
                 nn.utils.clip_grad_norm_(agent.parameters(), 0.5)
-                optimiser.step()
+                optimizer.step()
         if update % 5 == 4 or update == args.updates - 1:
             print(f"steps {(update + 1) * T * B:6d}   mean return of 50 episodes {np.mean(finished[-50:]):6.1f}")
     return {"mean_return": float(np.mean(finished[-50:])), "first_ratio_gap": gap}

@@ -1,12 +1,12 @@
-"""Your own recurrent policy in Stable-Baselines3: the two ways in which it usually ends, and the one that works.
+"""Your own recurrent policy in Stable-Baselines3: the two ways in which it usually fails, and the one that works.
 
     python examples/sb3_own_policy.py
 
 `KeepsHidden` is a features extractor with an LSTM and `self.hidden`, given to plain PPO. Its first update ends in
 "backward through the graph a second time"; with a `.detach()` it ends in a batch size mismatch, because PPO trains on
-shuffled single steps, 64 at a time, and the hidden state is that of 4 environments. No detach in the right place can
-mend it: shuffled steps have no sequence. The fixed script is the last part: the encoder is yours, the LSTM belongs
-to the policy, and `RecurrentPPO` trains on sequences with the states they started from.
+shuffled single steps, 64 at a time, and the hidden state is that of 4 environments. No `.detach()` can fix it: shuffled
+steps have no sequence. The fixed script is the last part: the encoder is yours, the LSTM belongs to the policy, and
+`RecurrentPPO` trains on sequences with the states they started from.
 """
 
 from __future__ import annotations

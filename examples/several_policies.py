@@ -2,9 +2,9 @@
 
     python examples/several_policies.py
 
-Six environments step together; after each episode a seat goes to another policy by lot. A policy is called with
-`env_ids=` for the seats it holds now, in any order and number, and every row of its memory stays with its seat. A seat
-that comes back is reset by its flag like any first observation.
+Six environments step together; after each episode a seat goes to a random policy. A policy is called with `env_ids=`
+for the seats it holds now, in any order and number, and every row of its memory stays with its seat. A seat that comes
+back is reset by its flag, like any first observation.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
 
     obs, resets = torch.as_tensor(env.reset(seed=0)[0]), torch.ones(SEATS, dtype=torch.bool)
     episodes, changes = 0, 0
-    # The episodes as they were played, per seat: to check afterwards that nobody met anybody else's memory.
+    # The episodes as they were played, per seat: to check afterwards that no policy used another's memory.
     current: list[list[tuple[torch.Tensor, torch.Tensor]]] = [[] for _ in range(SEATS)]
     worst = 0.0
     for _ in range(args.steps):

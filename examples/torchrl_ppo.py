@@ -64,7 +64,7 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
     loss_module = ClipPPOLoss(
         actor, critic, clip_epsilon=0.2, entropy_coeff=0.01, critic_coeff=0.5, normalize_advantage=True
     )
-    optimiser = torch.optim.Adam(loss_module.parameters(), 1e-3, eps=1e-5)
+    optimizer = torch.optim.Adam(loss_module.parameters(), 1e-3, eps=1e-5)
 
     mean, first_kl = 0.0, None
     for update, data in enumerate(collector):  # [ENVS, STEPS]
@@ -76,10 +76,10 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
                 losses = loss_module(data[rows])
                 if first_kl is None:
                     first_kl = abs(float(losses["kl_approx"]))  # nothing has been updated yet
-                optimiser.zero_grad()
+                optimizer.zero_grad()
                 (losses["loss_objective"] + losses["loss_critic"] + losses["loss_entropy"]).backward()
                 nn.utils.clip_grad_norm_(loss_module.parameters(), 0.5)
-                optimiser.step()
+                optimizer.step()
         ended = data["next", "done"]
         if ended.any():
             mean = float(data["next", "episode_reward"][ended].mean())

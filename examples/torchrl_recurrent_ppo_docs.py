@@ -45,7 +45,7 @@ def make_memory(kind: str, prefix: str):
 
 
 def make_networks(env: GymEnv, kind: str):
-    """Actor and critic, each with a memory of its own."""
+    """Actor and critic, each with its own memory."""
     inputs, actions = env.observation_spec["observation"].shape[-1], env.action_spec.shape[-1]
 
     def body(prefix: str):
@@ -106,10 +106,10 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
     advantage = GAE(gamma=0.99, lmbda=0.95, value_network=critic, deactivate_vmap=True)
     loss_module = ClipPPOLoss(actor, critic, clip_epsilon=0.2, entropy_coeff=0.0)
     # The critic must be quick: as long as its values are too small, every advantage is positive.
-    optimiser = torch.optim.Adam(
+    optimizer = torch.optim.Adam(
         [{"params": actor.parameters(), "lr": ACTOR_RATE}, {"params": critic.parameters(), "lr": CRITIC_RATE}]
     )
-    schedule = torch.optim.lr_scheduler.LinearLR(optimiser, 1.0, 0.02, args.batches)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.02, args.batches)
 
     returns, first_kl = Returns(), None
     for batch, data in enumerate(collector, 1):  # [96], steps of one environment
@@ -126,9 +126,9 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
                 losses = loss_module(buffer.sample())
             if first_kl is None:
                 first_kl = abs(float(losses["kl_approx"]))  # nothing has been updated yet
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             (losses["loss_objective"] + losses["loss_critic"] + losses["loss_entropy"]).backward()
-            optimiser.step()
+            optimizer.step()
         schedule.step()
         if batch % 20 == 0:
             mean = returns.mean_since(returns.frames - 20 * FRAMES)

@@ -2,8 +2,8 @@
 
     python examples/two_agents.py
 
-Both players of rock-paper-scissors are the same policy. Each has an `hf.Memory` of its own, so that whoever moves first
-leaves no trace in the other; each sees only what the opponent did. Training uses each one's own start state.
+Both players of rock-paper-scissors are the same policy. Each has its own `hf.Memory`, so that the player who moves
+first leaves no trace in the other's; each sees only the opponent's moves. Training uses each player's own start state.
 """
 
 from __future__ import annotations

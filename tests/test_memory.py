@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import holdfast as hf
+from accumulator import DTYPES, Accumulator, dtypes
 from holdfast import state as state_ops
 
 
@@ -260,3 +261,43 @@ def assert_same(one, other):
     assert one["num_rows"] == other["num_rows"]
     for a, b in zip([one["known"], one["fresh"], *one["leaves"]], [other["known"], other["fresh"], *other["leaves"]]):
         assert torch.equal(a, b)
+
+
+# --- leaves with a dtype of their own ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=[torch.float32, torch.bfloat16], ids=str)
+def accumulating(request):
+    """A memory of four environments that have acted 300 times."""
+    core = Accumulator().to(request.param)
+    memory = hf.Memory(core)
+    for t in range(300):
+        state, rows = memory.take(4)
+        memory.put(core(torch.full((4, 4), float(t % 2), dtype=request.param), state)[1], rows)
+    return memory
+
+
+def test_every_leaf_is_stored_in_its_dtype_through_growth_resets_and_partial_writes(accumulating):
+    expected = {**DTYPES, "last": accumulating.core.state_dtype()}
+    accumulating.write(accumulating.core.initial_state(2), [6, 1])
+    accumulating.reset([0])
+    for state in (accumulating.read(), accumulating.read([3, 9, 0]), accumulating.take(7)[0]):
+        assert dtypes(state) == expected
+    assert accumulating.read([0, 1, 2, 3, 6])["age"].tolist() == [0, 0, 300, 300, 0]
+    accumulating.forget([6])
+    assert dtypes(accumulating.read()) == expected
+
+
+def test_a_memory_that_follows_its_core_converts_only_leaves_that_fix_no_dtype(accumulating):
+    accumulating.core.double()
+    assert dtypes(accumulating.read()) == {**DTYPES, "last": torch.float64}
+    assert accumulating.read()["age"].tolist() == [300] * 4 and (accumulating.read()["sum"] == 150).all()
+
+
+def test_a_saved_memory_comes_back_with_every_dtype_and_number(accumulating, tmp_path):
+    torch.save(accumulating.state_dict(), tmp_path / "memory.pt")
+    other = hf.Memory(Accumulator().to(accumulating.core.state_dtype()))
+    other.load_state_dict(torch.load(tmp_path / "memory.pt", weights_only=True))
+    before, after = accumulating.read(), other.read()
+    assert dtypes(after) == dtypes(before)
+    assert all(torch.equal(after[name], before[name]) for name in before)

@@ -68,3 +68,34 @@ def test_a_mismatch_is_named_by_its_path():
     assert "a tuple of 1 states" in what({**good, "critic": ()})
     assert "dtype torch.float64, expected torch.float32" in what({**good, "critic": (torch.zeros(3, 2).double(),)})
     assert "a NoneType, expected a tensor" in what({**good, "critic": (None,)})
+
+
+def test_a_leaf_is_compared_with_and_converted_to_the_dtype_it_fixes():
+    rows, device = {"h": RowShape((2,)), "age": RowShape((), torch.int32)}, torch.device("cpu")
+    state = state_ops.convert({"age": [1.0, 2.0], "h": torch.ones(2, 2)}, rows, torch.float64, device)
+    assert state["age"].dtype == torch.int32 and state["h"].dtype == torch.float64
+    assert state_ops.mismatch(state, rows, 2, torch.float64, device) is None
+    assert "state['age']: dtype torch.float64, expected torch.int32" in state_ops.mismatch(
+        {**state, "age": state["age"].double()}, rows, 2, torch.float64, device
+    )
+    assert state_ops.structure_mismatch({"h": None, "age": "anything"}, rows) is None
+    assert "keys ['h']" in state_ops.structure_mismatch({"h": None}, rows)
+
+
+def test_paths_lead_to_the_leaves_and_leaves_make_a_tree_again():
+    found = state_ops.paths(tree())
+    assert [path for path, _ in found] == [("x", 0), ("y", 0), ("y", 1, 0)]
+    again = state_ops.from_leaves([leaf for _, leaf in found], like=tree())
+    assert isinstance(again["y"], Pair) and torch.equal(again["x"][0], tree()["x"][0])
+
+
+def test_mapping_tensors_leaves_everything_else_as_it_is():
+    doubled = state_ops.map_tensors(lambda x: x * 2, {"a": torch.ones(1), "b": (None, "text", 3)})
+    assert doubled == {"a": torch.full((1,), 2.0), "b": (None, "text", 3)}
+
+
+def test_rows_are_flattened_also_where_they_hold_one_number():
+    assert state_ops.flat_rows(torch.zeros(3, 2, 4)).shape == (3, 8) and state_ops.flat_rows(torch.zeros(3)).shape == (
+        3,
+        1,
+    )

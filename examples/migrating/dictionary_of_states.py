@@ -34,7 +34,7 @@ class Before(nn.Module):
         zeros = torch.zeros(1, B, HIDDEN)
         h, c = self.states.get(key, (zeros, zeros))
         if "dones" in td and TT == 1:
-            keep = 1.0 - td["dones"].float().view(1, -1, 1)  # a truncated episode goes on for ever
+            keep = 1.0 - td["dones"].float().view(1, -1, 1)  # a truncated episode never resets
             h, c = h * keep, c * keep
         x = torch.tanh(self.encoder(td["env_obs"])).view(B, TT, -1).transpose(0, 1)
         y, (h, c) = self.lstm(x, (h, c))

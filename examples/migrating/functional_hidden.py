@@ -47,9 +47,9 @@ class Before(nn.Module):
         return torch.stack([chosen, target], -1), log_prob, self.critic(y[0]).squeeze(-1), hidden
 
     def evaluate_actions(self, obs, actions, hidden, allowed):
-        y, _ = self.gru(torch.tanh(self.encoder(obs)), hidden)  # [T, B, H]; resets are the caller's affair
+        y, _ = self.gru(torch.tanh(self.encoder(obs)), hidden)  # [T, B, H]; the caller must reset
         y, allowed = y.flatten(0, 1), allowed.flatten(0, 1)
-        verb, _, objects = self.heads(y, allowed)  # masked by a verb sampled anew, not by the one taken
+        verb, _, objects = self.heads(y, allowed)  # masked by a newly sampled verb, not by the one taken
         verbs, targets = actions.flatten(0, 1).unbind(-1)
         return (verb.log_prob(verbs) + objects.log_prob(targets)).unflatten(0, obs.shape[:2])
 

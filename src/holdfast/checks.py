@@ -1,13 +1,14 @@
-"""Checks of what comes in, and the debug switch.
+"""Checks of what callers pass in, and the debug switch.
 
 Structure (type, dtype, rank, shape, device) is always checked and always raises. Values are checked where that costs
-nothing: on the host and outside a compiler, or anywhere after `hf.debug(True)`.
+nothing: on the host and outside a compiler, or anywhere after `hf.debug(True)`. Nothing here changes what it checks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ def is_debug() -> bool:
 
 
 def values_are_readable(tensor: Tensor) -> bool:
-    """Whether the numbers in `tensor` may be looked at: they lie on the host, or the user asked for debugging."""
+    """Whether the numbers in `tensor` may be read: it is on the host, or the user asked for debugging."""
     return not torch.compiler.is_compiling() and (_debug or tensor.device.type == "cpu")
 
 
@@ -52,9 +53,60 @@ def check_resets(resets: Any, shape: tuple[int, ...], device: torch.device) -> N
         )
 
 
+# --- environment ids --------------------------------------------------------------------------------------------------
+
+
+def as_env_ids(env_ids: Any, num_rows: int, max_envs: int) -> Tensor:
+    """Environment ids [B] as a checked LongTensor. `num_rows` ends a slice without an end; ids are below `max_envs`."""
+    ids = _ids_tensor(env_ids, num_rows)
+    if ids.dtype not in (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8):
+        hint = "; a mask is not a list of ids: use mask.nonzero().squeeze(1)" if ids.dtype == torch.bool else ""
+        raise TypeError(f"env_ids have dtype {ids.dtype}, expected integers{hint}")
+    if ids.dim() != 1:
+        raise ValueError(f"env_ids have shape {tuple(ids.shape)}, expected one dimension [B]")
+    ids = ids.long()
+    if values_are_readable(ids) and len(ids):
+        _check_id_values(ids, max_envs)
+    return ids
+
+
+def _ids_tensor(env_ids: Any, num_rows: int) -> Tensor:
+    if isinstance(env_ids, Tensor):
+        return env_ids
+    if isinstance(env_ids, slice):
+        stop = env_ids.stop if env_ids.stop is not None else num_rows
+        env_ids = range(env_ids.start or 0, stop, env_ids.step or 1)
+    if isinstance(env_ids, range):
+        return torch.arange(env_ids.start, env_ids.stop, env_ids.step)
+    if isinstance(env_ids, Integral) and not isinstance(env_ids, bool):
+        return torch.tensor([int(env_ids)])
+    try:
+        ids = torch.as_tensor(env_ids)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"env_ids are {env_ids!r}, expected integers: a list, slice, range or tensor") from error
+    return ids.long() if ids.numel() == 0 else ids
+
+
+def _check_id_values(ids: Tensor, max_envs: int) -> None:
+    low, high = int(ids.min()), int(ids.max())
+    if low < 0:
+        raise ValueError(f"env_ids hold the negative id {low}")
+    if high >= max_envs:
+        raise ValueError(
+            f"env_ids hold {high}, but ids must be below max_envs={max_envs}; "
+            "ids are row numbers, so number your environments from 0, or raise max_envs"
+        )
+    seen, counts = ids.unique(return_counts=True)
+    if len(seen) != len(ids):
+        raise ValueError(f"env_ids hold {seen[counts > 1].tolist()} more than once; one row per environment")
+
+
+# --- finding NaN ------------------------------------------------------------------------------------------------------
+
+
 @contextmanager
 def rows_are(env_ids: Tensor | None) -> Iterator[None]:
-    """Inside, `trace_nonfinite` names environments by these ids. Debug mode only."""
+    """Inside, `locate_nonfinite` names environments by these ids. Debug mode only."""
     global _env_ids
     before, _env_ids = _env_ids, env_ids
     try:
@@ -63,7 +115,7 @@ def rows_are(env_ids: Tensor | None) -> Iterator[None]:
         _env_ids = before
 
 
-def trace_nonfinite(y: Tensor, x: Tensor) -> None:
+def locate_nonfinite(y: Tensor, x: Tensor) -> None:
     """Raise if `y` [T, B, O] or [B, O] holds NaN or Inf, naming the first step and environment. Debug mode only."""
     bad = ~torch.isfinite(y.detach()).flatten(start_dim=y.dim() - 1).all(-1)  # [T, B] or [B]
     if not bool(bad.any()):

@@ -1,4 +1,4 @@
-"""`RebuildingEnv` under its documented name; it lives in `rollout/env_failures.py`."""
+"""`RebuildingEnv` under its documented name. The code is in `rollout/env_failures.py`."""
 
 from holdfast.rollout.env_failures import EnvFailedError, FailureLog, RebuildingEnv, training_env
 

@@ -1,3 +1,5 @@
-"""The action distributions of `hf.ActorCritic`, under their documented name; they live in `policies/heads.py`."""
+"""The action distributions of `hf.ActorCritic` under their documented name. The code is in `policies/heads.py`."""
 
-from holdfast.policies.heads import *  # noqa: F403
+from holdfast.policies.heads import Bernoulli, Categorical, Gaussian, MultiCategorical, check_mask
+
+__all__ = ["Bernoulli", "Categorical", "Gaussian", "MultiCategorical", "check_mask"]

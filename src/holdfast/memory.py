@@ -1,9 +1,9 @@
 """`Memory`: the states of many environments, one row each, keyed by environment id.
 
 What goes in is detached and copied; what comes out is a snapshot that no later write, reset or growth changes. That
-holds without copying everything each step because stored tensors are *replaced* by a write, never updated once they
-were handed out. A fresh row (never written, reset, forgotten) is a mark, not numbers: reading it gives the core's
-current initial state, so a learned start is never stale. Memory knows nothing about time, episodes or gradients.
+needs no full copy per step, because a write *replaces* stored tensors once they were handed out. A fresh row (never
+written, reset, forgotten) is a mark, not numbers: reading it gives the core's current initial state, so a learned start
+is never stale. Memory knows nothing about time, episodes or gradients.
 
 >>> import holdfast as hf
 >>> core = hf.GRU(4, 8)
@@ -15,34 +15,25 @@ current initial state, so a learned start is never stale. Memory knows nothing a
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
-from numbers import Integral
 from typing import Any
-from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 
 from holdfast import state as state_ops
-from holdfast.checks import values_are_readable
+from holdfast.checks import as_env_ids, values_are_readable
 from holdfast.cores.base import Core
 from holdfast.state import State
 
 EnvIds = Tensor | Sequence[int] | slice | range | int | None
-
-# How the ids of one call are held: all rows in order, or a LongTensor on the core's device.
-_ALL = None
-
-_memories: WeakValueDictionary[str, Memory] = WeakValueDictionary()
-_numbers = itertools.count()
 
 
 class Memory:
     """Rows of state for the environments of one core.
 
     Ids are small non-negative integers. Ids on the host are checked and rows appear as they are needed; ids that lie on
-    a GPU, or come through `torch.compile`, are taken on trust and must have been reserved (`reserve(n)`).
+    a GPU, or come through `torch.compile`, are not checked and must have been reserved (`reserve(n)`).
     """
 
     def __init__(self, core: Core, max_envs: int = 2**20) -> None:
@@ -53,21 +44,12 @@ class Memory:
         self.core = core
         self.max_envs = max_envs
         self._state: State = None  # leaves [rows, ...]
+        self._placement: Any = None  # the core's dtype and device when the state was last moved there
         self._fresh: Tensor = torch.empty(0, dtype=torch.bool)  # [rows] on the core's device
         self._known: Tensor = torch.empty(0, dtype=torch.bool)  # [rows] on the host
         self._num_envs = 0
-        self._handed_out = False  # somebody may hold the stored tensors: replace them, do not update them
         self._any_fresh = False
-        self._take_a_number()
-
-    def _take_a_number(self) -> None:
-        self._number = str(next(_numbers))  # a string: the compiler may take a changing integer for a variable
-        _memories[self._number] = self
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """A copied or unpickled memory is another one."""
-        self.__dict__.update(state)
-        self._take_a_number()
+        self._handed_out = False  # a caller may hold the stored tensors: replace them, do not update them
 
     def __repr__(self) -> str:
         return f"Memory({self.num_envs} environments of {type(self.core).__name__}({self.core.extra_repr()}))"
@@ -90,12 +72,10 @@ class Memory:
 
         It has no graph and can be used in backward, also when it was taken under `torch.inference_mode`.
         """
-        self._follow_core()
         if env_ids is None and self._num_envs != self.num_rows:
             env_ids = self._known.nonzero().squeeze(1)
-        ids = self._ids(env_ids)
-        # _without_graph rebuilds the tree, so that a caller who replaces a leaf of it does not replace ours.
-        return _without_graph(self._read_all() if ids is _ALL else self._read_rows(ids))
+        # without_graph rebuilds the tree, so that a caller who replaces a leaf of it does not replace ours.
+        return state_ops.without_graph(self._read(self._rows(env_ids)))
 
     @torch.no_grad()
     def write(self, state: State, env_ids: EnvIds = None) -> None:
@@ -103,41 +83,36 @@ class Memory:
 
         Detaches and copies. Checks everything before it changes anything.
         """
-        self._follow_core()
-        ids = self._ids(env_ids)
-        batch = _rows_of(state, default=self.num_rows) if ids is _ALL else len(ids)
+        rows = self._rows(env_ids)
+        batch = state_ops.batch_size(state) if rows is None else len(rows)
+        batch = self.num_rows if batch is None else batch  # a core without a state
         self.core.check_state(state, batch)
-        if ids is _ALL:
-            self._check_all_rows(batch)
-        self._ensure(batch if ids is _ALL else ids)
-        self._store(state_ops.clone(_without_graph(state)), ids)
+        if rows is None:
+            self._check_covers_all(batch)
+        self._make_known(batch, rows)
+        self._store(state_ops.clone(state_ops.without_graph(state)), rows)
 
     def reset(self, env_ids: EnvIds = None) -> None:
         """Make rows fresh; they stay known. None: all. Unknown ids are fresh already."""
-        self._follow_core()
-        ids = self._ids(env_ids)
-        if ids is _ALL:
+        rows = self._rows(env_ids)
+        if rows is None:
             self._fresh = torch.ones_like(self._fresh)
         else:
-            if values_are_readable(ids):
-                ids = ids[ids < self.num_rows]
-            self._fresh = self._fresh.index_fill(0, ids, True)
+            if values_are_readable(rows):
+                rows = rows[rows < self.num_rows]
+            self._fresh = self._fresh.index_fill(0, rows, True)
         self._any_fresh = self.num_rows > 0
 
     def forget(self, env_ids: EnvIds) -> None:
         """Drop environments; they are unknown afterwards, and fresh if they appear again."""
-        self._follow_core()
-        ids = self._ids(env_ids)
-        if ids is _ALL:
+        rows = self._rows(env_ids)
+        if rows is None:
             self._resize(0)
             return
-        host = ids.cpu()
-        host = host[host < self.num_rows]
-        if len(host) == 0:
-            return
-        self._fresh = self._fresh.index_fill(0, host.to(self._fresh.device), True)
-        self._known = self._known.index_fill(0, host, False)
-        self._any_fresh = True
+        known = rows.cpu()
+        known = known[known < self.num_rows]
+        self.reset(known)
+        self._known = self._known.index_fill(0, known, False)
         left = self._known.nonzero()
         self._num_envs = len(left)
         self._resize(int(left[-1]) + 1 if len(left) else 0)
@@ -159,38 +134,37 @@ class Memory:
             self._known[:num_envs] = True
             self._num_envs = int(self._known.sum())
 
-    # --- what a policy uses in its step: no copies that can be avoided -----------------------------------------------
+    # --- one step of a policy: no copies that can be avoided ---------------------------------------------------------
 
     def expect(self, batch: int, env_ids: EnvIds) -> None:
-        """Under the compiler: have the rows ready, so that the first graph serves all later steps too."""
+        """Under the compiler: reserve the rows first, so that the first graph serves all later steps too."""
         if env_ids is None and torch.compiler.is_compiling():
-            _reserve_while_tracing(self._number, len(range(batch)))  # len(range()) makes a symbolic size a number
+            self._reserve_while_tracing(len(range(batch)))  # len(range()) makes a symbolic size a number
 
     def take(self, batch: int, env_ids: EnvIds = None) -> tuple[State, Tensor | None]:
         """The state of the `batch` environments that act now, and their rows as `put` takes them. Changes nothing.
 
         The state is read-only: it may be the stored tensors themselves.
         """
-        self._follow_core()
-        ids = self._ids(env_ids)
-        if ids is not _ALL:
-            if len(ids) != batch:
-                raise ValueError(f"{batch} observations came with {len(ids)} env_ids; pass one id per row")
-            return self._read_rows(ids), ids
-        self._check_all_rows(batch)
-        if batch > self.num_rows:  # new environments: as many fresh rows below the known ones
-            new = self._initial(batch - self.num_rows)
-            return state_ops.tree_map(lambda s, n: torch.cat([s, n]), self._read_all(), new), ids
-        return self._read_all(), ids
+        rows = self._rows(env_ids)
+        if rows is not None and len(rows) != batch:
+            raise ValueError(f"{batch} observations came with {len(rows)} env_ids; pass one id per row")
+        state = self._read(rows)
+        if rows is None:
+            self._check_covers_all(batch)
+            if batch > self.num_rows:  # new environments: fresh rows after the known ones
+                new = self._fresh_rows(batch - self.num_rows)
+                state = state_ops.tree_map(lambda s, n: torch.cat([s, n]), state, new)
+        return state, rows
 
-    def put(self, state: State, ids: Tensor | None) -> None:
+    def put(self, state: State, rows: Tensor | None) -> None:
         """Store the state that the core has just returned; it belongs to the memory from now on.
 
         Rows appear here and not in `take`, so that an error between the two leaves no trace.
         """
-        self._ensure(_rows_of(state, default=self.num_rows) if ids is None else ids)
-        self._store(_without_graph(state), ids)
-        if ids is _ALL:
+        self._make_known(state_ops.batch_size(state) or 0, rows)
+        self._store(state_ops.without_graph(state), rows)
+        if rows is None:
             # A core may have passed a leaf through untouched, and then an earlier snapshot holds it too.
             self._handed_out = True
 
@@ -199,187 +173,128 @@ class Memory:
     def state_dict(self) -> dict[str, Any]:
         """A copy as plain tensors and numbers, on the host."""
         self._follow_core()
+        stored = state_ops.ordered_leaves(self._state, self.core.row_shapes())
         return {
             "num_rows": self.num_rows,
             "known": self._known.clone(),
             "fresh": self._fresh.cpu().clone(),
-            "leaves": [leaf.to("cpu", copy=True) for leaf in self._leaves()],
+            "leaves": [leaf.to("cpu", copy=True) for leaf in stored],
         }
 
     def load_state_dict(self, d: dict[str, Any]) -> None:
-        """Take over a copy; refused whole if it is of another core."""
-        self._follow_core()
+        """Take over a copy; refused as a whole if it is of another core."""
         parts = ("num_rows", "known", "fresh", "leaves")
         if not isinstance(d, dict) or not all(part in d for part in parts):
             got = f"a dict with keys {sorted(map(str, d))}" if isinstance(d, dict) else f"a {type(d).__name__}"
             raise ValueError(f"expected what memory.state_dict() returned (keys {', '.join(parts)}), got {got}")
-        rows, known, fresh, stored = (d[part] for part in parts)
-        dtype, device = self.core.state_dtype(), self.core.device()
-        spec = self.core.row_shapes()
-        shapes = [(rows, *r.shape) for r in state_ops.leaves(spec)]
+        num_rows, known, fresh, stored = (d[part] for part in parts)
+        shapes = self.core.row_shapes()
+        expected = [(num_rows, *row.shape) for row in state_ops.leaves(shapes)]
         came = [tuple(leaf.shape) for leaf in stored]
-        if came != shapes or len(known) != rows or len(fresh) != rows:
-            raise ValueError(f"this memory is of another core: its leaves have shapes {came}, expected {shapes}")
-        new = iter([leaf.detach().to(device=device, dtype=dtype, copy=True) for leaf in stored])
-        self._state = state_ops.tree_map(lambda _: next(new), spec)
-        self._known, self._fresh = known.to("cpu", copy=True), fresh.to(device, copy=True)
+        if came != expected or len(known) != num_rows or len(fresh) != num_rows:
+            raise ValueError(f"this memory is of another core: its leaves have shapes {came}, expected {expected}")
+        self._placement = self.core.dtype_and_device()
+        copies = state_ops.from_leaves([leaf.detach().clone() for leaf in stored], like=shapes)
+        self._state = state_ops.convert(copies, shapes, *self._placement)
+        self._known, self._fresh = known.to("cpu", copy=True), fresh.to(self._placement[1], copy=True)
         self._num_envs = int(known.sum())
         self._any_fresh, self._handed_out = bool(fresh.any()), False
 
     # --- inside ----------------------------------------------------------------------------------------------------
 
-    def _leaves(self) -> list[Tensor]:
-        return [] if self._state is None else state_ops.leaves(self._state)
-
-    def _follow_core(self) -> None:
-        """Move to the core's device and dtype, if they changed."""
-        device = self.core.device()
-        if self._state is None or self._fresh.device != device:
-            self._fresh = self._fresh.to(device)
-        if self._state is None:
-            self._state = state_ops.detach(self.core._initial_state(0))
-            return
-        stored, dtype = self._leaves(), self.core.state_dtype()
-        if stored and (stored[0].dtype != dtype or stored[0].device != device):
-            self._state = state_ops.to(self._state, device=device, dtype=dtype)
-
-    def _as_tensor(self, env_ids: Any) -> Tensor:
-        if isinstance(env_ids, slice):
-            stop = env_ids.stop if env_ids.stop is not None else self.num_rows
-            env_ids = range(env_ids.start or 0, stop, env_ids.step or 1)
-        if isinstance(env_ids, range):
-            return torch.arange(env_ids.start, env_ids.stop, env_ids.step)
-        if isinstance(env_ids, Integral) and not isinstance(env_ids, bool):
-            return torch.tensor([int(env_ids)])
-        if isinstance(env_ids, Tensor):
-            return env_ids
-        try:
-            ids = torch.as_tensor(env_ids)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise TypeError(f"env_ids are {env_ids!r}, expected integers: a list, slice, range or tensor") from error
-        return ids.long() if ids.numel() == 0 else ids
-
-    def _ids(self, env_ids: EnvIds) -> Tensor | None:
-        """Checked ids on the core's device, or `_ALL`."""
+    def _rows(self, env_ids: EnvIds) -> Tensor | None:
+        """Checked ids on the core's device; None: all rows in order."""
+        self._follow_core()
         if env_ids is None:
-            return _ALL
-        ids = self._as_tensor(env_ids)
-        if ids.dtype not in (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8):
-            hint = "; a mask is not a list of ids: use mask.nonzero().squeeze(1)" if ids.dtype == torch.bool else ""
-            raise TypeError(f"env_ids have dtype {ids.dtype}, expected integers{hint}")
-        if ids.dim() != 1:
-            raise ValueError(f"env_ids have shape {tuple(ids.shape)}, expected one dimension [B]")
-        ids = ids.long()
-        if values_are_readable(ids) and len(ids):
-            low, high = int(ids.min()), int(ids.max())
-            if low < 0:
-                raise ValueError(f"env_ids hold the negative id {low}")
-            if high >= self.max_envs:
-                raise ValueError(
-                    f"env_ids hold {high}, but ids must be below max_envs={self.max_envs}; "
-                    "ids are row numbers, so number your environments from 0, or raise max_envs"
-                )
-            seen, counts = ids.unique(return_counts=True)
-            if len(seen) != len(ids):
-                raise ValueError(f"env_ids hold {seen[counts > 1].tolist()} more than once; one row per environment")
-        return ids.to(self._fresh.device)
+            return None
+        return as_env_ids(env_ids, self.num_rows, self.max_envs).to(self._fresh.device)
 
-    def _check_all_rows(self, batch: int) -> None:
+    def _check_covers_all(self, batch: int) -> None:
         if batch < self.num_rows:
             raise ValueError(
                 f"{batch} rows came, but this memory knows {self.num_rows} environments (ids 0..{self.num_rows - 1}): "
                 "pass env_ids=, or memory= for another set of environments"
             )
 
-    def _ensure(self, ids_or_batch: Tensor | int) -> None:
-        """Make the rows exist. Ids that may not be looked at must have been reserved."""
-        if isinstance(ids_or_batch, int):
-            if ids_or_batch > self.num_rows or self._num_envs < ids_or_batch:
-                self.reserve(ids_or_batch)
+    def _follow_core(self) -> None:
+        """Move to the core's device and dtype, if they changed."""
+        placement = self.core.dtype_and_device()
+        if placement == self._placement:
             return
-        ids = ids_or_batch
-        if torch.compiler.is_compiling() or len(ids) == 0:
-            return
-        if not values_are_readable(ids) and len(ids) <= self.num_rows:
-            return
-        high = int(ids.max())
-        if high >= self.num_rows:
-            self._resize(high + 1)
-        known = self._known.index_fill(0, ids.cpu(), True)
-        self._known, self._num_envs = known, int(known.sum())
+        if self._state is None:
+            self._state = state_ops.detach(self.core.initial_state(0))
+        else:
+            self._state = state_ops.convert(self._state, self.core.row_shapes(), *placement)
+        self._fresh, self._placement = self._fresh.to(placement[1]), placement
 
-    def _resize(self, rows: int) -> None:
-        """Exactly `rows` rows; new ones are fresh and unknown. Amortised by nobody: growth is rare."""
-        old = self.num_rows
-        if rows > old:
-            extra = rows - old
+    def _make_known(self, batch: int, rows: Tensor | None) -> None:
+        """Make the rows exist. Ids whose values may not be read must have been reserved."""
+        if rows is None:
+            if self._num_envs < batch:
+                self.reserve(batch)
+            return
+        readable = values_are_readable(rows) or len(rows) > self.num_rows
+        if torch.compiler.is_compiling() or len(rows) == 0 or not readable:
+            return
+        self._resize(max(int(rows.max()) + 1, self.num_rows))
+        self._known = self._known.index_fill(0, rows.cpu(), True)
+        self._num_envs = int(self._known.sum())
+
+    def _resize(self, num_rows: int) -> None:
+        """Exactly `num_rows` rows; new ones are fresh and unknown. Growth is rare, so no amortization."""
+        extra = num_rows - self.num_rows
+        if extra > 0:
             self._state = state_ops.tree_map(lambda s: torch.cat([s, s.new_zeros(extra, *s.shape[1:])]), self._state)
             self._fresh = torch.cat([self._fresh, self._fresh.new_ones(extra)])
             self._known = torch.cat([self._known, self._known.new_zeros(extra)])
             self._any_fresh, self._handed_out = True, False
-        elif rows < old:
-            self._state = state_ops.tree_map(lambda s: s[:rows].clone(), self._state)
-            self._fresh, self._known = self._fresh[:rows].clone(), self._known[:rows].clone()
+        elif extra < 0:
+            self._state = state_ops.tree_map(lambda s: s[:num_rows].clone(), self._state)
+            self._fresh, self._known = self._fresh[:num_rows].clone(), self._known[:num_rows].clone()
             self._num_envs, self._handed_out = int(self._known.sum()), False
 
-    def _initial(self, rows: int) -> State:
-        return _without_graph(self.core._initial_state(rows))
+    def _fresh_rows(self, count: int) -> State:
+        return state_ops.without_graph(self.core.initial_state(count))
 
-    def _read_all(self) -> State:
-        if torch.compiler.is_compiling() or self._any_fresh:
-            return state_ops.where(self._fresh, self._initial(self.num_rows), self._state)
-        self._handed_out = True
-        return self._state
+    def _read(self, rows: Tensor | None) -> State:
+        may_be_fresh = torch.compiler.is_compiling() or self._any_fresh
+        if rows is None:
+            if may_be_fresh:
+                return state_ops.where(self._fresh, self._fresh_rows(self.num_rows), self._state)
+            self._handed_out = True
+            return self._state
+        if values_are_readable(rows) and len(rows) and int(rows.max()) >= self.num_rows:
+            return self._read_with_unknown(rows)
+        state = state_ops.select(self._state, rows)
+        if may_be_fresh:
+            state = state_ops.where(self._fresh.index_select(0, rows), self._fresh_rows(len(rows)), state)
+        return state
 
-    def _read_rows(self, ids: Tensor) -> State:
-        if values_are_readable(ids) and len(ids) and int(ids.max()) >= self.num_rows:  # unknown ids are fresh
-            known = ids < self.num_rows
-            inside = torch.where(known, ids, 0)
-            if self.num_rows == 0:
-                return state_ops.clone(self._initial(len(ids)))
-            fresh = self._fresh[inside] | ~known
-            return state_ops.where(fresh, self._initial(len(ids)), state_ops.select(self._state, inside))
-        rows = state_ops.select(self._state, ids)
-        if torch.compiler.is_compiling() or self._any_fresh:
-            rows = state_ops.where(self._fresh.index_select(0, ids), self._initial(len(ids)), rows)
-        return rows
+    def _read_with_unknown(self, rows: Tensor) -> State:
+        """Rows of which some are unknown, and so fresh."""
+        fresh = self._fresh_rows(len(rows))
+        if self.num_rows == 0:
+            return state_ops.clone(fresh)
+        known = rows < self.num_rows
+        inside = torch.where(known, rows, 0)
+        return state_ops.where(self._fresh[inside] | ~known, fresh, state_ops.select(self._state, inside))
 
-    def _store(self, state: State, ids: Tensor | None) -> None:
-        if ids is _ALL:
+    def _store(self, state: State, rows: Tensor | None) -> None:
+        if rows is None:
             self._state, self._fresh = state, torch.zeros_like(self._fresh)
             self._any_fresh, self._handed_out = False, False
-        elif torch.compiler.is_compiling() or self._handed_out or self._is_inference():
-            self._state = state_ops.tree_map(lambda s, new: s.index_copy(0, ids, new), self._state, state)
-            self._fresh = self._fresh.index_fill(0, ids, False)
+            return
+        replace = torch.compiler.is_compiling() or self._handed_out
+        if replace or any(leaf.is_inference() for leaf in state_ops.leaves(self._state)):
+            self._state = state_ops.tree_map(lambda s, new: s.index_copy(0, rows, new), self._state, state)
             self._handed_out = False
         else:
-            state_ops.tree_map(lambda s, new: s.index_copy_(0, ids, new), self._state, state)
-            self._fresh = self._fresh.index_fill(0, ids, False)
+            state_ops.tree_map(lambda s, new: s.index_copy_(0, rows, new), self._state, state)
+        self._fresh = self._fresh.index_fill(0, rows, False)
 
-    def _is_inference(self) -> bool:
-        return any(leaf.is_inference() for leaf in self._leaves())
-
-
-def _reserve_while_tracing(number: str, batch: int) -> bool:
-    """Runs while the compiler traces, not in the graph: a graph made for a memory without rows serves one call only."""
-    memory = _memories[number]
-    if batch > memory.num_envs and memory.num_envs == memory.num_rows:
-        memory.reserve(batch)
-    return True
-
-
-_reserve_while_tracing._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as in kernels/native.py
-
-
-def _rows_of(state: State, default: int) -> int:
-    """The batch size of `state`, which may be anything; `check_state` says what is wrong with it."""
-    first = next((leaf for leaf in state_ops.leaves(state)), None)
-    return int(first.shape[0]) if isinstance(first, Tensor) and first.dim() else default
-
-
-def _without_graph(state: State) -> State:
-    """Detached, and usable in backward even if it was made under `torch.inference_mode`."""
-    if not torch.compiler.is_compiling() and any(leaf.is_inference() for leaf in state_ops.leaves(state)):
-        with torch.inference_mode(False):
-            return state_ops.clone(state)
-    return state_ops.detach(state)
+    @torch.compiler.assume_constant_result
+    def _reserve_while_tracing(self, batch: int) -> bool:
+        """Runs while the compiler traces, not in the graph: a graph made for a memory without rows serves one call."""
+        if batch > self._num_envs and self._num_envs == self.num_rows:
+            self.reserve(batch)
+        return True

@@ -1,6 +1,7 @@
-"""A state is a pytree (dicts, tuples, lists) of batch-first tensors. These are its few operations, nothing more.
+"""A state is a pytree (dicts, tuples, lists) of batch-first tensors. This file holds its operations.
 
-Every leaf is [B, ...]. A tree without tensors (a core that remembers nothing) is a valid state.
+Every leaf is [B, ...]. A tree without tensors (a core that remembers nothing) is a valid state. The walkers at the top
+work on any tree (observations, masks, row shapes). What a state means is known only to the core that made it.
 
 >>> import torch
 >>> s = {"h": torch.zeros(3, 2), "c": torch.ones(3, 2)}
@@ -18,28 +19,40 @@ import torch
 from torch import Tensor
 
 State = Any  # a pytree of tensors; opaque to everybody but the core that made it
+KeyPath = tuple[str | int, ...]
 
 
 @dataclass(frozen=True)
 class RowShape:
-    """The shape of one environment's row of a leaf: a leaf of shape [B, *shape]."""
+    """One environment's row of a leaf: the leaf has shape [B, *shape].
+
+    dtype: None follows the module. A leaf may fix its own (int32 counters, float32 sums in a bfloat16 module).
+    """
 
     shape: tuple[int, ...]
+    dtype: torch.dtype | None = None
 
 
-def tree_map(fn: Callable[..., Any], tree: State, *others: State) -> State:
-    """Apply `fn` to the leaves of one or several trees of the same structure."""
+# --- walking through trees --------------------------------------------------------------------------------------------
+
+
+def tree_map(fn: Callable[..., Any], tree: Any, *others: Any) -> Any:
+    """Apply `fn` to the leaves of one or several trees of the same structure. None is a leaf."""
     if isinstance(tree, dict):
         return {k: tree_map(fn, v, *[o[k] for o in others]) for k, v in tree.items()}
     if isinstance(tree, (tuple, list)):
         parts = [tree_map(fn, v, *[o[i] for o in others]) for i, v in enumerate(tree)]
-        return (
-            type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
-        )  # a NamedTuple takes them one by one
+        # A NamedTuple takes its parts one by one.
+        return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
     return fn(tree, *others)
 
 
-def leaves(tree: State) -> list[Any]:
+def map_tensors(fn: Callable[[Tensor], Any], tree: Any) -> Any:
+    """Apply `fn` to the tensors of a tree. Other leaves stay as they are."""
+    return tree_map(lambda leaf: fn(leaf) if isinstance(leaf, Tensor) else leaf, tree)
+
+
+def leaves(tree: Any) -> list[Any]:
     """The leaves in a fixed order."""
     if isinstance(tree, dict):
         return [leaf for v in tree.values() for leaf in leaves(v)]
@@ -48,23 +61,40 @@ def leaves(tree: State) -> list[Any]:
     return [tree]
 
 
-def named_leaves(tree: State, prefix: str = "") -> dict[str, Any]:
-    """The leaves by path: `{"actor": {"h": t}}` gives `{"actor.h": t}`."""
+def paths(tree: Any, prefix: KeyPath = ()) -> list[tuple[KeyPath, Any]]:
+    """(path, leaf) for every leaf, in the order of `leaves`: `{"actor": (t,)}` gives `[(("actor", 0), t)]`."""
     if isinstance(tree, dict):
-        items = [(str(k), v) for k, v in tree.items()]
-    elif isinstance(tree, (tuple, list)):
-        items = [(str(i), v) for i, v in enumerate(tree)]
-    else:
-        return {prefix: tree}
-    out: dict[str, Any] = {}
-    for k, v in items:
-        out.update(named_leaves(v, f"{prefix}.{k}" if prefix else k))
-    return out
+        return [pair for k, v in tree.items() for pair in paths(v, (*prefix, k))]
+    if isinstance(tree, (tuple, list)):
+        return [pair for i, v in enumerate(tree) for pair in paths(v, (*prefix, i))]
+    return [(prefix, tree)]
+
+
+def named_leaves(tree: Any) -> dict[str, Any]:
+    """The leaves by path: `{"actor": {"h": t}}` gives `{"actor.h": t}`."""
+    return {".".join(map(str, path)): leaf for path, leaf in paths(tree)}
+
+
+def from_leaves(leaves: list[Any], like: Any) -> Any:
+    """The tree with the structure of `like` and these leaves, in the order of `leaves(like)`."""
+    remaining = iter(leaves)
+    return tree_map(lambda _: next(remaining), like)
+
+
+# --- states -----------------------------------------------------------------------------------------------------------
 
 
 def detach(state: State) -> State:
     """The same numbers without a graph. Shares storage."""
     return tree_map(lambda x: x.detach(), state)
+
+
+def without_graph(state: State) -> State:
+    """Detached, and usable in backward even if it was made under `torch.inference_mode`."""
+    if not torch.compiler.is_compiling() and any(leaf.is_inference() for leaf in leaves(state)):
+        with torch.inference_mode(False):
+            return clone(state)
+    return detach(state)
 
 
 def clone(state: State) -> State:
@@ -87,10 +117,21 @@ def to(state: State, *args: Any, **kwargs: Any) -> State:
     return tree_map(lambda x: x.to(*args, **kwargs), state)
 
 
+def convert(state: Any, rows: State, dtype: torch.dtype, device: torch.device) -> State:
+    """Arrays or tensors as a state: on `device`, each leaf in the dtype that its `RowShape` fixes, else in `dtype`."""
+    return tree_map(lambda row, x: torch.as_tensor(x, dtype=row.dtype or dtype, device=device), rows, state)
+
+
+def ordered_leaves(state: State, rows: State) -> list[Tensor]:
+    """The leaves in the order of `leaves(rows)`; a state may hold its keys in another order."""
+    return leaves(tree_map(lambda row, leaf: leaf, rows, state))
+
+
 def batch_size(state: State) -> int | None:
     """B, or None for a state without tensors."""
-    all_leaves = leaves(state)
-    return int(all_leaves[0].shape[0]) if all_leaves else None
+    tensors = (leaf for leaf in leaves(state) if isinstance(leaf, Tensor) and leaf.dim())
+    first = next(tensors, None)
+    return None if first is None else int(first.shape[0])
 
 
 def rows_mask(mask: Tensor, like: Tensor) -> Tensor:
@@ -98,25 +139,51 @@ def rows_mask(mask: Tensor, like: Tensor) -> Tensor:
     return mask.view(mask.shape[0], *(1,) * (like.dim() - 1))
 
 
-def mismatch(state: State, rows: State, batch: int, dtype: torch.dtype, device: torch.device) -> str | None:
+def flat_rows(leaf: Tensor) -> Tensor:
+    """[B, ...] -> [B, n]; [B] -> [B, 1]."""
+    return leaf.flatten(1) if leaf.dim() > 1 else leaf.unsqueeze(1)
+
+
+# --- checking against row shapes --------------------------------------------------------------------------------------
+
+
+def mismatch(state: Any, rows: State, batch: int, dtype: torch.dtype, device: torch.device) -> str | None:
     """What differs between `state` and a tree of `RowShape`s (keys, shapes, dtype, device), or None."""
+
+    def compare(leaf: Any, row: RowShape) -> str | None:
+        return _leaf_mismatch(leaf, (batch, *row.shape), row.dtype or dtype, device)
+
+    return _first_mismatch(state, rows, compare)
+
+
+def structure_mismatch(state: Any, rows: State) -> str | None:
+    """What differs in keys and lengths alone, or None; leaves may be anything."""
+    return _first_mismatch(state, rows, lambda leaf, row: None)
+
+
+def _first_mismatch(state: Any, rows: State, compare: Callable[[Any, RowShape], str | None]) -> str | None:
     if isinstance(rows, RowShape):
-        return _leaf_mismatch(state, (batch, *rows.shape), dtype, device)
-    if isinstance(rows, dict):
-        if not isinstance(state, dict) or state.keys() != rows.keys():
-            got = f"keys {sorted(map(str, state))}" if isinstance(state, dict) else f"a {type(state).__name__}"
-            return f"{got}, expected a dict with keys {sorted(map(str, rows))}"
-        pairs = [(k, state[k], rows[k]) for k in rows]
-    else:
-        if not isinstance(state, (tuple, list)) or len(state) != len(rows):
-            got = f"{len(state)} parts" if isinstance(state, (tuple, list)) else f"a {type(state).__name__}"
-            return f"{got}, expected a tuple of {len(rows)} states"
-        pairs = [(i, s, e) for i, (s, e) in enumerate(zip(state, rows))]
-    for key, s, e in pairs:
-        inner = mismatch(s, e, batch, dtype, device)
-        if inner:
-            return f"state[{key!r}]: {inner}"
+        return compare(state, rows)
+    what = _container_mismatch(state, rows)
+    if what:
+        return what
+    for key in rows if isinstance(rows, dict) else range(len(rows)):
+        what = _first_mismatch(state[key], rows[key], compare)
+        if what:
+            return f"state[{key!r}]: {what}"
     return None
+
+
+def _container_mismatch(state: Any, rows: State) -> str | None:
+    if isinstance(rows, dict):
+        if isinstance(state, dict) and state.keys() == rows.keys():
+            return None
+        got = f"keys {sorted(map(str, state))}" if isinstance(state, dict) else f"a {type(state).__name__}"
+        return f"{got}, expected a dict with keys {sorted(map(str, rows))}"
+    if isinstance(state, (tuple, list)) and len(state) == len(rows):
+        return None
+    got = f"{len(state)} parts" if isinstance(state, (tuple, list)) else f"a {type(state).__name__}"
+    return f"{got}, expected a tuple of {len(rows)} states"
 
 
 def _leaf_mismatch(leaf: Any, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> str | None:

@@ -30,7 +30,7 @@ ACTIONS = {
 
 
 def make_policy(action_space, core="lstm", obs=OBS, **options):
-    """A policy with large weights, so that actions differ, and a normaliser that has seen something."""
+    """A policy with large weights, so that actions differ, and a normalizer that has seen something."""
     torch.manual_seed(1)
     policy = hf.ActorCritic(obs, action_space, core, 12, normalize_obs=True, **options)
     with torch.no_grad():
@@ -161,6 +161,20 @@ def runs_without_holdfast(program, capsys):
     assert "import holdfast" not in text and len(text.splitlines()) < 20
     runpy.run_path(str(program))
     return len(capsys.readouterr().out.splitlines()) >= 3
+
+
+def test_an_actor_alone_is_exported_without_value_and_without_the_critics_state(tmp_path, capsys):
+    policy = make_policy(ACTIONS["box"], "gru", critic_core="separate")
+    made = hf.export_policy(policy.actor_only(), tmp_path / "policy.onnx")
+    assert [port.name for port in made.signature.states] == ["state_h"]
+    assert made.signature.outputs == ["action", "state_h_next", "mean", "std"]
+    assert runs_without_holdfast(made.usage, capsys)
+    runner, full = hf.Runner(made.path), hf.Runner(policy)
+    for seed in range(20):
+        obs, resets = sample_observations(OBS, 4, seed), np.random.default_rng(seed).random(4) < 0.2
+        alone, want = runner.act(obs, resets), full.act(obs, resets)
+        assert alone.value is None
+        np.testing.assert_allclose(alone.action, want.action, atol=1e-4)
 
 
 # --- action masks ---------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import torch
 from gymnasium import spaces
 
 import holdfast as hf
+from accumulator import DTYPES, Accumulator, dtypes
 from holdfast.deploy.exported_signature import sample_observations
 from holdfast.state import tree_map
 
@@ -262,3 +263,30 @@ def test_a_state_of_another_batch_size_and_a_state_for_a_model_without_memory_ar
     forgets.predict(observations(3), nothing)  # what it returned itself is no state
     runner, obs = hf.Runner(forgets), observations(3)
     np.testing.assert_array_equal(runner.act(obs).value, runner.act(obs).value)
+
+
+def test_leaves_of_several_dtypes_go_through_every_format(tmp_path):
+    """300 steps, more than bfloat16 can count; the policy in bfloat16, and exported from it in float32."""
+    policy = make_policy(core=Accumulator(8), encoder_sizes=(8,))
+    half = make_policy(core=Accumulator(8), encoder_sizes=(8,)).bfloat16()
+    files = [hf.export_policy(policy, tmp_path / f"policy.{suffix}").path for suffix in ("onnx", "pt2")]
+    runners = [hf.Runner(source) for source in (policy, half, *files)]
+    assert [(p.name, p.dtype) for p in runners[2]._model.signature.states] == [
+        ("state_sum", "float32"),
+        ("state_age", "int32"),
+        ("state_last", "float32"),
+    ]
+    for t in range(300):
+        obs, resets = observations(3, t), np.array([t == 7, False, False])
+        steps = [runner.act(obs, resets) for runner in runners]
+        for step in steps[2:]:
+            np.testing.assert_allclose(step.value, steps[0].value, atol=1e-4)
+    for runner in runners:
+        saved = runner.state_dict()
+        other = hf.Runner(runner._model.policy if hasattr(runner._model, "policy") else runner._model.file)
+        other.load_state_dict(saved)
+        ages = {name: leaf for name, leaf in other.memory.read().items() if name.endswith("age")}
+        assert [leaf.tolist() for leaf in ages.values()] == [[293, 300, 300]]
+    assert dtypes(runners[1].memory.read()) == {**DTYPES, "last": torch.bfloat16}
+    runners[0].act(observations(1)[0], env_ids=1)
+    assert runners[0].num_envs == 3 and runners[0].memory.read()["age"].tolist() == [293, 301, 300]

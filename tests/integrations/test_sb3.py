@@ -96,7 +96,7 @@ def test_an_sb3_contrib_checkpoint_loads_and_predicts_the_same(options, layers, 
         assert (a == b).all()
         for x, y in zip(state_a, state_b):
             np.testing.assert_allclose(x, y, atol=1e-6)
-    ours.learn(48)  # its optimiser state fits too
+    ours.learn(48)  # its optimizer state fits too
 
 
 SAME = {
@@ -115,7 +115,7 @@ SAME = {
     "dict": {"policy": "MultiInputLstmPolicy", "env": "dict"},
     "Box actions": {"env": "Pendulum-v1"},
     "gSDE": {"env": "Pendulum-v1", "use_sde": True, "sde_sample_freq": 4},
-    "no advantage normalisation, early stop": {"normalize_advantage": False, "target_kl": 1e-4, "learning_rate": 1e-2},
+    "no advantage normalization, early stop": {"normalize_advantage": False, "target_kl": 1e-4, "learning_rate": 1e-2},
 }
 
 

@@ -8,6 +8,7 @@ import torch
 from tensordict import TensorDict
 
 import holdfast as hf
+from accumulator import Accumulator
 from holdfast.integrations.tensordict import LSTMWrapper, TensorDictPolicy
 
 OBS, ACTIONS, HIDDEN = 5, 3, 8
@@ -56,7 +57,12 @@ def make_wrapper():
     return HandWritten()
 
 
-MAKERS = {"lstm": make_td_policy, "gru": lambda: make_td_policy("gru"), "wrapper": make_wrapper}
+MAKERS = {
+    "lstm": make_td_policy,
+    "gru": lambda: make_td_policy("gru"),
+    "accumulator": lambda: make_td_policy(Accumulator(HIDDEN)),  # leaves of several dtypes
+    "wrapper": make_wrapper,
+}
 
 
 @pytest.fixture(params=MAKERS)
@@ -251,7 +257,7 @@ def test_bad_input_is_refused_with_a_reason_and_memory_stays_as_it_was():
         policy(step_td(3, ids=torch.tensor([0, 1, 1])))
     with pytest.raises(ValueError, match="pass bptt=TT"):
         policy(step_td(6), action=torch.zeros(6, dtype=torch.long))
-    with pytest.raises(ValueError, match="no multiple of 4"):
+    with pytest.raises(ValueError, match="not a multiple of 4"):
         policy(step_td(6), action=torch.zeros(6, dtype=torch.long), bptt=4)
     with pytest.raises(ValueError, match="belong to training"):
         policy(step_td(3), state=policy.start_state(step_td(3)))

@@ -16,6 +16,7 @@ from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.value import GAE
 
 import holdfast as hf
+from accumulator import Accumulator
 from holdfast.integrations.torchrl import RecurrentModule
 
 I, H = 3, 5
@@ -25,6 +26,7 @@ CORES = {
     "gru": lambda: hf.GRU(I, H),
     "learned": lambda: hf.LSTM(I, H, reset="learned"),
     "stack": lambda: hf.Stack([hf.GRU(I, 4), hf.LSTM(4, H)]),
+    "accumulator": lambda: hf.Stack([Accumulator(I), hf.GRU(I, H)]),  # leaves of several dtypes
 }
 
 
@@ -47,7 +49,8 @@ def batch_of(module, *shape, init=0.2):
 
 def fresh(module, *shape):
     spec = module.make_tensordict_primer().primers
-    return TensorDict({k: torch.zeros(*shape, *spec[k].shape) for k in module.state_keys}, batch_size=shape)
+    zeros = {k: torch.zeros((*shape, *spec[k].shape), dtype=spec[k].dtype) for k in module.state_keys}
+    return TensorDict(zeros, batch_size=shape)
 
 
 def step_by_step(module, batch):
@@ -69,7 +72,8 @@ def test_t_single_steps_equal_one_sequence_call(module, shape):
         out = module(batch.clone())
     torch.testing.assert_close(out["y"], expected, atol=1e-6, rtol=0)
     for key in module.state_keys:
-        torch.testing.assert_close(out["next", key][..., -1, :, :], states[key][..., -1, :, :], atol=1e-6, rtol=0)
+        last, expected = (part.select(len(shape) - 1, -1) for part in (out["next", key], states[key]))
+        torch.testing.assert_close(last, expected, atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("shape", [(), (2,), (2, 3)])
@@ -144,7 +148,7 @@ def test_a_slice_from_the_middle_of_an_episode_starts_from_its_stored_state(modu
     expected, states = step_by_step(module, batch)
     for key in module.state_keys:  # as a collector stores them: the state before each step, zeros at episode starts
         before = torch.cat([torch.zeros_like(states[key][:, :1]), states[key][:, :-1]], 1)
-        batch[key] = torch.where(batch["is_init"].unsqueeze(-1), 0.0, before)
+        batch[key] = before.masked_fill(batch["is_init"].view(3, 8, *(1,) * (before.dim() - 2)), 0)
     whole = batch.clone()
     whole["y"] = expected
     slices = [(0, 2, 5), (2, 0, 3), (1, 3, 8), (0, 5, 8)]
@@ -314,7 +318,7 @@ def test_slice_sampler_gae_and_clip_ppo_loss_train():
     collector = Collector(
         SerialEnv(2, cartpole), actor, frames_per_batch=128, total_frames=256, auto_register_policy_transforms=True
     )
-    optimiser = torch.optim.Adam(loss_module.parameters(), 1e-3)
+    optimizer = torch.optim.Adam(loss_module.parameters(), 1e-3)
     before = {name: p.clone() for name, p in lstm.named_parameters()}
     for data in collector:
         with torch.no_grad():
@@ -332,8 +336,8 @@ def test_slice_sampler_gae_and_clip_ppo_loss_train():
             if first:
                 assert abs(float(losses["kl_approx"])) < 1e-5  # law 1, inside TorchRL
             first = False
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             loss.backward()
-            optimiser.step()
+            optimizer.step()
     assert all(not torch.equal(before[name], p) for name, p in lstm.named_parameters())
     collector.shutdown()

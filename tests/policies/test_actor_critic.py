@@ -198,7 +198,7 @@ def test_observations_of_another_shape_are_never_reshaped_into_environments(spac
     assert p.memory.num_envs == 0
 
 
-def test_normalisation_moves_only_when_told_and_is_in_the_state_dict():
+def test_normalization_moves_only_when_told_and_is_in_the_state_dict():
     p = policy(spaces.Dict({"a": spaces.Box(-9, 9, (2,)), "b": spaces.Discrete(2)}), normalize_obs=True)
     data = {"a": torch.randn(50, 4, 2) * 3 + 5, "b": torch.zeros(50, 4, dtype=torch.long)}
     first = p.act(row(data, 0), deterministic=True)

@@ -14,6 +14,7 @@ from torch import nn
 from torch.distributions import Categorical, Normal
 
 import holdfast as hf
+from accumulator import DTYPES, Accumulator, dtypes
 from conformance.policies import ConvPolicy, actor_critic, loud
 from holdfast import state as state_ops
 
@@ -273,3 +274,27 @@ def test_a_policy_written_by_a_user_takes_images():
     torch.manual_seed(0)
     p = loud(ConvPolicy(hf.GRU(6, 5)))
     assert p.act(np.zeros((2, 1, 2, 2), np.float32)).action.shape == (2,)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_predict_carries_leaves_of_several_dtypes_through_numpy(dtype):
+    class Means(hf.RecurrentPolicy):
+        def __init__(self):
+            super().__init__(core=Accumulator(4))
+
+        def encode(self, obs):
+            return obs.to(self.core.weight.dtype)
+
+        def decode(self, features):
+            return Categorical(logits=features.float()), features.sum(-1)
+
+    policy = Means().to(dtype)
+    obs, state = np.random.default_rng(0).normal(size=(300, 2, 4)).astype(np.float32), None
+    for t in range(300):
+        state = policy.predict(obs[t], state, np.array([t == 7, False]))[1]
+        policy.act(obs[t], np.array([t == 7, False]))
+    assert state["age"].tolist() == [293, 300] and state["age"].dtype == np.int32
+    stored = policy.memory.read()
+    assert dtypes(stored) == {**DTYPES, "last": dtype}
+    for name, leaf in stored.items():
+        np.testing.assert_array_equal(leaf.float().numpy(), state[name])

@@ -88,3 +88,11 @@ def test_continuous_actions_have_no_lowest_entropy():
 def test_short_sequences_are_named_by_the_setting_that_makes_them_short():
     assert "raise num_steps or bptt" in look({"rollout/ep_len_mean": 50.0}, bptt=4)[0]
     assert look({"rollout/ep_len_mean": 50.0}, core="none") == []
+
+
+def test_counters_in_a_state_are_kept_out_of_the_numbers():
+    state = {"h": torch.tensor([[0.5], [-0.5]]), "age": torch.tensor([1000, 2000], dtype=torch.int32)}
+    row = memory_metrics(state, NO_RESETS)
+    assert row["memory/rms"] == 0.5 and row["memory/max"] == 0.5 and row["memory/nan"] == 0
+    assert staleness(state, {**state, "age": torch.zeros(2, dtype=torch.int32)}) == 0.0
+    assert memory_metrics({"age": state["age"]}, NO_RESETS) == {"memory/resets": 0.0}

@@ -34,7 +34,6 @@ class EvalFlags:
 
 def main(argv: list[str]) -> int:
     flags = parse(EvalFlags, argv, "eval")
-    import torch
 
     import holdfast as hf
     from holdfast import envs
@@ -55,7 +54,7 @@ def main(argv: list[str]) -> int:
             mask_velocity=config.mask_velocity,
             env_kwargs=config.env_kwargs,
         )
-        with autocast(torch.device(flags.device), autocast_dtype(config.precision)):
+        with autocast(flags.device, autocast_dtype(config.precision)):
             result = hf.evaluate(
                 policy,
                 env,

@@ -4,16 +4,19 @@
     # x [T, B, I] -> y [T, B, O]   a sequence;   x [B, I] -> y [B, O]   one step
 
 A core keeps nothing between calls and differentiates everything. `resets[t, b]` is True when `x[t, b]` is the first
-observation of an episode: the state of row b is reset *before* that step. None means no reset. That is the only rule,
-and it is the same in both forms, so a sequence equals its steps and any chunking of it.
+observation of an episode: the state of row b is reset *before* that step. None means no reset. The rule is the same in
+both forms, so a sequence equals its steps and any chunking of it. States are stored by `Memory`, not here.
 
 A new cell is one file: subclass `Core`, set `input_size` and `output_size`, and write
 
-- `row_shapes()`: the state of one environment, as a tree of `RowShape`;
-- `_step(x, state, resets)`: one step;
+- `row_shapes()`: the state of one environment, as a tree of `RowShape`. A leaf that fixes a dtype has that dtype in
+  every module; all others follow the module.
+- `_step(x, state, resets)`: one step.
 - `_sequence(...)`: only if there is something faster than a loop over `_step`.
+- `initial_rows()`: only if a fresh state is not zeros.
+- `advance_(x, state, resets)` and `supports_advance = True`: only if the state is too large to copy at every step.
 
-Cells that can reset differently than to zeros implement `initial_rows` too. This file does the checking.
+This file does the checking.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast import state as state_ops
-from holdfast.checks import check_resets, is_debug, trace_nonfinite
+from holdfast.checks import check_resets, is_debug, locate_nonfinite
 from holdfast.state import RowShape, State
 
 RESET_MODES = ("zero", "learned", "detach", "never")
@@ -37,15 +40,17 @@ def check_reset_mode(reset: str) -> str:
 
 
 class Core(nn.Module):
-    """Base class of everything that remembers. See the module's text for the contract."""
+    """Base class of everything that remembers. The module docstring states the contract."""
 
     input_size: int
     output_size: int
+    supports_advance: bool = False
+    """Whether `advance_` is implemented."""
 
     # --- what a cell writes ----------------------------------------------------------------------------------------
 
     def row_shapes(self) -> State:
-        """The state of one environment: a tree whose leaves are `RowShape`s."""
+        """The state of one environment: a tree whose leaves are `RowShape`s. The same for the life of the core."""
         raise NotImplementedError
 
     def initial_rows(self) -> State | None:
@@ -73,22 +78,32 @@ class Core(nn.Module):
             states.append(state_ops.detach(state))
         return torch.stack(ys), state, state_ops.tree_map(lambda *leaves: torch.stack(leaves), *states)
 
+    def advance_(self, x: Tensor, state: State, resets: Tensor | None) -> Tensor:
+        """One step that updates the tensors of `state` in place: x [B, I], resets [B] -> y [B, O]. No gradients.
+
+        Optional: check `supports_advance` first. y and the updated state equal those of a pure step. Only a rollout
+        engine that owns its state may call it, and it copies the state wherever a training chunk starts.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no in-place step; call the core instead")
+
     # --- what everybody uses ---------------------------------------------------------------------------------------
 
     def initial_state(self, batch_size: int) -> State:
-        """A fresh state of `batch_size` rows, in the module's dtype and on its device; usable in backward."""
-        if torch.is_inference_mode_enabled() and not torch.compiler.is_compiling():
-            with torch.inference_mode(False):
-                return state_ops.clone(self._initial_state(batch_size))
-        return self._initial_state(batch_size)
+        """A fresh state of `batch_size` rows on the module's device; usable in backward.
 
-    def _initial_state(self, batch_size: int) -> State:
-        rows = self.initial_rows()
-        if rows is not None:
-            return state_ops.tree_map(lambda r: r.unsqueeze(0).expand(batch_size, *r.shape), rows)
-        dtype, device = self.state_dtype(), self.device()
+        Leaves have the module's dtype, or the one that their `RowShape` fixes.
+        """
+        if not torch.compiler.is_compiling() and torch.is_inference_mode_enabled():
+            with torch.inference_mode(False):
+                return state_ops.clone(self.initial_state(batch_size))
+        shapes, rows = self.row_shapes(), self.initial_rows()
+        if rows is None:
+            dtype, device = self.dtype_and_device()
+            return state_ops.tree_map(
+                lambda r: torch.zeros(batch_size, *r.shape, dtype=r.dtype or dtype, device=device), shapes
+            )
         return state_ops.tree_map(
-            lambda r: torch.zeros(batch_size, *r.shape, dtype=dtype, device=device), self.row_shapes()
+            lambda r, row: row.to(r.dtype or row.dtype).expand(batch_size, *r.shape), shapes, rows
         )
 
     def forward(self, x: Tensor, state: State = None, resets: Tensor | None = None) -> tuple[Tensor, State]:
@@ -97,7 +112,7 @@ class Core(nn.Module):
         if resets is not None:
             check_resets(resets, tuple(x.shape[:-1]), x.device)
         if state is None:
-            state = self._initial_state(batch)
+            state = self.initial_state(batch)
         else:
             self.check_state(state, batch)
         if x.dim() == 2:
@@ -107,12 +122,8 @@ class Core(nn.Module):
         else:
             y, state = self._sequence(x, state, resets)
         if is_debug():
-            trace_nonfinite(y, x)
+            locate_nonfinite(y, x)
         return y, state
-
-    def step_unchecked(self, x: Tensor, state: State, resets: Tensor | None) -> tuple[Tensor, State]:
-        """One step for a caller that has checked input, state and resets; debugging checks them all the same."""
-        return self(x, state, resets) if is_debug() or state is None else self._step(x, state, resets)
 
     def trace(self, x: Tensor, state: State, resets: Tensor | None) -> tuple[Tensor, State, State]:
         """`forward` on a sequence [T, B, I], and the state after every step: leaves [T, B, ...], no gradients."""
@@ -122,23 +133,51 @@ class Core(nn.Module):
         self.check_state(state, x.shape[-2])
         return self._trace(x, state, resets)
 
+    # For callers that have checked input, state and resets: a core made of cores, a policy in use.
+
+    def step_unchecked(self, x: Tensor, state: State, resets: Tensor | None) -> tuple[Tensor, State]:
+        """One step without checks."""
+        return self._step(x, state, resets)
+
+    def sequence_unchecked(self, x: Tensor, state: State, resets: Tensor | None) -> tuple[Tensor, State]:
+        """A sequence without checks."""
+        return self._sequence(x, state, resets)
+
+    def trace_unchecked(self, x: Tensor, state: State, resets: Tensor | None) -> tuple[Tensor, State, State]:
+        """`trace` without checks."""
+        return self._trace(x, state, resets)
+
+    # --- states of this core ---------------------------------------------------------------------------------------
+
     def check_state(self, state: State, batch_size: int) -> None:
         """Raise a ValueError unless `state` was made by a core like this one, for this batch size."""
-        what = state_ops.mismatch(state, self.row_shapes(), batch_size, *self._dtype_and_device())
+        what = state_ops.mismatch(state, self.row_shapes(), batch_size, *self.dtype_and_device())
         if what:
-            raise ValueError(
-                f"this state does not fit {type(self).__name__}({self.extra_repr()}) with a batch of {batch_size}: "
-                f"{what}. "
-                "Pass a state that this core returned, core.initial_state(batch_size), or None"
-            )
+            raise ValueError(self._does_not_fit(what, batch_size))
+
+    def as_state(self, state: Any, batch_size: int) -> State:
+        """Arrays or tensors as a checked state of this core: on its device, each leaf in its dtype."""
+        what = state_ops.structure_mismatch(state, self.row_shapes())
+        if what:
+            raise ValueError(self._does_not_fit(what, batch_size))
+        state = state_ops.convert(state, self.row_shapes(), *self.dtype_and_device())
+        self.check_state(state, batch_size)
+        return state
+
+    def _does_not_fit(self, what: str, batch_size: int) -> str:
+        return (
+            f"this state does not fit {type(self).__name__}({self.extra_repr()}) with a batch of {batch_size}: {what}. "
+            "Pass a state that this core returned, core.initial_state(batch_size), or None"
+        )
 
     def state_dtype(self) -> torch.dtype:
-        return self._dtype_and_device()[0]
+        """The dtype of every leaf that does not fix its own."""
+        return self.dtype_and_device()[0]
 
     def device(self) -> torch.device:
-        return self._dtype_and_device()[1]
+        return self.dtype_and_device()[1]
 
-    def _dtype_and_device(self) -> tuple[torch.dtype, torch.device]:
+    def dtype_and_device(self) -> tuple[torch.dtype, torch.device]:
         """The module's: of its first parameter or floating-point buffer."""
         for p in self.parameters():
             return p.dtype, p.device
@@ -159,7 +198,7 @@ class Core(nn.Module):
                 f"{name} got an input of shape {tuple(x.shape)}, expected [T, B, {self.input_size}] "
                 f"(a sequence, time first) or [B, {self.input_size}] (one step)"
             )
-        dtype, device = self._dtype_and_device()
+        dtype, device = self.dtype_and_device()
         if x.device != device:
             raise ValueError(f"{name} is on {device}, its input on {x.device}; move one of them with .to(...)")
         if x.dtype != dtype and not (x.is_floating_point() and torch.is_autocast_enabled(device.type)):

@@ -93,7 +93,7 @@ class GatedCore(Core):
             return None
         return {leaf: getattr(self, f"initial_{leaf}") for leaf in self.leaf_names}
 
-    def _dtype_and_device(self) -> tuple[torch.dtype, torch.device]:
+    def dtype_and_device(self) -> tuple[torch.dtype, torch.device]:
         weight: Tensor = self.weight_hh_l0  # type: ignore[assignment]
         return weight.dtype, weight.device
 
@@ -131,7 +131,7 @@ class GatedCore(Core):
             return {leaf: s.masked_fill(mask, 0.0) for leaf, s in state.items()}
         if self.reset == "detach":
             return state_ops.where(resets, state_ops.detach(state), state)
-        return state_ops.where(resets, self._initial_state(resets.shape[0]), state)
+        return state_ops.where(resets, self.initial_state(resets.shape[0]), state)
 
     def _layer_states(self, state: State) -> list[Sequence[Tensor]]:
         """The leaves of the state by layer, [B, H] each."""

@@ -1,9 +1,9 @@
-"""`holdfast export`: a trained policy as one file for other programs, with memory as named inputs and outputs.
+"""`export_policy`: a trained policy as one file for other programs, with memory as named inputs and outputs.
 
     export_policy(policy, "policy.onnx")       # onnxruntime, in any language; or "policy.pt2": torch.export.load
 
-The file holds weights, normaliser, and a description of its inputs and outputs; beside it lies a short program that
-shows its use. Before it gets its name it is run against the policy. What is traced is in `export_graph.py`.
+The file holds weights, normalizer, and a description of its inputs and outputs. A short program next to it shows its
+use. The file is compared with the policy before it gets its name. `export_graph.py` does the tracing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from holdfast.deploy.export_usage import usage_program
 from holdfast.deploy.exported_signature import KEY, Signature, sample_observations
 from holdfast.deploy.runner import Runner
 from holdfast.policies.base import RecurrentPolicy
-from holdfast.state import leaves, tree_map
+from holdfast.state import leaves, ordered_leaves, tree_map
 
 FORMATS = ("onnx", "pt2")
 TOLERANCE = 1e-4  # between the file and the policy, in units of the larger of 1 and the value
@@ -40,7 +40,7 @@ class Exported:
     """A program that shows the file's use."""
     signature: Signature
     difference: float
-    """Largest between the file's and the policy's numbers over some steps with random resets."""
+    """The largest between the file's and the policy's numbers, over some steps with random resets."""
 
 
 def export_policy(
@@ -91,7 +91,9 @@ def compare(policy: RecurrentPolicy, file: Path, examples: Any, steps: int = 30)
         rows, resets = random.integers(0, count, 3), random.random(3) < 0.2
         obs = tree_map(operator.itemgetter(rows), examples)
         a, b = ours.act(obs, resets), theirs.act(obs, resets)
-        pairs = [(a.value, b.value), *zip(_numbers(ours), _numbers(theirs))]
+        pairs = list(zip(_numbers(ours), _numbers(theirs)))
+        if a.value is not None:
+            pairs.append((a.value, b.value))
         if np.asarray(a.raw_action).dtype.kind == "f":
             pairs.append((a.raw_action, b.raw_action))
         for want, got in pairs:
@@ -105,7 +107,8 @@ def compare(policy: RecurrentPolicy, file: Path, examples: Any, steps: int = 30)
 
 
 def _numbers(runner: Runner) -> list[np.ndarray[Any, Any]]:
-    return [leaf.float().cpu().numpy() for leaf in leaves(runner.memory.read())]
+    memory = runner.memory
+    return [leaf.float().cpu().numpy() for leaf in ordered_leaves(memory.read(), memory.core.row_shapes())]
 
 
 def _target(path: str | Path, format: str | None) -> tuple[Path, str]:

@@ -1,8 +1,7 @@
 """Traces one step of a policy into a graph of plain tensor operations, with memory as inputs and outputs.
 
-The step is `encode -> core -> decode -> most likely action`, as `policy.act(deterministic=True)` takes it, in float32
-on the CPU. Fast kernels are custom operators that other programs do not have, so the cores run their readable
-reference here. Writing files is `export.py`'s affair.
+The step is `policy.step` and the most likely action, in float32 on the CPU. Fast kernels are custom operators that
+other programs do not have, so the cores run their readable reference here. `export.py` writes the files.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.cores.gated import GatedCore
-from holdfast.deploy.exported_signature import Port, Signature, nest, next_name, observation_ports, paths, unique_names
+from holdfast.deploy.exported_signature import Port, Signature, nest, next_name, observation_ports, unique_names
 from holdfast.policies import heads
 from holdfast.policies.base import RecurrentPolicy
-from holdfast.state import leaves, tree_map
+from holdfast.state import from_leaves, ordered_leaves, paths
 
 
 class ExportError(ValueError):
@@ -51,11 +50,11 @@ class StepGraph(nn.Module):
     def step(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         policy, signature = self.policy, self.signature
         obs = nest(signature.observations, [inputs[port.name] for port in signature.observations])
-        state_names = iter(port.name for port in signature.states)
-        state = tree_map(lambda _: inputs[next(state_names)], policy.core.row_shapes())
+        shapes = policy.core.row_shapes()
+        state = from_leaves([inputs[port.name] for port in signature.states], like=shapes)
         masks = [inputs[port.name] for port in signature.masks]
-        y, state = policy.core._step(policy._encode(obs), state, inputs["resets"])
-        dist, value = policy._decode(y, None if not masks else masks[0] if len(masks) == 1 else masks)
+        mask = None if not masks else masks[0] if len(masks) == 1 else masks
+        dist, value, state = policy.step(obs, state, inputs["resets"], action_mask=mask, checked=True)
         try:
             action = dist.mode
         except NotImplementedError as error:
@@ -63,19 +62,22 @@ class StepGraph(nn.Module):
                 f"the distribution {type(dist).__name__} has no most likely action; give it a property `mode`"
             ) from error
         self.action, parameters = distribution_parameters(dist)
-        out = {"action": clipped(action, self.action_space), "value": value}
-        for port, leaf in zip(signature.states, leaves(state)):
+        bounds = clip_bounds(self.action_space)
+        out = {"action": action if bounds is None else action.clamp(*bounds)}
+        if value is not None:
+            out["value"] = value
+        for port, leaf in zip(signature.states, ordered_leaves(state, shapes)):
             out[next_name(port.name)] = leaf
         return {**out, **parameters}
 
 
-def clipped(action: Tensor, space: Any) -> Tensor:
-    """The action as the environment takes it: clipped to its Box."""
+def clip_bounds(space: Any) -> tuple[Tensor, Tensor] | None:
+    """The (low, high) to which the environment's Box clips actions; None if it does not."""
     low, high = getattr(space, "low", None), getattr(space, "high", None)
     if low is None or high is None or not (np.isfinite(low).any() or np.isfinite(high).any()):
-        return action
-    # In the bounds' own precision: 0.1 in float32 is more than 0.1.
-    return action.clamp(*(torch.as_tensor(bound, device=action.device) for bound in (low, high)))
+        return None
+    # In the precision of the bounds: 0.1 in float32 is more than 0.1.
+    return torch.as_tensor(low), torch.as_tensor(high)
 
 
 def distribution_parameters(dist: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -85,7 +87,7 @@ def distribution_parameters(dist: Any) -> tuple[dict[str, Any], dict[str, Tensor
     if isinstance(dist, heads.MultiCategorical):
         # A head that depends on another's choice is masked when that choice is known.
         parts = [
-            dist._head(j, []).logits if m is None or m.dim() == 2 else dist.logits[j] for j, m in enumerate(dist.masks)
+            dist.head(j, []).logits if m is None or m.dim() == 2 else dist.logits[j] for j, m in enumerate(dist.masks)
         ]
         parents = [[j, dist.parents.get(j, j - 1)] for j, m in enumerate(dist.masks) if m is not None and m.dim() == 3]
         return {"kind": "multi_categorical", "nvec": dist.nvec, "parents": parents}, {"logits": torch.cat(parts, -1)}
@@ -126,7 +128,7 @@ def trace(
             raise ExportError(_cannot_trace(policy, error)) from error
     _refuse_foreign_operators(program, policy)
     for node in program.graph.nodes:
-        node.meta.pop("stack_trace", None)  # the folders of whoever exports are nobody's affair
+        node.meta.pop("stack_trace", None)  # would put folder names of this machine into the file
     action = {**graph.action, **_bounds(action_space)}
     return program, Signature(signature.observations, signature.states, signature.masks, outputs, action)
 
@@ -153,7 +155,7 @@ def plain_copy(policy: RecurrentPolicy) -> RecurrentPolicy:
 
 
 def _without_custom_operators(policy: RecurrentPolicy) -> RecurrentPolicy:
-    twin = copy.deepcopy(policy).requires_grad_(False)  # or a state that is carried would carry a graph
+    twin = copy.deepcopy(policy).requires_grad_(False)  # otherwise the carried state would carry a graph
     for module in twin.modules():
         if isinstance(module, GatedCore):
             module.kernel = "reference"
@@ -161,20 +163,21 @@ def _without_custom_operators(policy: RecurrentPolicy) -> RecurrentPolicy:
 
 
 def _state_ports(policy: RecurrentPolicy) -> list[Port]:
-    rows, initial = policy.core.row_shapes(), policy.initial_state(1)
-    found = [(path, row.shape) for path, row in paths(rows)]
-    names = unique_names("state", [path for path, _ in found])
-    starts = [leaf[0].detach() for leaf in leaves(initial)]
-    return [
-        Port(name, tuple(shape), "float32", path, start.tolist() if bool(start.any()) else None)
-        for name, (path, shape), start in zip(names, found, starts)
-    ]
+    """One input per leaf of the state, in the leaf's own dtype."""
+    found = [(path, leaf[0].detach()) for path, leaf in paths(policy.initial_state(1))]  # one fresh row
+    ports = []
+    for name, (path, row) in zip(unique_names("state", [path for path, _ in found]), found):
+        if row.dtype == torch.bfloat16:
+            raise ExportError(f"{name} is bfloat16, which numpy lacks; let this leaf of the core's state be float32")
+        start = row.tolist() if bool(row.any()) else None
+        ports.append(Port(name, tuple(row.shape), str(row.dtype).removeprefix("torch."), path, start))
+    return ports
 
 
 def _mask_ports(policy: RecurrentPolicy, space: Any) -> list[Port]:
     from gymnasium import spaces
 
-    if not policy._decode_takes_mask:
+    if not policy.decode_takes_mask:
         raise ExportError(f"{type(policy).__name__}.decode takes no action_mask; export it without masks")
     if isinstance(space, spaces.Discrete):
         return [Port("action_mask", (int(space.n),), "bool")]
@@ -204,7 +207,7 @@ def _bounds(space: Any) -> dict[str, Any]:
 
 @contextmanager
 def quietly(*loggers: str) -> Iterator[None]:
-    """Without what torch's exporters print and warn of; their errors say what is needed."""
+    """Silence what torch's exporters print and warn about; their errors say what is needed."""
     logs = [logging.getLogger(name) for name in loggers]
     levels = [log.level for log in logs]
     try:
@@ -220,7 +223,7 @@ def quietly(*loggers: str) -> Iterator[None]:
 
 @contextmanager
 def _unchecked_distributions() -> Iterator[None]:
-    """torch.distributions look at the numbers they are given; a trace has none."""
+    """torch.distributions check the values of their arguments; a trace has none."""
     checks = torch.distributions.Distribution._validate_args
     torch.distributions.Distribution.set_default_validate_args(False)
     try:
@@ -230,7 +233,7 @@ def _unchecked_distributions() -> Iterator[None]:
 
 
 def _refuse_foreign_operators(program: torch.export.ExportedProgram, policy: RecurrentPolicy) -> None:
-    """Operators that torch alone does not have would make a file that other programs cannot run."""
+    """Refuse operators that torch itself does not have: other programs could not run the file."""
     called = {node.target for node in program.graph.nodes if isinstance(node.target, torch._ops.OpOverload)}
     foreign = sorted({op.name().partition(".")[0] for op in called if op.namespace not in ("aten", "prim", "prims")})
     if foreign:
@@ -245,6 +248,6 @@ def _cannot_trace(policy: RecurrentPolicy, error: Exception) -> str:
     said = lines[0] if lines else "no message"
     return (
         f"{type(policy).__name__} cannot be traced into a graph ({type(error).__name__}: {said}). encode, decode and "
-        "the core's _step must be tensor operations whose course does not depend on values: no .item(), .numpy(), "
-        "print of a tensor or `if tensor`, and no fixed batch size"
+        "the core's _step must be tensor operations that do not depend on values: no .item(), .numpy(), print of a "
+        "tensor or `if tensor`, and no fixed batch size"
     )

@@ -1,4 +1,4 @@
-"""The program that lies beside an exported file: how to run it without Holdfast."""
+"""The program that is written next to an exported file: how to run it without Holdfast."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ for _ in range(3):
     obs = {obs}  # from your environment
     out = dict(zip(names, session.run(names, {{**obs, **state, "resets": resets{masks}}})))
     state = {{name: out[f"{{name}}_next"] for name in state}}  # never forget this
-    print(out["action"], out["value"])
+    print({printed})
     resets = np.zeros(B, bool)  # from your environment: terminated | truncated
 '''
 
@@ -36,7 +36,7 @@ for _ in range(3):
     obs = {obs}  # from your environment
     out = policy(**obs, **state, resets=resets{masks})
     state = {{name: out[f"{{name}}_next"] for name in state}}  # never forget this
-    print(out["action"], out["value"])
+    print({printed})
     resets = torch.zeros(B, dtype=torch.bool)  # from your environment: terminated | truncated
 '''
 
@@ -44,10 +44,12 @@ for _ in range(3):
 def usage_program(file: str, format: str, signature: Signature) -> str:
     """A short program that runs the file for three steps."""
     library = "np" if format == "onnx" else "torch"
+    printed = ", ".join(f'out["{name}"]' for name in ("action", "value") if name in signature.outputs)
     observations, states = (_dict(ports, library) for ports in (signature.observations, signature.states))
     masks = f", **{_dict(signature.masks, library, 'ones')}" if signature.masks else ""
     template = _ONNX_PROGRAM if format == "onnx" else _PT2_PROGRAM
-    return template.format(file=file, outputs=", ".join(signature.outputs), state=states, obs=observations, masks=masks)
+    outputs = ", ".join(signature.outputs)
+    return template.format(file=file, outputs=outputs, state=states, obs=observations, masks=masks, printed=printed)
 
 
 def _dict(ports: list[Port], library: str, make: str = "zeros") -> str:

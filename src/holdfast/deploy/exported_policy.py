@@ -1,4 +1,4 @@
-"""Reads .onnx and .pt2 files that `holdfast export` wrote, and runs their step. Memory is `runner.py`'s affair."""
+"""Reads .onnx and .pt2 files that `holdfast export` wrote, and runs their step. `runner.py` keeps the memory."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ SUFFIXES = (".onnx", ".pt2")
 
 
 class ExportedState(Core):
-    """The shape of an exported policy's state, so that `hf.Memory` can keep it. The step is in the file."""
+    """The form of an exported policy's state, so that `hf.Memory` can keep it. The step is in the file."""
 
     def __init__(self, ports: list[Port]) -> None:
         super().__init__()
         self.input_size = self.output_size = 0
-        self._rows = {port.name: RowShape(port.shape) for port in ports}
+        self._rows = {port.name: RowShape(port.shape, getattr(torch, port.dtype)) for port in ports}
         self._starts = {
             port.name: torch.zeros(port.shape) if port.example is None else torch.tensor(port.example) for port in ports
         }
@@ -38,11 +38,8 @@ class ExportedState(Core):
     def initial_rows(self) -> State:
         return self._starts
 
-    def state_dtype(self) -> torch.dtype:
-        return torch.float32
-
-    def device(self) -> torch.device:
-        return torch.device("cpu")
+    def dtype_and_device(self) -> tuple[torch.dtype, torch.device]:
+        return torch.float32, torch.device("cpu")
 
 
 class ExportedPolicy:
@@ -91,7 +88,7 @@ class ExportedPolicy:
 
     def step(
         self, feed: Arrays, flags: Array, state: Arrays, action_mask: Any, deterministic: bool
-    ) -> tuple[Array, Array, Array, Arrays]:
+    ) -> tuple[Array, Array | None, Array, Arrays]:
         """(action as the environment takes it, value, raw action, state) of B environments."""
         masks = self._masks(action_mask, len(flags))
         out = self._run({**feed, "resets": flags, **state, **masks})
@@ -103,7 +100,7 @@ class ExportedPolicy:
             action = raw if self._bounds is None else np.clip(raw, *self._bounds)
         if self._action_dtype is not None and action.dtype != self._action_dtype:
             action = action.astype(self._action_dtype)
-        return action, out["value"], raw, {name: out[later] for name, later in self._next}
+        return action, out.get("value"), raw, {name: out[later] for name, later in self._next}
 
     def result(self, array: Array, numpy: bool) -> Any:
         return array if numpy else torch.as_tensor(array)
@@ -146,7 +143,7 @@ class ExportedPolicy:
         if about["kind"] == "bernoulli":
             return heads.Bernoulli(tensors["logits"])
         if about["kind"] == "multi_categorical":
-            parents = dict(about["parents"])  # heads whose mask depends on a choice; the others' is in the logits
+            parents = dict(about["parents"])  # heads whose mask depends on a choice; the logits hold the other masks
             late = [torch.from_numpy(mask) if j in parents else None for j, mask in enumerate(masks.values())]
             return heads.MultiCategorical(tensors["logits"], about["nvec"], late if parents else None, parents)
         raise ValueError(

@@ -2,19 +2,22 @@
 
     obs | obs_<path>, resets, state_<path>, action_mask  ->  action, value, state_<path>_next, logits | mean, std
 
-Every tensor is [B, ...] with the same B. This file names things; tracing is `export_graph.py`'s affair.
+Every tensor is [B, ...] with the same B. A policy without a critic has no output `value`. This file only names things;
+`export_graph.py` traces the graph.
 """
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+
+from holdfast.state import KeyPath, paths
 
 FORM = 1  # of the JSON; raised when a reader of the old one would misread the new one
 KEY = "holdfast"  # of the JSON in ONNX metadata; in a .pt2 it is the extra file "holdfast.json"
@@ -22,12 +25,12 @@ KEY = "holdfast"  # of the JSON in ONNX metadata; in a .pt2 it is the extra file
 
 @dataclass(frozen=True)
 class Port:
-    """A named input. `shape` is one environment's; `path` leads to it in a nested observation or state."""
+    """A named input. `shape` is that of one environment; `path` is its place in a nested observation or state."""
 
     name: str
     shape: tuple[int, ...]
     dtype: str
-    path: tuple[str | int, ...] = ()
+    path: KeyPath = ()
     example: Any = None
     """Where a fresh row of a state starts, or a valid observation; None: zeros."""
 
@@ -75,23 +78,12 @@ def next_name(state_name: str) -> str:
     return f"{state_name}_next"
 
 
-def paths(tree: Any, prefix: tuple[str | int, ...] = ()) -> list[tuple[tuple[str | int, ...], Any]]:
-    """(path, leaf) for every leaf of nested dicts, tuples and lists, in the order of `state.leaves`."""
-    if isinstance(tree, dict):
-        items: Iterable[tuple[Any, Any]] = tree.items()
-    elif isinstance(tree, (tuple, list)):
-        items = enumerate(tree)
-    else:
-        return [(prefix, tree)]
-    return [pair for key, part in items for pair in paths(part, (*prefix, key))]
-
-
-def unique_names(prefix: str, all_paths: list[tuple[str | int, ...]]) -> list[str]:
+def unique_names(prefix: str, all_paths: list[KeyPath]) -> list[str]:
     """A name per path that is an identifier: `obs`, `obs_camera_left`."""
     names: list[str] = []
     for path in all_paths:
         name = re.sub(r"\W", "_", "_".join([prefix, *map(str, path)]))
-        while name in names:  # {"a_b": ..} beside {"a": {"b": ..}}
+        while name in names:  # {"a_b": ..} next to {"a": {"b": ..}}
             name += "_"
         names.append(name)
     return names
@@ -109,7 +101,7 @@ def observation_ports(batch: Any) -> list[Port]:
 
 
 def batch_size(ports: list[Port], shapes: list[Any]) -> int | None:
-    """B of observations of these shapes; None: one of one environment, without a batch dimension."""
+    """B of observations of these shapes; None: one observation without a batch dimension."""
     found: list[int | None] = []
     for port, came in zip(ports, shapes):
         shape = tuple(came)
@@ -142,7 +134,7 @@ def nest(ports: list[Port], parts: list[Any]) -> Any:
 
 
 def _with_tuples(tree: Any) -> Any:
-    """Parts with numbers for keys are a tuple's."""
+    """Dicts whose keys are numbers become tuples."""
     if not isinstance(tree, dict):
         return tree
     parts = {key: _with_tuples(part) for key, part in tree.items()}
@@ -164,16 +156,14 @@ def take(obs: Any, port: Port) -> Any:
 
 
 def sample_observations(space: Any, count: int, seed: int = 0) -> Any:
-    """`count` random observations of a gymnasium space, nested arrays [count, ...], as a policy gets them."""
+    """`count` random observations of a gymnasium space, nested arrays [count, ...], as a policy receives them."""
     from gymnasium import spaces
 
     if isinstance(space, spaces.Dict):
         return {key: sample_observations(part, count, seed + i) for i, (key, part) in enumerate(space.items())}
     if isinstance(space, spaces.Tuple):
         return tuple(sample_observations(part, count, seed + 100 * i) for i, part in enumerate(space))
-    own: Any = object.__new__(type(space))
-    own.__dict__.update(space.__dict__)  # its random numbers are the owner's; take none of them
-    own._np_random = None
+    own = copy.deepcopy(space)  # seeding it leaves the random numbers of the original alone
     own.seed(seed)
     rows = np.stack([np.asarray(own.sample()) for _ in range(count)])
     if rows.dtype.kind == "f":  # bounds may be as large as a float can be

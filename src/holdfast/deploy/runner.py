@@ -1,8 +1,8 @@
-"""`Runner`: a trained policy in use. Memory is kept for every environment, and cannot be forgotten.
+"""`Runner`: a trained policy in use. It keeps the memory of every environment, so that the caller cannot forget to.
 
     runner = hf.Runner("policy.onnx")                  # or a .pt2, a run folder, a checkpoint, a policy
-    step = runner.act(obs, resets)                     # B environments: .action .value, each [B, ...]
-    step = runner.act(obs, terminated or truncated)    # one environment: an observation without a batch dimension
+    chosen = runner.act(obs, resets)                   # B environments: .action .value, each [B, ...]
+    chosen = runner.act(obs, terminated or truncated)  # one environment: an observation without a batch dimension
 
 `resets[b]` is True when `obs[b]` is the first observation of an episode. Training is not done here.
 """
@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from holdfast.checks import check_resets, is_debug
+from holdfast.checks import check_resets
 from holdfast.cores.base import Core
-from holdfast.deploy.export_graph import clipped
+from holdfast.deploy.export_graph import clip_bounds
 from holdfast.deploy.exported_policy import SUFFIXES, ExportedPolicy
 from holdfast.deploy.exported_signature import batch_size, nest, observation_ports, sample_observations, take
 from holdfast.memory import EnvIds, Memory
@@ -28,11 +28,12 @@ from holdfast.state import State, leaves
 
 
 class Action(NamedTuple):
-    """What `Runner.act` returns: [B, ...] each, or without B for an observation without it."""
+    """What `Runner.act` returns: each [B, ...], or without B if the observation came without it."""
 
     action: Any
-    """As the environment takes it: a Box's clipped to its bounds."""
+    """As the environment takes it: clipped to the bounds of a Box."""
     value: Any
+    """None if the policy has no critic."""
     raw_action: Any
     """Before clipping: what a policy that sees its previous action was trained on."""
 
@@ -40,8 +41,8 @@ class Action(NamedTuple):
 class Runner:
     """Acts with a trained policy: a run folder, a checkpoint, a policy, or an exported .onnx or .pt2 file.
 
-    numpy in, numpy out; tensors in, tensors out. observation_space: for a policy of your own that has none, so that
-    observations without a batch dimension are known as such. device: where a policy from a run or checkpoint goes.
+    numpy in, numpy out; tensors in, tensors out. observation_space: for your own policy if it has none, so that
+    observations without a batch dimension are recognized. device: where a policy from a run or checkpoint goes.
     threads: of onnxruntime.
     """
 
@@ -55,7 +56,7 @@ class Runner:
     ) -> None:
         self._model: StepModel = _open(path_or_policy, observation_space, device, threads)
         self.memory = Memory(self._model.core)
-        # While one environment acts alone its state is here, as the model takes it, and memory's row of it is old.
+        # While one environment acts alone its state is here, as the model takes it, and its row in memory is stale.
         self._alone: int | None = None
         self._alone_state: Any = None
 
@@ -79,8 +80,8 @@ class Runner:
     ) -> Action:
         """One step: read memory, reset, act, write memory.
 
-        env_ids=None means ids 0..B-1. An observation without a batch dimension is environment `env_ids` (0 unless
-        said otherwise) alone; `resets` and `action_mask` then have no batch dimension either.
+        env_ids=None means ids 0..B-1. An observation without a batch dimension is of environment `env_ids` alone (0 by
+        default); `resets` and `action_mask` then have no batch dimension either.
         """
         model = self._model
         inputs, batch = model.inputs(obs)
@@ -90,36 +91,37 @@ class Runner:
             flags, mask = model.flags(_one_flag(resets), 1), _with_batch(action_mask)
             action, value, raw, state = model.step(inputs, flags, state, mask, deterministic)
             self._alone, self._alone_state = env_id, state
-            return Action(*[model.result(part, numpy)[0] for part in (action, value, raw)])
+            parts = [None if part is None else model.result(part, numpy)[0] for part in (action, value, raw)]
+            return Action(*parts)
         self._settle()
         flags = model.flags(resets, batch)
         stored, ids = self.memory.take(batch, env_ids)
         action, value, raw, state = model.step(inputs, flags, model.from_memory(stored), action_mask, deterministic)
         self.memory.put(model.to_memory(state), ids)
-        return Action(*[model.result(part, numpy) for part in (action, value, raw)])
+        return Action(*[None if part is None else model.result(part, numpy) for part in (action, value, raw)])
 
     def reset(self, env_ids: EnvIds = None) -> None:
-        """Make environments start afresh; None: all."""
+        """Make environments start from a fresh state; None: all."""
         self._settle()
         self.memory.reset(env_ids)
 
     def forget(self, env_ids: EnvIds = None) -> None:
-        """Drop environments, so that fewer can go on; None: all."""
+        """Drop environments, so that fewer can continue; None: all."""
         self._settle()
         self.memory.forget(env_ids)
 
     def state_dict(self) -> dict[str, Any]:
-        """A copy of the memory, to go on from in another process."""
+        """A copy of the memory, to continue from in another process."""
         self._settle()
         return self.memory.state_dict()
 
     def load_state_dict(self, d: dict[str, Any]) -> None:
-        """Take over a copy from `state_dict`; refused whole if it is of another core."""
+        """Take over a copy from `state_dict`; refused as a whole if it is of another core."""
         self.memory.load_state_dict(d)
         self._alone = self._alone_state = None
 
     def _state_alone(self, env_id: Any) -> tuple[int, Any]:
-        """The id of the environment that acts alone, and its state; memory has it when another one acts."""
+        """The id of the environment that acts alone, and its state."""
         if env_id is None:
             if self.memory.num_rows > 1 or self._alone not in (None, 0):
                 raise ValueError(
@@ -146,9 +148,9 @@ class Runner:
 
 
 class StepModel(Protocol):
-    """One step of a policy, in its own kind of arrays; it keeps nothing."""
+    """One step of a policy, on its own kind of arrays; it keeps nothing."""
 
-    core: Core  # what `hf.Memory` keeps rows of
+    core: Core  # whose rows `hf.Memory` keeps
 
     def inputs(self, obs: Any) -> tuple[Any, int | None]: ...
     def flags(self, resets: Any, batch: int) -> Any: ...
@@ -161,14 +163,15 @@ class StepModel(Protocol):
 
 
 class TorchPolicy:
-    """One step of a policy in torch, as `ExportedPolicy` is one in numpy."""
+    """One step of a policy in torch; `ExportedPolicy` is the same in numpy."""
 
     def __init__(self, policy: RecurrentPolicy, observation_space: Any = None) -> None:
         self.policy, self.core = policy, policy.core
         space = getattr(policy, "observation_space", None) if observation_space is None else observation_space
         self._ports = None if space is None else observation_ports(sample_observations(space, 1))
-        self._action_space = getattr(policy, "action_space", None)
-        dtype = getattr(self._action_space, "dtype", None)
+        action_space = getattr(policy, "action_space", None)
+        self._bounds = clip_bounds(action_space)
+        dtype = getattr(action_space, "dtype", None)
         self._action_dtype = None if dtype is None else getattr(torch, str(dtype))
 
     def __repr__(self) -> str:
@@ -202,26 +205,23 @@ class TorchPolicy:
 
     def step(
         self, inputs: Any, flags: Tensor | None, state: State, action_mask: Any, deterministic: bool
-    ) -> tuple[Tensor, Tensor, Tensor, State]:
+    ) -> tuple[Tensor, Tensor | None, Tensor, State]:
         """(action as the environment takes it, value, raw action, state) of B environments."""
-        policy = self.policy
+        mask = self.policy.as_mask(action_mask)
         with torch.no_grad():
-            x = policy._encode(inputs)
-            # State and flags are checked where they come in, so that the core need not.
-            y, state = (policy.core if is_debug() else policy.core._step)(x, state, flags)
-            dist, value = policy._decode(y, policy.as_mask(action_mask))
+            dist, value, state = self.policy.step(inputs, state, flags, action_mask=mask, checked=True)
             raw = dist.mode if deterministic else dist.sample()
-            action = clipped(raw, self._action_space)
-            return action if self._action_dtype is None else action.to(self._action_dtype), value, raw, state
+        action = raw if self._bounds is None else raw.clamp(*(bound.to(raw.device) for bound in self._bounds))
+        if self._action_dtype is not None and action.dtype != self._action_dtype:
+            action = action.to(self._action_dtype)
+        return action, value, raw, state
 
     def result(self, tensor: Tensor, numpy: bool) -> Any:
-        if not numpy:
-            return tensor
-        return to_numpy(tensor)
+        return to_numpy(tensor) if numpy else tensor
 
 
 def _one_flag(resets: Any) -> list[bool] | None:
-    """The flag of one environment: a bool, or an array that holds one."""
+    """The flag of one environment, from a bool or an array that holds one."""
     try:
         return None if resets is None else [bool(resets)]
     except (ValueError, RuntimeError) as error:
@@ -248,7 +248,7 @@ def _open(source: Any, observation_space: Any, device: str, threads: int) -> Tor
     path = Path(source)
     if path.suffix in SUFFIXES and not path.is_dir():
         if torch.device(device).type != "cpu":
-            raise ValueError(f"{path} runs on the CPU; for {device} give the run or the policy")
+            raise ValueError(f"{path} runs on the CPU; for {device} pass the run or the policy")
         return ExportedPolicy(path, threads)
     from holdfast.runs.saved_policy import load
 

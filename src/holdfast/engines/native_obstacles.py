@@ -78,8 +78,8 @@ def _core(policy: ActorCritic) -> str | None:
     if not native.in_use():
         return f"the compiled CPU kernel is not in use ({native.status()['reason']})"
     parts = cores_by_head(policy.core)
-    if type(policy.core) is Parallel and set(parts) != {"actor", "critic"}:
-        return f"the core is a Parallel of {', '.join(parts)}"
+    if isinstance(policy.core, Parallel) and (policy.core.inputs or set(parts) != {"actor", "critic"}):
+        return f"the core is a Parallel of {', '.join(parts)}{' with inputs' if policy.core.inputs else ''}"
     x = torch.empty(1, policy.core.input_size)
     for part in parts.values():
         if type(part) is Memoryless:

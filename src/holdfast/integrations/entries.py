@@ -1,10 +1,10 @@
-"""What a TensorDict of a rollout or a training batch says about shape, episode starts and environments.
+"""Reads shape, episode starts and environment ids from the TensorDict of a rollout or a training batch.
 
     batch dimensions [B] (rollout), [B, TT] or flat [B*TT], batch-major (training)
     dones | truncateds     this row's observation is the first of an episode
     training_env_ids       one id per row; or training_env_id_start, the start of a slice of length B
 
-Nothing here looks at a number on a device: shapes come from shapes, ids stay tensors.
+Nothing here reads a number from a device: shapes come from shapes, ids stay tensors.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def training_shape(td: TensorDictBase, bptt: int | None, start: State) -> tuple[
 
 def _whole(total: int, part: int, what: str) -> int:
     if part < 1 or total % part:
-        raise ValueError(f"a flat batch of {total} steps is no multiple of {part} ({what})")
+        raise ValueError(f"a flat batch of {total} steps is not a multiple of {part} ({what})")
     return total // part
 
 
@@ -111,7 +111,7 @@ def env_ids(td: TensorDictBase, batch: int) -> Tensor | None:
 
 
 def write_shape(td: TensorDictBase, batch: int, steps: int, device: torch.device) -> None:
-    """`bptt` and `batch`, one long number per row, where they are missing."""
+    """Set `bptt` and `batch`, one integer per row, where they are missing."""
     for name, number in (("bptt", steps), ("batch", batch)):
         if td.get(name, None) is None:
             td.set(name, torch.full(tuple(td.batch_size), number, dtype=torch.long, device=device))
@@ -132,8 +132,5 @@ def start_of_segment(core: Core, state: State, resets: Tensor | None, batch: int
 def snapshot(memory: Memory, td: TensorDictBase) -> State:
     """What the environments of `td` remember now."""
     batch = rollout_batch(td)
-    ids = env_ids(td, batch)
-    if ids is None:
-        memory._check_all_rows(batch)
-        return memory.read(range(batch))
-    return memory.read(ids)
+    state, _ = memory.take(batch, env_ids(td, batch))
+    return state_ops.without_graph(state)

@@ -6,7 +6,7 @@ Such a policy reads
     hidden, (new_h, new_c) = self.lstm(hidden, (lstm_h, lstm_c))             # [TT, B, ...] -> [TT, B, hidden]
     self._store_lstm_state(new_h, new_c, env_id)
 
-and becomes right by changing its base class: rows per environment, resets at every step of a segment, no
+and becomes correct by changing its base class: rows per environment, resets at every step of a segment, no
 graph kept, memory untouched by training. New policies are shorter as `hf.RecurrentPolicy`.
 """
 
@@ -55,7 +55,7 @@ class ManagedLSTM(LSTM):
         resets = self.resets
         if resets is not None and tuple(resets.shape) != tuple(x.shape[:2]):
             raise ValueError(
-                f"lstm got [TT, B] = {list(x.shape[:2])}, but _manage_lstm_state was told "
+                f"lstm got [TT, B] = {list(x.shape[:2])}, but _manage_lstm_state was called for "
                 f"{list(resets.shape)}: time comes first (reshape to [B, TT, ...], then transpose(0, 1))"
             )
         if x.shape[0] == 1:  # a rollout step
@@ -82,11 +82,11 @@ class ManagedLSTM(LSTM):
 
 
 class LSTMWrapper(nn.Module):
-    """Base class: `self.lstm` and the three calls of the module's text, backed by `hf.Memory`.
+    """Base class: `self.lstm` and the three calls of the module docstring, backed by `hf.Memory`.
 
     Subclasses write `forward(self, td, state=None, action=None)`. `action=None` is a rollout step. With
     `action` it is training: `state` is what `start_state(td)` gave before the rollout, None the initial state
-    (every row's first step must then be a reset). An `nn.LSTM` assigned to `self.lstm` is taken over with its
+    (every row's first step must then be a reset). An `nn.LSTM` assigned to `self.lstm` is converted with its
     weights.
     """
 
@@ -109,7 +109,7 @@ class LSTMWrapper(nn.Module):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "forward" in cls.__dict__:
-            cls.forward = _noting_the_leg(cls.__dict__["forward"])
+            cls.forward = _recording_the_leg(cls.__dict__["forward"])
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "lstm":
@@ -175,11 +175,11 @@ class LSTMWrapper(nn.Module):
             self.memory.load_state_dict(m)
 
     def reset_memory(self) -> None:
-        """Every environment starts afresh."""
+        """Every environment starts from a fresh state."""
         self.memory.reset()
 
     def reset_env_memory(self, env_id: int | EnvIds) -> None:
-        """This environment starts afresh."""
+        """This environment starts from a fresh state."""
         self.memory.reset([env_id] if isinstance(env_id, int) else env_id)
 
 
@@ -188,8 +188,8 @@ def _batch_first_copy(leaf: Tensor) -> Tensor:
     return leaf.transpose(0, 1).clone(memory_format=torch.contiguous_format)
 
 
-def _noting_the_leg(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """`forward`, after noting on the module whether it trains (an action was given) and from which state."""
+def _recording_the_leg(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """`forward`, after recording on the module whether it trains (an action was given) and from which state."""
     names = list(inspect.signature(forward).parameters)[1:]
 
     def argument(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -199,9 +199,9 @@ def _noting_the_leg(forward: Callable[..., Any]) -> Callable[..., Any]:
         return args[place] if place < len(args) else None
 
     @functools.wraps(forward)
-    def noting(self: LSTMWrapper, *args: Any, **kwargs: Any) -> Any:
+    def recording(self: LSTMWrapper, *args: Any, **kwargs: Any) -> Any:
         self.is_training_leg = argument("action", args, kwargs) is not None
         self._start = argument("state", args, kwargs) if self.is_training_leg else None
         return forward(self, *args, **kwargs)
 
-    return noting
+    return recording

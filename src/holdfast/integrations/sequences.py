@@ -4,13 +4,13 @@
     chunk    consecutive steps of one environment, with the state it started from
     piece    a chunk cut at its episode starts; only the first piece of a chunk needs that state
 
-A piece that begins an episode does not care what lies before it, so pieces are laid one after another into rows as long
-as the longest of them:
+A piece that begins an episode does not depend on what came before it, so pieces are laid one after another into rows
+as long as the longest of them:
 
     chunk 0:  aaaaaa|bbb|cc      ->   aaaaaa        2 rows of 6 steps instead of 1 row of 11:
     (| is an episode start)           bbbcc.        the recurrence takes 6 steps in sequence, not 11,
                                                     and the core resets where b becomes c
-The result is the same: resets let neither values nor gradients through.
+The result is the same, because neither values nor gradients cross a reset.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-# With this many rows the recurrence is no longer bound by its number of steps in sequence.
+# With this many rows the number of steps in sequence no longer limits the recurrence.
 ENOUGH_ROWS = 32
 
 
 class Piece(NamedTuple):
     start: int  # flat row of its first step
     length: int
-    state: int | None  # which stored state it starts from; None when it begins with a reset
+    state: int | None  # the stored state it starts from; None when it begins with a reset
 
 
 class Layout(NamedTuple):
-    """step [rows, T]: the flat row of each; valid [rows, T]; state [rows]: which stored state (any, if reset)."""
+    """step [rows, T]: the flat row of each step; valid [rows, T]; state [rows]: the stored state (any, if reset)."""
 
     step: np.ndarray
     valid: np.ndarray

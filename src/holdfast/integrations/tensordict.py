@@ -1,11 +1,11 @@
-"""A recurrent policy that speaks TensorDict: one `forward` for the rollout and the training leg.
+"""A recurrent policy behind TensorDicts: one `forward` for the rollout and the training leg.
 
     td_policy = TensorDictPolicy(policy)
     start = td_policy.start_state(td)                 # before the rollout: what to keep for training
     td_policy(td)                                     # rollout: actions, act_log_prob, values, full_log_probs
     td_policy(batch, state=start, action=actions)     # training: act_log_prob, entropy, value, full_log_probs
 
-What the entries mean is in `entries.py`. Policies written around `_manage_lstm_state` take `LSTMWrapper`.
+`entries.py` says what the entries mean. Policies written around `_manage_lstm_state` use `LSTMWrapper`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from holdfast.integrations import entries
 from holdfast.integrations.lstm_wrapper import LSTMWrapper
 from holdfast.memory import EnvIds, Memory
 from holdfast.policies.base import RecurrentPolicy
-from holdfast.state import State, tree_map
+from holdfast.state import State, map_tensors, tree_map
 
 __all__ = ["LSTMWrapper", "TensorDictPolicy"]
 
@@ -63,55 +63,60 @@ class TensorDictPolicy(nn.Module):
 
     @torch.no_grad()
     def _rollout(self, td: TensorDictBase, deterministic: bool) -> TensorDictBase:
-        policy, batch = self.policy, entries.rollout_batch(td)
-        x = policy._encode(self._rows(td, entries.observation(td, self.obs_key)))
-        flags = entries.resets(td, batch, 1)
-        memory = policy.memory
+        batch, memory = entries.rollout_batch(td), self.policy.memory
+        obs, mask, resets = self._inputs(td, batch, 1)
         ids = entries.env_ids(td, batch)
         memory.expect(batch, ids)
         state, ids = memory.take(batch, ids)
-        y, state = policy.core(x, state, None if flags is None else flags[0].to(x.device))
-        dist, value = policy._decode(y, self._mask(td))
+        first = None if resets is None else resets[0]  # [B]
+        dist, value, state = self.policy.step(obs, state, first, action_mask=mask)
         action = dist.mode if deterministic else dist.sample()
-        self._write(td, {"actions": action, "act_log_prob": dist.log_prob(action), "values": value}, dist)
-        entries.write_shape(td, batch, 1, x.device)
+        results = {"actions": action, "act_log_prob": dist.log_prob(action), "values": value, **_full(dist)}
+        self._write(td, results, batch, 1)
         memory.put(state, ids)  # last, so that an error above leaves memory as it was
         return td
 
     def _train(self, td: TensorDictBase, state: State, action: Tensor, bptt: int | None) -> TensorDictBase:
-        policy = self.policy
         batch, steps = entries.training_shape(td, bptt, state)
-        x = policy._encode(self._rows(td, entries.observation(td, self.obs_key)))
-        flags = entries.resets(td, batch, steps)
-        state = entries.start_of_segment(policy.core, state, flags, batch)
-        x = x.view(batch, steps, -1).transpose(0, 1)  # [TT, B, I]
-        y, _ = policy.core(x, state, None if flags is None else flags.to(x.device))
-        dist, value = policy._decode(y.transpose(0, 1).flatten(0, 1), self._mask(td))  # [B*TT]
-        log_prob = dist.log_prob(_flat_actions(action, td))
-        self._write(td, {"act_log_prob": log_prob, "entropy": dist.entropy(), "value": value}, dist)
-        entries.write_shape(td, batch, steps, x.device)
+        obs, mask, resets = self._inputs(td, batch, steps)
+        state = entries.start_of_segment(self.policy.core, state, resets, batch)
+
+        def time_major(rows: Tensor) -> Tensor:
+            """[B * TT, ...] -> [TT, B, ...]"""
+            return rows.unflatten(0, (batch, steps)).transpose(0, 1)
+
+        def batch_major(rows: Tensor) -> Tensor:
+            """[TT * B, ...] -> [B * TT, ...]"""
+            return rows.unflatten(0, (steps, batch)).transpose(0, 1).flatten(0, 1)
+
+        obs, mask = tree_map(time_major, obs), map_tensors(time_major, mask)
+        dist, value, _ = self.policy.unroll(obs, state, resets, action_mask=mask)
+        log_prob = dist.log_prob(time_major(_flat_actions(action, td)).flatten(0, 1))
+        results = {"act_log_prob": log_prob, "entropy": dist.entropy(), "value": value.flatten(), **_full(dist)}
+        self._write(td, {name: batch_major(rows) for name, rows in results.items()}, batch, steps)
         return td
 
     def start_state(self, td: TensorDictBase) -> State:
         """What the environments of `td` remember now: before a rollout, the `state` to train from."""
         return entries.snapshot(self.policy.memory, td)
 
-    def _rows(self, td: TensorDictBase, tree: Any) -> Any:
-        """Entries with the batch dimensions of `td` as one leading dimension, on the policy's device."""
+    def _inputs(self, td: TensorDictBase, batch: int, steps: int) -> tuple[Any, Any, Tensor | None]:
+        """Observations and mask with one leading dimension [B * TT], flags [TT, B], on the policy's device."""
         dims, device = td.batch_dims, self.policy.core.device()
-        return tree_map(lambda o: (o.flatten(0, dims - 1) if dims > 1 else o).to(device), tree)
 
-    def _mask(self, td: TensorDictBase) -> Any:
-        mask = td.get(self.mask_key, None)
-        return None if mask is None else self._rows(td, mask)
+        def rows(entry: Tensor) -> Tensor:
+            return (entry.flatten(0, dims - 1) if dims > 1 else entry).to(device)
 
-    def _write(self, td: TensorDictBase, results: dict[str, Tensor], dist: Any) -> None:
-        full = full_log_probs(dist)
-        if full is not None:
-            results["full_log_probs"] = full
+        resets = entries.resets(td, batch, steps)
+        obs, mask = entries.observation(td, self.obs_key), td.get(self.mask_key, None)
+        return tree_map(rows, obs), map_tensors(rows, mask), None if resets is None else resets.to(device)
+
+    def _write(self, td: TensorDictBase, results: dict[str, Tensor], batch: int, steps: int) -> None:
+        """Set results [B * TT, ...] with the batch dimensions of `td`."""
         shape = tuple(td.batch_size)
         for name, value in results.items():
             td.set(name, value if len(shape) == 1 else value.view(*shape, *value.shape[1:]))
+        entries.write_shape(td, batch, steps, self.policy.core.device())
 
     # --- memory ---------------------------------------------------------------------------------------------
 
@@ -133,6 +138,11 @@ class TensorDictPolicy(nn.Module):
 
     def reset_env_memory(self, env_id: int | EnvIds) -> None:
         self.policy.reset_env_memory(env_id)
+
+
+def _full(dist: Any) -> dict[str, Tensor]:
+    full = full_log_probs(dist)
+    return {} if full is None else {"full_log_probs": full}
 
 
 def full_log_probs(dist: Any) -> Tensor | None:

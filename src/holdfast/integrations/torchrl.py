@@ -6,8 +6,8 @@
     with set_recurrent_mode(True): policy(batch)                                       # whole sequences, [..., T]
 
 `is_init` is TorchRL's name for `resets`. As in TorchRL, a sequence starts from the state stored with its first step,
-and so does whatever begins with `is_init` inside it, unless that stored state is the primer's zeros: then it is an
-episode start and the core's own reset applies. Needs the extra `torchrl`.
+and so does every trajectory that begins with `is_init` inside it. If that stored state is the primer's zeros, it is the
+start of an episode and the core's own reset applies. Needs the extra `torchrl`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class RecurrentModule(TensorDictModuleBase):
 
     in_keys: the input, then one key per leaf of the core's state (an LSTM has two, h and c), then "is_init" (added
     when missing). out_keys: the output, then ("next", key) for each of those state keys. With `in_key` and `out_key`
-    the state keys are "recurrent_state_h", ... after the leaves. default_recurrent_mode: the mode outside
+    the state keys are "recurrent_state_h", ... named for the leaves. default_recurrent_mode: the mode outside
     `set_recurrent_mode`. Reset modes are "zero" and "learned"; TorchRL's primer makes states fresh at every episode.
 
     In sequence mode ("next", state) is filled where a trajectory or the sequence ends, and zero elsewhere.
@@ -104,7 +104,7 @@ class RecurrentModule(TensorDictModuleBase):
                     f"the state goes from step to step only if {key!r} is written as ('next', {key!r}), not {out!r}"
                 )
         rows, dtype = state_ops.leaves(self.core.row_shapes()), self.core.state_dtype()
-        specs = {key: Unbounded(shape=r.shape, dtype=dtype) for key, r in zip(self.state_keys, rows)}
+        specs = {key: Unbounded(shape=r.shape, dtype=r.dtype or dtype) for key, r in zip(self.state_keys, rows)}
         return TensorDictPrimer(specs, expand_specs=True)
 
     @dispatch
@@ -117,7 +117,7 @@ class RecurrentModule(TensorDictModuleBase):
             self._refuse_a_time_batch(tensordict)
             y, after = self._step(x, stored, init, batch)
         tensordict.set(self.out_keys[0], y)
-        for key, leaf in zip(self.out_keys[1:], state_ops.leaves(after)):
+        for key, leaf in zip(self.out_keys[1:], state_ops.ordered_leaves(after, self.core.row_shapes())):
             tensordict.set(key, leaf)
         return tensordict
 
@@ -125,11 +125,9 @@ class RecurrentModule(TensorDictModuleBase):
 
     def _step(self, x: Tensor, stored: State, init: Tensor, batch: tuple[int, ...]) -> tuple[Tensor, State]:
         """Every element of the batch is one step of its own environment."""
-        flat = [(-1, *r.shape) for r in state_ops.leaves(self.core.row_shapes())]
-        shapes = iter(flat)
-        state = state_ops.tree_map(lambda leaf: leaf.reshape(next(shapes)), stored)
+        state = state_ops.tree_map(lambda r, leaf: leaf.reshape(-1, *r.shape), self.core.row_shapes(), stored)
         y, after = self.core(x.reshape(-1, x.shape[-1]), state, init.reshape(-1))
-        return y.view(*batch, -1), state_ops.tree_map(lambda leaf: leaf.reshape(*batch, *leaf.shape[1:]), after)
+        return y.view(*batch, -1), state_ops.tree_map(lambda leaf: leaf.reshape((*batch, *leaf.shape[1:])), after)
 
     def _sequence(self, x: Tensor, stored: State, init: Tensor, batch: tuple[int, ...]) -> tuple[Tensor, State]:
         """The last batch dimension is time; all others are environments."""
@@ -140,12 +138,12 @@ class RecurrentModule(TensorDictModuleBase):
         steps = batch[-1]
 
         def time_major(t: Tensor, row: int) -> Tensor:
-            """[..., T, *row] -> [T, B, *row], where the row has that many dimensions."""
+            """[..., T, *row] -> [T, B, *row]; `row`: how many dimensions the row has."""
             return t.reshape(-1, steps, *t.shape[t.dim() - row :]).transpose(0, 1)
 
         rows = state_ops.tree_map(lambda leaf, r: time_major(leaf, len(r.shape)), stored, self.core.row_shapes())
         y, after = trajectories.run(self.core, time_major(x, 1), rows, time_major(init, 0))
-        back = state_ops.tree_map(lambda leaf: leaf.transpose(0, 1).reshape(*batch, *leaf.shape[2:]), after)
+        back = state_ops.tree_map(lambda leaf: leaf.transpose(0, 1).reshape((*batch, *leaf.shape[2:])), after)
         return y.transpose(0, 1).reshape(*batch, -1), back
 
     # --- what comes in ------------------------------------------------------------------------------------------
@@ -176,17 +174,15 @@ class RecurrentModule(TensorDictModuleBase):
             leaf = td.get(key, None)
             if leaf is None:
                 raise KeyError(
-                    f"no {key!r} in the TensorDict ({_keys(td)}): without it every step would start afresh. Append "
-                    "module.make_tensordict_primer() to the environment, or collect with "
+                    f"no {key!r} in the TensorDict ({_keys(td)}): without it every step would start from a fresh state. "
+                    "Append module.make_tensordict_primer() to the environment, or collect with "
                     "auto_register_policy_transforms=True"
                 )
             leaves.append(leaf)
-        parts = iter(leaves)
-        stored = state_ops.tree_map(lambda _: next(parts), self.core.row_shapes())
-        return x, stored, init.reshape(td.batch_size)
+        return x, state_ops.from_leaves(leaves, like=self.core.row_shapes()), init.reshape(td.batch_size)
 
     def _refuse_a_time_batch(self, td: TensorDictBase) -> None:
-        """A batch that holds time, given step by step, would train with gradients through one step only."""
+        """A batch that holds time but runs step by step would train with gradients through one step only."""
         if recurrent_mode() is not None or self._default_mode is not None or not td.batch_dims:
             return
         collected = td.get(("next", "done"), None) is not None or td.get(("next", "reward"), None) is not None
@@ -194,7 +190,7 @@ class RecurrentModule(TensorDictModuleBase):
             raise RuntimeError(
                 f"this TensorDict {list(td.batch_size)} holds finished steps, but no recurrent mode is set: wrap the "
                 "call in torchrl.modules.set_recurrent_mode(True) to run sequences, or in set_recurrent_mode(False) "
-                "if every element really is a step of its own"
+                "if every element is a separate step"
             )
 
 

@@ -1,7 +1,8 @@
 """Sequences whose steps each come with a stored state, as replay buffers and collectors give them.
 
-`run` is a core over [T, B], where a trajectory may begin at any step: with a reset (its stored state is the zeros of a
-fresh episode), or from the middle of an episode (a slice out of a replay buffer: its stored state is used).
+`run` runs a core over [T, B], where a trajectory may begin at any step: with a reset (its stored state is the zeros of a
+fresh episode), or in the middle of an episode (a slice out of a replay buffer: its stored state is used). Keys and
+batch shapes are handled in `torchrl.py`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def run(core: Core, x: Tensor, stored: State, begins: Tensor) -> tuple[Tensor, S
     resets = begins & ~middle
     compiling = torch.compiler.is_compiling()
     if compiling:
-        # No look at the numbers is possible, so the one case that needs it is refused when it runs.
+        # Values cannot be read while compiling, so the one case that needs them is refused when the graph runs.
         torch._assert_async(
             ~middle[1:].any(),
             "compiled, a sequence may hold new episodes but no slice from the middle of another: shape the batch "
@@ -53,7 +54,7 @@ def _where_they_end(states: State, begins: Tensor) -> State:
     """The states [T, B, ...] at the last step of each trajectory; zero elsewhere."""
     ends = torch.cat([begins[1:], torch.ones_like(begins[:1])])
     return state_ops.tree_map(
-        lambda leaf: leaf.masked_fill(~ends.view(*ends.shape, *(1,) * (leaf.dim() - 2)), 0.0), states
+        lambda leaf: leaf.masked_fill(~ends.view(*ends.shape, *(1,) * (leaf.dim() - 2)), 0), states
     )
 
 
@@ -62,9 +63,9 @@ def _is_set(stored: State, begins: Tensor) -> Tensor:
     found = torch.zeros_like(begins)
     for leaf in state_ops.leaves(stored):
         if torch.compiler.is_compiling():
-            found = found | (leaf != 0).flatten(2).any(-1)
+            found = found | state_ops.flat_rows((leaf != 0).flatten(0, 1)).any(-1).view_as(begins)
         else:
-            found[begins] |= (leaf[begins] != 0).flatten(1).any(-1)
+            found[begins] |= state_ops.flat_rows(leaf[begins] != 0).any(-1)
     return found
 
 
@@ -73,18 +74,18 @@ def _run_pieces(core: Core, x: Tensor, stored: State, middle: Tensor, resets: Te
     steps, batch = middle.shape
     where = middle.cpu().numpy()
     pieces: list[sequences.Piece] = []
-    heads: list[tuple[int, int]] = []  # (t, b) of the state each piece starts from
+    starts: list[tuple[int, int]] = []  # (t, b) of the state each piece starts from
     for b in range(batch):
         bounds = [0, *(np.flatnonzero(where[1:, b]) + 1).tolist(), steps]
         for first, end in pairwise(bounds):
-            pieces.append(sequences.Piece(b * steps + first, end - first, len(heads)))
-            heads.append((first, b))
+            pieces.append(sequences.Piece(b * steps + first, end - first, len(starts)))
+            starts.append((first, b))
     layout = sequences.lay_out([[piece] for piece in pieces])
     index = torch.as_tensor(layout.step, device=x.device)  # [rows, longest], environment-major
     valid = torch.as_tensor(layout.valid, device=x.device)
     t, env = index % steps, index // steps
-    head_t, head_env = torch.tensor([heads[piece] for piece in layout.state], device=x.device).unbind(1)
-    start = state_ops.tree_map(lambda leaf: leaf[head_t, head_env], stored)
+    start_t, start_env = torch.tensor([starts[piece] for piece in layout.state], device=x.device).unbind(1)
+    start = state_ops.tree_map(lambda leaf: leaf[start_t, start_env], stored)
     y, _, states = core.trace(x[t, env].transpose(0, 1), start, resets[t, env].t())  # [longest, rows, ...]
 
     def back(rows: Tensor) -> Tensor:

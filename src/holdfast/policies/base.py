@@ -5,7 +5,7 @@
 `step` and `unroll` are that composition, pure: one step, and a whole segment from its start state. Everything else
 calls them. `act` is the rollout leg: `step` without gradients, memory read and written. `evaluate` is the training leg:
 `unroll`, and the log-probabilities of given actions. Both run the same core on the same reset rule, so with unchanged
-weights they agree.
+weights they agree. Losses and rollouts are not here.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from holdfast import state as state_ops
 from holdfast.checks import is_debug, rows_are
 from holdfast.cores.base import Core
 from holdfast.memory import EnvIds, Memory
-from holdfast.state import State, leaves, tree_map
+from holdfast.state import State, leaves, map_tensors, tree_map
 
 
 class PolicyOutput(NamedTuple):
     """What `step` and `unroll` return: the distribution of actions, the value, the state afterwards."""
 
     dist: Any
-    value: Tensor
+    value: Any
+    """[B] or [T, B]; None if the policy has no critic (`actor_only`)."""
     state: State
 
 
@@ -45,7 +46,7 @@ class Evaluation(NamedTuple):
 
     log_prob: Tensor
     entropy: Tensor
-    value: Tensor
+    value: Any
     state: State = None
 
 
@@ -58,7 +59,7 @@ class RecurrentPolicy(nn.Module):
             raise TypeError(f"core must be a holdfast core (hf.LSTM, hf.GRU, ...), got a {type(core).__name__}")
         self.core = core
         self.memory = Memory(core)
-        self._decode_takes_mask = "action_mask" in inspect.signature(self.decode).parameters
+        self.decode_takes_mask = "action_mask" in inspect.signature(self.decode).parameters
 
     # --- what users write -------------------------------------------------------------------------------------------
 
@@ -68,8 +69,8 @@ class RecurrentPolicy(nn.Module):
             "write encode(self, obs) in your policy: observations [N, ...] -> [N, core.input_size]"
         )
 
-    def decode(self, features: Tensor, action_mask: Any = None) -> tuple[Any, Tensor]:
-        """Features [N, core.output_size] -> (distribution with batch shape [N], value [N])."""
+    def decode(self, features: Tensor, action_mask: Any = None) -> tuple[Any, Tensor | None]:
+        """Features [N, core.output_size] -> (distribution with batch shape [N], value [N] or None)."""
         raise NotImplementedError(
             "write decode(self, features) in your policy: [N, core.output_size] -> (distribution, value)"
         )
@@ -81,19 +82,19 @@ class RecurrentPolicy(nn.Module):
     ) -> PolicyOutput:
         """One step of B environments: obs [B, ...], resets [B] -> dist and value [B], the new state. Pure.
 
-        checked: the caller vouches for `state` and `resets`, and the core does not check them again.
+        checked: obs, state, resets and mask are tensors that the caller has checked; they are used as they are.
         """
-        obs, resets, action_mask = self.as_tensors(obs), self.as_flags(resets), self.as_mask(action_mask)
-        x = self._encode(obs)  # [B, I]
-        run = self.core.step_unchecked if checked else self.core
-        y, state = run(x, state, resets)  # [B, O]
+        if not checked:
+            obs, resets, action_mask = self.as_tensors(obs), self.as_flags(resets), self.as_mask(action_mask)
+        run = self.core.step_unchecked if checked and not is_debug() else self.core
+        y, state = run(self._encode(obs), state, resets)  # [B, I] -> [B, O]
         dist, value = self._decode(y, action_mask)
         return PolicyOutput(dist, value, state)
 
     def unroll(self, obs: Any, state: State, resets: Any = None, *, action_mask: Any = None) -> PolicyOutput:
         """A segment from its start state: obs [T, B, ...], resets [T, B] -> dist, value [T, B], the final state. Pure.
 
-        `dist` has batch shape [T * B], rows as `flatten(0, 1)` lays them.
+        `dist` has batch shape [T * B], in the row order of `flatten(0, 1)`.
         """
         obs, resets, action_mask = self.as_tensors(obs), self.as_flags(resets), self.as_mask(action_mask)
         T, B = segment_shape(obs)
@@ -101,7 +102,7 @@ class RecurrentPolicy(nn.Module):
         y, state = self.core(x, state, resets)  # [T, B, O]
         mask = None if action_mask is None else merge_time(action_mask, T, B, "an action mask")
         dist, value = self._decode(y.flatten(0, 1), mask)
-        return PolicyOutput(dist, value.view(T, B), state)
+        return PolicyOutput(dist, None if value is None else value.view(T, B), state)
 
     # --- the rollout leg --------------------------------------------------------------------------------------------
 
@@ -120,8 +121,8 @@ class RecurrentPolicy(nn.Module):
 
         `resets[b]` is True when `obs[b]` is the first observation of an episode. `env_ids=None` means ids 0..B-1.
         """
-        numpy_in, obs = _is_numpy(obs), self.as_tensors(obs)
-        batch = leaves(obs)[0].shape[0]
+        first = leaves(obs)[0]
+        batch = first.shape[0]
         if memory is None:
             memory = self.memory
             memory.expect(batch, env_ids)
@@ -131,18 +132,20 @@ class RecurrentPolicy(nn.Module):
         log_prob = dist.log_prob(action)
         _check_batch_shape(log_prob, batch)
         memory.put(state, rows)  # last, so that an error above leaves memory as it was
-        if numpy_in:
-            return Step(to_numpy(action), to_numpy(log_prob), to_numpy(value))
+        if not isinstance(first, Tensor):
+            return Step(to_numpy(action), to_numpy(log_prob), None if value is None else to_numpy(value))
         return Step(action, log_prob, value)
 
     @torch.no_grad()
     def peek_value(self, obs: Any, env_ids: EnvIds = None, *, resets: Any = None, memory: Memory | None = None) -> Any:
         """V(obs) [B] with the state each environment has now; memory is left as it was."""
         memory = self.memory if memory is None else memory
-        numpy_in, obs = _is_numpy(obs), self.as_tensors(obs)
-        state, rows = memory.take(leaves(obs)[0].shape[0], env_ids)
+        first = leaves(obs)[0]
+        state, rows = memory.take(first.shape[0], env_ids)
         value = self._step_of_rows(obs, state, resets, None, rows).value
-        return to_numpy(value) if numpy_in else value
+        if value is None:
+            raise ValueError(f"{type(self).__name__} has no critic, so there is no value; use the full policy")
+        return value if isinstance(first, Tensor) else to_numpy(value)
 
     def _step_of_rows(self, obs: Any, state: State, resets: Any, action_mask: Any, rows: Tensor | None) -> PolicyOutput:
         """`step`, with environments named by their ids in what `hf.debug` reports."""
@@ -164,8 +167,8 @@ class RecurrentPolicy(nn.Module):
         return_state: bool = False,
     ) -> Evaluation:
         """A segment [T, B, ...] from its start state: log_prob, entropy, value [T, B]. Memory is not involved."""
+        T, B = segment_shape(obs)
         dist, value, state = self.unroll(obs, state, resets, action_mask=action_mask)
-        T, B = value.shape
         log_prob = dist.log_prob(merge_time(self.as_tensors(actions), T, B, "actions"))
         _check_batch_shape(log_prob, T * B)
         return Evaluation(log_prob.view(T, B), dist.entropy().view(T, B), value, state if return_state else None)
@@ -185,8 +188,7 @@ class RecurrentPolicy(nn.Module):
         self, obs: Any, state: State = None, episode_start: Any = None, deterministic: bool = False
     ) -> tuple[Any, State]:
         """One step with the state in the caller's hands, as in Stable-Baselines3: numpy in and out."""
-        obs, resets = self.as_tensors(obs), self.as_flags(episode_start)
-        batch = leaves(obs)[0].shape[0]
+        batch, resets = leaves(obs)[0].shape[0], self.as_flags(episode_start)
         if resets is not None and resets.shape != (batch,) and resets.numel() == batch:
             resets = resets.reshape(-1)
         if state is not None and not self.has_memory() and leaves(state):
@@ -194,11 +196,22 @@ class RecurrentPolicy(nn.Module):
                 f"a state came, but this {type(self).__name__} remembers nothing (core {type(self.core).__name__}); "
                 "pass state=None, or what predict returned"
             )
-        dtype, device = self.core.state_dtype(), self.core.device()
-        start = None if state is None else tree_map(lambda s: torch.as_tensor(s, dtype=dtype, device=device), state)
+        start = None if state is None else self.core.as_state(state, batch)
         dist, _, new_state = self.step(obs, start, resets)
         action = dist.mode if deterministic else dist.sample()
         return to_numpy(action), tree_map(to_numpy, new_state)
+
+    # --- in use, without a critic ---------------------------------------------------------------------------------
+
+    def actor_only(self) -> RecurrentPolicy:
+        """A policy for deployment that shares the actor's weights and has no critic: `value` is None.
+
+        `hf.ActorCritic` has one. Your own policy overrides this method if its critic is to stay behind.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} does not say which of its parts the actor needs; write actor_only(self): return a "
+            "RecurrentPolicy that holds those parts and whose decode returns (distribution, None)"
+        )
 
     # --- memory, one-liners ---------------------------------------------------------------------------------------
 
@@ -220,11 +233,11 @@ class RecurrentPolicy(nn.Module):
             self.memory.load_state_dict(m)
 
     def reset_memory(self) -> None:
-        """Every environment starts afresh."""
+        """Every environment starts from a fresh state."""
         self.memory.reset()
 
     def reset_env_memory(self, env_id: EnvIds) -> None:
-        """This environment (or these) starts afresh."""
+        """This environment (or these) starts from a fresh state."""
         if env_id is None:
             raise TypeError("reset_env_memory takes an environment id; for all of them: reset_memory()")
         self.memory.reset(env_id)
@@ -247,8 +260,8 @@ class RecurrentPolicy(nn.Module):
             raise ValueError(f"encode returned {got}, expected [N, core.input_size] = ({n}, {self.core.input_size})")
         return x
 
-    def _decode(self, y: Tensor, action_mask: Any) -> tuple[Any, Tensor]:
-        if self._decode_takes_mask:
+    def _decode(self, y: Tensor, action_mask: Any) -> tuple[Any, Any]:
+        if self.decode_takes_mask:
             dist, value = self.decode(y, action_mask)
         elif action_mask is not None:
             raise ValueError(
@@ -256,7 +269,7 @@ class RecurrentPolicy(nn.Module):
             )
         else:
             dist, value = self.decode(y)
-        if value.shape != y.shape[:1]:
+        if value is not None and value.shape != y.shape[:1]:
             if value.shape != (y.shape[0], 1):
                 raise ValueError(f"decode returned values of shape {tuple(value.shape)}, expected ({y.shape[0]},)")
             value = value.squeeze(-1)
@@ -268,24 +281,18 @@ class RecurrentPolicy(nn.Module):
         return tree_map(lambda o: torch.as_tensor(o, device=device), obs)
 
     def as_flags(self, resets: Any) -> Tensor | None:
-        """Reset flags as a tensor on the policy's device; None stays."""
-        if resets is None:
-            return None
-        if isinstance(resets, Tensor):
+        """Reset flags as a tensor; arrays go to the policy's device, tensors and None stay."""
+        if resets is None or isinstance(resets, Tensor):
             return resets
         return torch.as_tensor(np.asarray(resets), device=self.core.device())
 
     def as_mask(self, mask: Any) -> Any:
-        """An action mask (nested arrays, tensors) as bool tensors on the policy's device; None stays."""
+        """An action mask (arrays, tensors, nested) as bool tensors; arrays go to the policy's device, None stays."""
         if mask is None or isinstance(mask, Tensor):
             return mask
         if isinstance(mask, np.ndarray):
             return torch.as_tensor(mask.astype(bool) if mask.dtype != bool else mask, device=self.core.device())
         return tree_map(lambda m: m if m is None else self.as_mask(m), mask)
-
-
-def _is_numpy(obs: Any) -> bool:
-    return not isinstance(leaves(obs)[0], Tensor)
 
 
 def to_numpy(tensor: Tensor) -> np.ndarray[Any, Any]:
@@ -296,9 +303,7 @@ def to_numpy(tensor: Tensor) -> np.ndarray[Any, Any]:
 def merge_time(tree: Any, T: int, B: int, what: str) -> Any:
     """[T, B, ...] -> [T * B, ...] for every leaf; None stays."""
 
-    def merge(leaf: Tensor | None) -> Tensor | None:
-        if leaf is None:
-            return None
+    def merge(leaf: Tensor) -> Tensor:
         if leaf.shape[:2] != (T, B):
             raise ValueError(
                 f"{what} of shape {tuple(leaf.shape)} came in a segment of {T} steps and {B} environments; "
@@ -306,14 +311,15 @@ def merge_time(tree: Any, T: int, B: int, what: str) -> Any:
             )
         return leaf.flatten(0, 1)
 
-    return tree_map(merge, tree)
+    return map_tensors(merge, tree)
 
 
 def segment_shape(obs: Any) -> tuple[int, int]:
-    first = leaves(obs)[0]
-    if first.dim() < 2:
-        raise ValueError(f"a segment's observations are [T, B, ...]; got shape {tuple(first.shape)}")
-    return first.shape[0], first.shape[1]
+    """(T, B) of a segment's observations."""
+    shape = leaves(obs)[0].shape
+    if len(shape) < 2:
+        raise ValueError(f"a segment's observations are [T, B, ...]; got shape {tuple(shape)}")
+    return shape[0], shape[1]
 
 
 def _check_batch_shape(log_prob: Tensor, n: int) -> None:

@@ -1,4 +1,4 @@
-"""Observation encoders for `hf.ActorCritic`: any gymnasium space to a flat feature vector [N, size]."""
+"""Observation encoders for `hf.ActorCritic`: any gymnasium space to flat features [N, size]. Nothing here remembers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def _rows(x: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """`x`, if it is [N, *shape]: never a silent reshape of time into environments."""
+    """`x` if it is [N, *shape]; time is never silently reshaped into environments."""
     if tuple(x.shape[1:]) != tuple(shape) or x.dim() == 0:
         raise ValueError(
             f"observations of shape {tuple(x.shape)} came, expected {('N', *shape)}: one row per environment in act, "
@@ -35,7 +35,7 @@ def orthogonal(layer: nn.Module, gain: float) -> nn.Module:
 
 
 def mlp(size: int, hidden: Sequence[int], activation: str = "tanh") -> tuple[nn.Sequential, int]:
-    """Linear layers with an activation after each, and the size of the result; empty `hidden` passes through."""
+    """Linear layers with an activation after each, and the size of the result. Identity when `hidden` is empty."""
     if activation not in ACTIVATIONS:
         raise ValueError(f"unknown activation {activation!r}; one of {', '.join(ACTIVATIONS)}")
     layers: list[nn.Module] = []
@@ -46,11 +46,11 @@ def mlp(size: int, hidden: Sequence[int], activation: str = "tanh") -> tuple[nn.
 
 
 class Vector(nn.Module):
-    """A numeric Box, flattened; optionally normalised by running statistics that only `update` moves."""
+    """A numeric Box, flattened; optionally normalized by running statistics that only `update` changes."""
 
     mean: Tensor  # [size]
     var: Tensor  # [size]
-    count: Tensor  # observations taken in
+    count: Tensor  # observations seen
 
     def __init__(self, space: spaces.Box, normalize: bool) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class Vector(nn.Module):
 
     @torch.no_grad()
     def update(self, x: Tensor, ranks: Ranks | None = None) -> None:
-        """Take [N, ...] observations, those of all `ranks`, into the statistics."""
+        """Add [N, ...] observations, those of all `ranks`, to the statistics."""
         x = x.reshape(-1, self.size).double()
         if ranks is not None and ranks.joined:
             self.merge(*ranks.moments(x))
@@ -81,21 +81,21 @@ class Vector(nn.Module):
 
     @torch.no_grad()
     def merge(self, mean: Tensor, var: Tensor, n: Tensor) -> None:
-        """Take in the statistics of `n` observations (parallel variance formula); none if not finite."""
+        """Add the statistics of `n` observations (parallel variance formula); ignored if not finite."""
         n = torch.where((mean.isfinite() & var.isfinite()).all(), n, 0.0)
         mean, var = (torch.nan_to_num(part, 0.0, 0.0, 0.0) for part in (mean, var))
         total = self.count + n
         delta = mean - self.mean.double()
         new_mean = self.mean.double() + delta * (n / total)
         m2 = self.var.double() * self.count + var * n + delta**2 * (self.count * n / total)
-        # In place: a captured CUDA graph reads them where they were.
+        # In place: a captured CUDA graph reads these addresses.
         self.mean.copy_(new_mean)
         self.var.copy_(m2 / total)
         self.count.copy_(total)
 
 
 class OneHot(nn.Module):
-    """Discrete or MultiDiscrete as one-hot vectors side by side."""
+    """Discrete or MultiDiscrete as concatenated one-hot vectors."""
 
     def __init__(self, nvec: Sequence[int], starts: Sequence[int], shape: tuple[int, ...] = ()) -> None:
         super().__init__()
@@ -139,11 +139,11 @@ class Image(nn.Module):
 
 
 class Composite(nn.Module):
-    """Dict and Tuple spaces, nested: every part encoded, side by side."""
+    """Dict and Tuple spaces, nested: the encoded parts, concatenated."""
 
     def __init__(self, parts: dict[str, nn.Module], is_tuple: bool) -> None:
         super().__init__()
-        # Keys may hold dots or be names a ModuleDict refuses, so parts are numbered.
+        # Keys may contain dots or be names that a ModuleDict refuses, so parts are numbered.
         self.keys = [int(k) for k in parts] if is_tuple else list(parts)
         self.parts = nn.ModuleList(parts.values())
         self.size = sum(part.size for part in self.parts)  # type: ignore[misc]

@@ -1,10 +1,10 @@
 """Action distributions for policies: categorical (several heads, masks), Bernoulli, Gaussian.
 
 They do what a policy needs and nothing else: `sample()`, `mode`, `log_prob(action)`, `entropy()`, all with batch
-shape [N]. torch.distributions can be used in their place; these are several times lighter per step, take action
-masks, and compile without a graph break.
+shape [N]. torch.distributions work too; these take several times less time per step, accept action masks, and compile
+without a graph break. Which one fits an action space is decided in `actor.py`.
 
-A mask is bool, True = allowed. A forbidden action has probability 0, and no gradient or entropy comes from it.
+A mask is bool, True = allowed. A forbidden action has probability 0 and contributes no gradient and no entropy.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
 
 def check_mask(mask: Tensor, shape: tuple[int, ...], what: str, may_be_empty: Tensor | None = None) -> None:
-    """Structure always; that each row allows something only where values may be looked at.
+    """Check the structure always, and that each row allows something where values may be read.
 
-    may_be_empty: rows that need not allow anything, because nobody can get there.
+    may_be_empty: rows that need not allow anything, because they cannot be reached.
     """
     _check_mask_structure(mask, shape, what)
     if values_are_readable(mask):
@@ -60,7 +60,7 @@ class Categorical:
         self.log_probs = F.log_softmax(logits, dim=-1)  # [N, n]
 
     def sample(self) -> Tensor:
-        # Gumbel-max: one pass, no host synchronisation, and forbidden actions stay at -inf.
+        # Gumbel-max: one pass, no host synchronization, and forbidden actions stay at -inf.
         noise = torch.empty_like(self.log_probs).exponential_().log_()
         return self._number((self.log_probs - noise).argmax(-1))
 
@@ -89,8 +89,8 @@ class MultiCategorical:
     """Several choices at once; logits [N, sum(nvec)], action [N, len(nvec)].
 
     mask: [N, sum(nvec)] for all heads, or one entry per head: None, [N, n_j], or [N, n_i, n_j] for a head whose allowed
-    actions depend on what head `parents[j]` chose (the head just before it unless said otherwise). The chosen row is
-    used wherever the action comes from, so sampling and evaluation agree.
+    actions depend on what head `parents[j]` chose (by default the head just before it). The chosen row is used wherever
+    the action comes from, so sampling and evaluation agree.
     """
 
     def __init__(
@@ -104,6 +104,7 @@ class MultiCategorical:
         self.logits = logits.split(self.nvec, dim=-1)
         self.masks = self._split_mask(mask)
         self.parents = parents or {}
+        self._given: list[Tensor] | None = None  # the action of the last `log_prob`
         self._check_masks()
 
     def _split_mask(self, mask: Tensor | Sequence[Tensor | None] | None) -> list[Tensor | None]:
@@ -135,13 +136,14 @@ class MultiCategorical:
                     raise ValueError(
                         f"head {j} has a mask [N, n_i, n_j] but no earlier head to depend on (parent {parent})"
                     )
-                above = self.masks[parent]  # choices that head `parent` cannot make need no allowed action here
-                unreachable = ~above if isinstance(above, Tensor) and above.dim() == 2 else None
+                # Choices that head `parent` cannot make need no allowed action here.
+                allowed = self.masks[parent]
+                unreachable = ~allowed if isinstance(allowed, Tensor) and allowed.dim() == 2 else None
                 check_mask(mask, (n, self.nvec[parent], size), f"of head {j} given head {parent}", unreachable)
             else:
                 check_mask(mask, (n, size), f"of head {j}")
 
-    def _head(self, j: int, chosen: list[Tensor]) -> Categorical:
+    def head(self, j: int, chosen: list[Tensor]) -> Categorical:
         """Head j, given the choices of the heads before it."""
         mask = self.masks[j]
         if mask is not None and mask.dim() == 3:
@@ -152,7 +154,7 @@ class MultiCategorical:
     def _choose(self, how: str) -> Tensor:
         chosen: list[Tensor] = []
         for j in range(len(self.nvec)):
-            head = self._head(j, chosen)
+            head = self.head(j, chosen)
             chosen.append(head.sample() if how == "sample" else head.mode)
         return torch.stack(chosen, -1)
 
@@ -164,24 +166,22 @@ class MultiCategorical:
         return self._choose("mode")
 
     def log_prob(self, action: Tensor) -> Tensor:
-        self._given = list(action.unbind(-1))
-        parts = [self._head(j, self._given).log_prob(a) for j, a in enumerate(self._given)]
-        return torch.stack(parts).sum(0)
+        given = self._given = list(action.unbind(-1))
+        return torch.stack([self.head(j, given).log_prob(a) for j, a in enumerate(given)]).sum(0)
 
     def entropy(self) -> Tensor:
         """Of the heads, each given the action of the last `log_prob` (exact where no head depends on another)."""
-        given = getattr(self, "_given", None)
-        if given is None:
-            given = list(self.mode.unbind(-1))
-        return torch.stack([self._head(j, given).entropy() for j in range(len(self.nvec))]).sum(0)
+        return torch.stack([head.entropy() for head in self._heads_given_action()]).sum(0)
 
     @property
     def full_log_probs(self) -> Tensor:
         """[N, sum(nvec)]; a dependent head's are given the action of the last `log_prob`, or the mode."""
-        given = getattr(self, "_given", None)
-        if given is None:
-            given = list(self.mode.unbind(-1))
-        return torch.cat([self._head(j, given).log_probs for j in range(len(self.nvec))], -1)
+        return torch.cat([head.log_probs for head in self._heads_given_action()], -1)
+
+    def _heads_given_action(self) -> list[Categorical]:
+        """All heads, given the action of the last `log_prob`, or the mode."""
+        given = list(self.mode.unbind(-1)) if self._given is None else self._given
+        return [self.head(j, given) for j in range(len(self.nvec))]
 
 
 class Bernoulli:

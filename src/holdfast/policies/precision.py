@@ -13,6 +13,6 @@ def autocast_dtype(precision: str) -> torch.dtype | None:
     return torch.bfloat16 if precision == "bf16" else None
 
 
-def autocast(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager[Any]:
+def autocast(device: torch.device | str, dtype: torch.dtype | None) -> AbstractContextManager[Any]:
     """`torch.autocast` with this dtype; no-op for None."""
-    return nullcontext() if dtype is None else torch.autocast(device.type, dtype)
+    return nullcontext() if dtype is None else torch.autocast(torch.device(device).type, dtype)

@@ -18,7 +18,7 @@ from holdfast.memory import Memory
 from holdfast.policies.base import RecurrentPolicy
 from holdfast.rollout.segment import Segment
 from holdfast.runs import checkpoint
-from holdfast.state import leaves
+from holdfast.state import flat_rows, leaves
 
 FOLDER = "nonfinite"
 KEPT = 2  # files of a rank: the first, and the latest
@@ -100,7 +100,7 @@ def clear_memory(memory: Memory) -> list[int]:
     state = leaves(memory.read())
     if not state:
         return []
-    bad = torch.stack([~leaf.isfinite().flatten(1).all(1) for leaf in state]).any(0).nonzero().squeeze(1)
+    bad = torch.stack([~flat_rows(leaf).isfinite().all(1) for leaf in state]).any(0).nonzero().squeeze(1)
     memory.reset(bad)
     return bad.tolist()
 

@@ -22,7 +22,7 @@ SATURATED = 0.99  # |h| above this: the unit hardly moves, and hardly passes a g
 @torch.no_grad()
 def memory_metrics(state: State, resets: Tensor) -> dict[str, float]:
     """Health of a state and the resets of a rollout, in one copy to the host."""
-    parts = named_leaves(state)
+    parts = {name: leaf for name, leaf in named_leaves(state).items() if leaf.is_floating_point()}  # no counters
     if not parts:
         return {"memory/resets": float(resets.sum())}
     flat = torch.cat([leaf.float().flatten() for leaf in parts.values()])
@@ -39,8 +39,9 @@ def memory_metrics(state: State, resets: Tensor) -> dict[str, float]:
 
 @torch.no_grad()
 def staleness(stored: State, recomputed: State) -> float:
-    """The distance of stored states from what the present weights give: RMS of the difference over that of the state."""
-    pairs = list(zip(named_leaves(stored).values(), named_leaves(recomputed).values()))
+    """How far stored states are from what the present weights give: RMS of the difference over that of the state."""
+    new = named_leaves(recomputed)
+    pairs = [(leaf, new[name]) for name, leaf in named_leaves(stored).items() if leaf.is_floating_point()]
     if not pairs:
         return 0.0
     difference = sum(((a - b).float().square().sum() for a, b in pairs), torch.zeros((), device=pairs[0][0].device))

@@ -2,9 +2,9 @@
 
     from holdfast.integrations.sb3 import RecurrentPPO        # was: from sb3_contrib import RecurrentPPO
 
-Rollouts, callbacks, logging, saving and the loss are sb3-contrib's own code. What is replaced is the recurrence (any
-Holdfast core, resets inside the sequence), the cutting of a rollout into training sequences, and what was missing:
-action masks, GRU, memory in checkpoints. Needs the extra `sb3`.
+Rollouts, callbacks, logging, saving and the loss are sb3-contrib's own code. Replaced are the recurrence (any Holdfast
+core, resets inside the sequence) and the cutting of a rollout into training sequences. Added are action masks, GRU, and
+memory in checkpoints. Needs the extra `sb3`.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Rollout buffers that hand out sb3-contrib's minibatches in a layout that one call of a core can take.
 
-    env 0 |--------------|  env 1 |--------------|  env 2 ...     one environment after another, split at a step drawn
-                   ^ split        ^ + batch_size                  anew for every pass: minibatches are `batch_size`
-                                                                  steps from there on, and round to it again
+    env 0 |--------------|  env 1 |--------------|  env 2 ...     one environment after another, split at a random step
+                   ^ split        ^ + batch_size                  in every pass: each minibatch is the next `batch_size`
+                                                                  steps from there on, wrapping around at the end
 
-Steps, order and draw are sb3-contrib's: from the same seed the same minibatches come. How one is laid out as sequences
-is in `sequences.py`. A sequence starts from the state that the rollout had there; episodes end anywhere inside, and the
-core resets there.
+Steps, order and random draw are sb3-contrib's: the same seed gives the same minibatches. `sequences.py` lays one out as
+sequences. A sequence starts from the state that the rollout had there; episodes end anywhere inside, and the core
+resets there.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ from torch import Tensor
 
 from holdfast.integrations import sequences
 from holdfast.integrations.sb3.masks import MaskedStates, MaskSource, mask_size
+from holdfast.state import tree_map
 
 
 class _Sequences:
     """What both buffers share. Mixed in before sb3-contrib's classes, whose storage of states it replaces.
 
-    isolated: a reset lets nothing through (reset modes "zero" and "learned"), so episodes can be laid out side by side.
+    isolated: nothing crosses a reset (reset modes "zero" and "learned"), so episodes can be laid out side by side.
     """
 
     samples: Callable[..., Any]
@@ -64,7 +65,7 @@ class _Sequences:
         self.action_masks[self.pos] = masks  # type: ignore[attr-defined]
 
     def get(self, batch_size: int | None = None) -> Iterator[Any]:
-        """Minibatches of `batch_size` steps; the last of a pass has what is left."""
+        """Minibatches of `batch_size` steps; the last of a pass has the rest."""
         if not self.full:  # type: ignore[attr-defined]
             raise ValueError("the rollout buffer is not full yet")
         if not self._ready:
@@ -80,9 +81,8 @@ class _Sequences:
         return torch.as_tensor(array).transpose(0, 1).flatten(0, 1).to(self.device)  # type: ignore[attr-defined]
 
     def _prepare(self) -> dict[str, Any]:
-        obs = self.observations  # type: ignore[attr-defined]
         ready: dict[str, Any] = {
-            "observations": {k: self._flat(v) for k, v in obs.items()} if isinstance(obs, dict) else self._flat(obs),
+            "observations": tree_map(self._flat, self.observations),  # type: ignore[attr-defined]
             "actions": self._flat(self.actions.astype(np.float32, copy=False)),  # type: ignore[attr-defined]
             "masks": None if self.action_masks is None else self._flat(self.action_masks),
             "resets": self.episode_starts.T.reshape(-1) != 0,  # type: ignore[attr-defined]
@@ -99,13 +99,12 @@ class _Sequences:
         n_steps, device = self.buffer_size, self.device  # type: ignore[attr-defined]
         layout = sequences.lay_out(sequences.cut(steps, n_steps, ready["resets"], self.isolated))
         rows, states = (torch.as_tensor(a, device=device) for a in (layout.step.reshape(-1), layout.state))
-        obs = ready["observations"]
         starts = [part.index_select(0, states).transpose(0, 1) for part in ready["states"]]  # [layers, rows, size]
         pi, vf = (starts[0], starts[1]), (starts[2], starts[3])
         masks = ready["masks"]
         values, log_probs, advantages, returns, flags = ready["numbers"].index_select(1, rows)
         return self.samples(
-            observations={k: v[rows] for k, v in obs.items()} if isinstance(obs, dict) else obs[rows],
+            observations=tree_map(lambda part: part[rows], ready["observations"]),
             actions=ready["actions"][rows],
             old_values=values,
             old_log_prob=log_probs,

@@ -1,4 +1,4 @@
-"""Action masks with recurrence: where they come from, how they travel, what they do to logits.
+"""Action masks with recurrence: where they come from, how they are passed on, how they change logits.
 
 A mask is bool, True = allowed, in the layout of sb3-contrib's MaskablePPO: Discrete [n], MultiDiscrete [sum(nvec)],
 MultiBinary [2 * n] (may be 0, may be 1, for each bit).
@@ -27,7 +27,7 @@ class MaskedStates(NamedTuple):
 
 
 class MaskSource:
-    """Asks the environments for the masks of their current observations; keeps the last answer for the buffer."""
+    """Fetches the masks of the environments' current observations; keeps the last ones for the buffer."""
 
     def __init__(self, env: VecEnv) -> None:
         self.env = env

@@ -1,6 +1,6 @@
 """sb3-contrib's recurrent policies on Holdfast cores: whole sequences in one call, any core, action masks.
 
-Your own policy is a subclass, with its layers where Stable-Baselines3 wants them (a features extractor, `net_arch`):
+Your own policy is a subclass, with its layers where Stable-Baselines3 expects them (a features extractor, `net_arch`):
 
     class MyPolicy(MlpLstmPolicy):
         def __init__(self, *args, **kwargs):
@@ -28,9 +28,10 @@ from stable_baselines3.common.distributions import Distribution
 from torch import Tensor, nn
 
 from holdfast.cores import LSTM, Core
+from holdfast.cores.named import CORES
 from holdfast.integrations.sb3 import state_pairs
 from holdfast.integrations.sb3.masks import MaskedStates, MaskSource, masked_logits
-from holdfast.policies.actor_critic import CORES
+from holdfast.state import leaves
 
 
 class CorePolicy(RecurrentActorCriticPolicy):
@@ -54,13 +55,13 @@ class CorePolicy(RecurrentActorCriticPolicy):
         elif core not in CORES:
             raise ValueError(f"unknown core {core!r}; one of {', '.join(map(repr, CORES))}, or a holdfast core")
         super().__init__(*args, **kwargs)
-        self.core = (core,)  # in a tuple: the given object is a pattern, not a part of this module
+        self.core = (core,)  # in a tuple: the given object is a template, not a part of this module
         self.mask_source: MaskSource | None = None
         self._action_masks: Tensor | None = None
         self.lstm_kwargs = core_kwargs
         actor: Any = self.lstm_actor
         critic: Any = self.lstm_critic
-        # In the place of the nn.LSTMs, so that names and order in checkpoints and optimisers stay sb3-contrib's.
+        # These replace the nn.LSTMs, so that names and order in checkpoints and optimizers stay sb3-contrib's.
         self.lstm_actor: Core = self._core_like(actor)  # type: ignore[assignment]
         if critic is not None:
             self.lstm_critic: Core | None = self._core_like(critic)  # type: ignore[assignment]
@@ -82,19 +83,19 @@ class CorePolicy(RecurrentActorCriticPolicy):
                     f"the core takes {made.input_size} features, the features extractor gives {lstm.input_size}"
                 )
         elif core == "lstm":
-            with torch.random.fork_rng(devices=[]):  # the weights are sb3-contrib's, and so is what is drawn after them
+            with torch.random.fork_rng(devices=[]):  # weights and later random numbers stay sb3-contrib's
                 made = LSTM(lstm.input_size, lstm.hidden_size, lstm.num_layers, **self.lstm_kwargs)
             made.load_state_dict({k: w for k, w in lstm.state_dict().items() if made.bias or "bias" not in k})
         else:
             made = CORES[core](lstm.input_size, lstm.hidden_size, lstm.num_layers, **self.lstm_kwargs)
         size = state_pairs.initial(made, 1)[0].shape
-        for name, value in (("num_layers", size[0]), ("hidden_size", size[2])):  # what sb3-contrib asks an LSTM
+        for name, value in (("num_layers", size[0]), ("hidden_size", size[2])):  # sb3-contrib reads these of an LSTM
             if not hasattr(made, name):
                 setattr(made, name, value)
         return made
 
     def resets_isolate(self) -> bool:
-        """Whether nothing crosses a reset: every part of the cores has reset mode "zero" or "learned"."""
+        """Whether nothing crosses a reset: every core has reset mode "zero" or "learned"."""
         parts = [m for m in self.modules() if isinstance(m, Core)]
         return all(getattr(part, "reset", "zero") in ("zero", "learned") for part in parts)
 
@@ -170,7 +171,7 @@ class CorePolicy(RecurrentActorCriticPolicy):
 
     def _num_observations(self, observation: Any) -> int:
         tensors, _ = self.obs_to_tensor(observation)
-        return int((next(iter(tensors.values())) if isinstance(tensors, dict) else tensors).shape[0])
+        return int(leaves(tensors)[0].shape[0])
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
         ours = {
@@ -204,7 +205,7 @@ _OURS: dict[type[RecurrentActorCriticPolicy], type[CorePolicy]] = {
 
 
 def on_holdfast_cores(policy_class: Any) -> type[CorePolicy]:
-    """The policy class itself if it is ours; sb3-contrib's, and subclasses of it, on Holdfast cores."""
+    """The class itself if it is ours; otherwise sb3-contrib's class, or a subclass of it, moved onto Holdfast cores."""
     if issubclass(policy_class, CorePolicy):
         return policy_class
     if policy_class in _OURS:

@@ -1,7 +1,7 @@
 """`RecurrentPPO`: sb3-contrib's algorithm on Holdfast's policies and buffers.
 
 Beyond sb3-contrib: `policy_kwargs=dict(core="gru")`, action masks when the environments have `action_masks()`, and
-memory in checkpoints: `RecurrentPPO.load(path, env=env, force_reset=False)` goes on in the middle of episodes.
+memory in checkpoints: `RecurrentPPO.load(path, env=env, force_reset=False)` continues in the middle of episodes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from holdfast.integrations.sb3.policies import (
     on_holdfast_cores,
 )
 
-# After this many rollouts in which no episode ended, say so once.
+# Warn once after this many rollouts in which no episode ended.
 _ROLLOUTS_WITHOUT_END = 100
 
 
@@ -73,7 +73,7 @@ class RecurrentPPO(ContribRecurrentPPO):
         self._rollouts_without_end = 0
 
     def _take_over(self, states: RNNStates | None) -> None:
-        """The memory of a checkpoint, if it is of as many environments (a new `env` may have other ones)."""
+        """Use the memory of a checkpoint if it has as many environments (a new `env` may have another number)."""
         fresh = self._last_lstm_states
         if states is None or fresh is None:
             return
@@ -87,16 +87,16 @@ class RecurrentPPO(ContribRecurrentPPO):
         source = self._mask_source(env)
         self.policy.mask_source = rollout_buffer.mask_source = source
         try:
-            going_on = super().collect_rollouts(env, callback, rollout_buffer, n_rollout_steps)
+            keep_training = super().collect_rollouts(env, callback, rollout_buffer, n_rollout_steps)
         finally:
             self.policy.mask_source = rollout_buffer.mask_source = None
         self._notice_episodes_without_end(rollout_buffer.episode_starts)
-        return going_on
+        return keep_training
 
     def _mask_source(self, env: VecEnv) -> MaskSource | None:
         if not is_masking_supported(env):
             return None
-        mask_size(self.action_space)  # refuses Box actions here, with the reason
+        mask_size(self.action_space)  # refuses Box actions, with the reason
         return MaskSource(env)
 
     def _notice_episodes_without_end(self, episode_starts: np.ndarray) -> None:

@@ -1,7 +1,8 @@
 """States as sb3-contrib passes them around: a pair of tensors [layers, environments, size].
 
-For an LSTM the pair is (h, c), as in sb3-contrib, so that its checkpoints and scripts go on working. The state of any
+For an LSTM the pair is (h, c), as in sb3-contrib, so that its checkpoints and scripts keep working. The state of any
 other core is packed into the first of the two, [1, environments, size]; the second is empty, [1, environments, 0].
+sb3-contrib keeps both in floating point, so an integer leaf is packed as numbers, exact up to 2**24 in float32.
 """
 
 from __future__ import annotations
@@ -22,10 +23,12 @@ def pack(core: Core, state: State) -> Pair:
     """A core's state (leaves [B, ...]) as a pair."""
     if isinstance(core, LSTM):
         return state["h"].transpose(0, 1), state["c"].transpose(0, 1)
-    leaves = state_ops.leaves(state)
+    leaves = state_ops.ordered_leaves(state, core.row_shapes())
     if not leaves:
         raise ValueError("this core keeps no state; use stable_baselines3.PPO for a policy without memory")
-    packed = torch.cat([leaf.flatten(1) for leaf in leaves], -1) if len(leaves) > 1 else leaves[0].flatten(1)
+    rows = [state_ops.flat_rows(leaf) for leaf in leaves]
+    packed = torch.cat(rows, -1) if len(rows) > 1 else rows[0]  # cat promotes to the widest dtype
+    packed = packed if packed.is_floating_point() else packed.float()
     return packed.unsqueeze(0), packed.new_empty(1, packed.shape[0], 0)
 
 
@@ -34,9 +37,10 @@ def unpack(core: Core, pair: Pair) -> State:
     if isinstance(core, LSTM):
         return {"h": pair[0].transpose(0, 1), "c": pair[1].transpose(0, 1)}
     packed, batch = pair[0][0], pair[0].shape[1]  # [B, size]
-    sizes = [math.prod(rows.shape) for rows in state_ops.leaves(core.row_shapes())]
-    parts = iter(packed.split(sizes, -1))
-    return state_ops.tree_map(lambda rows: next(parts).reshape(batch, *rows.shape), core.row_shapes())
+    shapes, dtype = core.row_shapes(), core.state_dtype()
+    parts = packed.split([math.prod(row.shape) for row in state_ops.leaves(shapes)], -1)
+    tree = state_ops.from_leaves(list(parts), like=shapes)
+    return state_ops.tree_map(lambda row, part: part.reshape(batch, *row.shape).to(row.dtype or dtype), shapes, tree)
 
 
 def initial(core: Core, batch: int) -> Pair:
@@ -55,5 +59,5 @@ def check(core: Core, pair: object, batch: int) -> None:
     if got != expected:
         raise ValueError(
             f"the state has shapes {got}, expected {expected} for {batch} environments: pass the state that predict "
-            "returned for these environments, or None to start afresh"
+            "returned for these environments, or None for a fresh state"
         )

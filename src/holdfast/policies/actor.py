@@ -1,0 +1,105 @@
+"""`Actor`: the acting half of an `ActorCritic`, for gymnasium spaces. Its value is None.
+
+    obs -> encoder -> trunk -> core -> actor_head -> actor -> distribution
+
+`ActorCritic` adds the critic, and builds the parts. `ActorCritic.actor_only()` makes an `Actor` that shares them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from holdfast.cores.base import Core
+from holdfast.policies import heads
+from holdfast.policies.base import RecurrentPolicy
+from holdfast.state import State, leaves, tree_map
+
+
+class Actor(RecurrentPolicy):
+    """Acts from observations of one gymnasium space with actions of another. The caller sets the parts below.
+
+    inputs: the features of the trunk that the core reads; None: all. mask_parents: as in `ActorCritic`.
+    """
+
+    encoder: nn.Module
+    trunk: nn.Module
+    actor_head: nn.Module
+    actor: nn.Module
+    log_std: nn.Parameter  # Box actions only
+
+    def __init__(
+        self,
+        core: Core,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        mask_parents: dict[int, int] | None = None,
+        inputs: slice | None = None,
+    ) -> None:
+        super().__init__(core)
+        self.observation_space, self.action_space = observation_space, action_space
+        self.mask_parents, self.inputs = mask_parents, inputs
+
+    def encode(self, obs: Any) -> Tensor:
+        features = self.trunk(self.encoder(obs).to(self.actor.weight.dtype))
+        return features if self.inputs is None else features[:, self.inputs]
+
+    def decode(self, features: Tensor, action_mask: Any = None) -> tuple[Any, Tensor | None]:
+        return self.distribution(self.actor(self.actor_head(features)), action_mask), None
+
+    def distribution(self, out: Tensor, mask: Any) -> Any:
+        """The action distribution from what the last layer gives, [N, num_outputs]."""
+        space = self.action_space
+        out = out.float()  # probabilities in full precision, also under autocast
+        if isinstance(space, spaces.Discrete):
+            return heads.Categorical(out, mask, start=int(space.start))
+        if isinstance(space, spaces.MultiDiscrete):
+            return heads.MultiCategorical(out, space.nvec.tolist(), mask, self.mask_parents)
+        if isinstance(space, spaces.MultiBinary):
+            return heads.Bernoulli(out, mask)
+        if mask is not None:
+            raise ValueError("Box actions take no action mask")
+        return heads.Gaussian(out, self.log_std.float(), space.shape)
+
+    @torch.no_grad()
+    def predict(
+        self, obs: Any, state: State = None, episode_start: Any = None, deterministic: bool = False
+    ) -> tuple[Any, State]:
+        """As `RecurrentPolicy.predict`; a single observation without a batch dimension works too."""
+        first, first_space = leaves(obs)[0], _first_space(self.observation_space)
+        single = tuple(getattr(first, "shape", ())) == tuple(first_space.shape or ())
+        if single:
+            obs = tree_map(lambda o: torch.as_tensor(o)[None], obs)
+            episode_start = None if episode_start is None else torch.as_tensor(episode_start).reshape(1)
+        action, state = super().predict(obs, state, episode_start, deterministic)
+        return (action[0] if single else action), state
+
+    def actor_only(self) -> Actor:
+        """Itself: there is no critic."""
+        return self
+
+
+def num_outputs(space: spaces.Space[Any]) -> int:
+    """How many numbers the last layer of an actor gives for an action space."""
+    if isinstance(space, spaces.Discrete):
+        return int(space.n)
+    if isinstance(space, spaces.MultiDiscrete):
+        if space.nvec.ndim != 1 or space.start.any():
+            raise ValueError(f"MultiDiscrete actions must be one-dimensional and start at 0, got {space}")
+        return int(space.nvec.sum())
+    if isinstance(space, spaces.MultiBinary):
+        if len(space.shape) != 1:
+            raise ValueError(f"MultiBinary actions must be one-dimensional, got {space}")
+        return int(space.shape[0])
+    if isinstance(space, spaces.Box):
+        return int(torch.Size(space.shape).numel())
+    raise ValueError(f"no action head for {space}; Discrete, MultiDiscrete, MultiBinary and Box are supported")
+
+
+def _first_space(space: spaces.Space[Any]) -> spaces.Space[Any]:
+    while isinstance(space, (spaces.Dict, spaces.Tuple)):
+        space = next(iter(space.values())) if isinstance(space, spaces.Dict) else space[0]
+    return space
