@@ -292,9 +292,11 @@ class Memory:
             state_ops.tree_map(lambda s, new: s.index_copy_(0, rows, new), self._state, state)
         self._fresh = self._fresh.index_fill(0, rows, False)
 
-    @torch.compiler.assume_constant_result
     def _reserve_while_tracing(self, batch: int) -> bool:
         """Runs while the compiler traces, not in the graph: a graph made for a memory without rows serves one call."""
         if batch > self._num_envs and self._num_envs == self.num_rows:
             self.reserve(batch)
         return True
+
+    # As in kernels/cpu/recurrence.py: torch.compiler.assume_constant_result would import the whole compiler.
+    _reserve_while_tracing._dynamo_marked_constant = True  # type: ignore[attr-defined]

@@ -39,7 +39,6 @@ ALLOWED = {
     "_C": "torch: the module that holds some of these",
     "_cuda_getDevice": "torch: the current device without the checks that torch.cuda adds",
     "_cuda_getCurrentRawStream": "torch: the current stream as a number, for a kernel launch",
-    "_np_random": "gymnasium: the random numbers of a space; its seed() needs a space without them",
     "_last_lstm_states": "sb3-contrib: where RecurrentPPO keeps its memory",
 }
 """Names of other packages that have no public counterpart, and why each is used."""

@@ -88,16 +88,18 @@ def ppo_terms(
     policy: nn.Module,
     segment: Segment,
     *,
+    settings: LossSettings | None = None,
     all_valid: bool = False,
     objective: Objective = clipped_objective,
     **coefficients: Any,
 ) -> PPOTerms:
-    """The clipped objective of a policy on a segment, with its parts. `coefficients` are those of `LossSettings`.
+    """The clipped objective of a policy on a segment, with its parts.
 
-    all_valid: no step needs masking out. objective: another implementation of `clipped_objective`.
+    settings: or its fields as `coefficients`. all_valid: no step needs masking out. objective: another implementation of
+    `clipped_objective`.
     """
     new = policy(segment.obs, segment.actions, segment.start_state, segment.resets, action_mask=segment.action_mask)
-    settings = LossSettings(**coefficients)
+    settings = LossSettings(**coefficients) if settings is None else settings
     return objective(new.log_prob.float(), new.entropy.float(), new.value.float(), segment, settings, all_valid)
 
 

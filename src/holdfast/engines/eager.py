@@ -39,10 +39,10 @@ class AutogradMinibatches(Minibatches):
 
     def backward(self, part: Segment, share: Any) -> PPOTerms:
         """The gradients of this rank."""
-        settings = LossSettings.from_config(self.config)._asdict()
+        settings = LossSettings.from_config(self.config)
         with span("forward"), autocast(part.resets.device, autocast_dtype(self.config.precision)):
             leg = self.training_leg or self.policy
-            terms = ppo_terms(leg, part, all_valid=self.all_valid, objective=fused_objective, **settings)
+            terms = ppo_terms(leg, part, settings=settings, all_valid=self.all_valid, objective=fused_objective)
         self.optimizer.zero_grad(set_to_none=True)
         # 1 + 0 * loss: a loss that is not finite makes its gradients so, on every rank, and the step is skipped.
         (terms.loss * (share * (1 + 0 * terms.loss.detach()))).backward()
