@@ -85,5 +85,5 @@ def test_the_profile_of_a_captured_run_names_graphs_and_kernels(tmp_path: Path):
     ).run()
     assert "policy, environment, GAE (one CUDA graph)" in watch.report
     assert "forward, backward, optimizer (one CUDA graph)" in watch.report
-    assert "the GPU was busy for" in watch.report and "unwatched, it was" in watch.report
+    assert "the GPU was busy for" in watch.report and "without it:" in watch.report
     assert watch.trace is not None and watch.trace.stat().st_size < 16 * 2**20
