@@ -18,7 +18,7 @@ from holdfast.cli.errors import user_errors
 from holdfast.cli.flags import parse
 
 if TYPE_CHECKING:
-    from holdfast.doctor.examine import Progress
+    from holdfast.doctor.examine import OnProgress
 
 COULD_NOT_EXAMINE = 2
 
@@ -130,7 +130,7 @@ def _sb3_model(path: str) -> Any:
 
 
 @contextlib.contextmanager
-def _progress_bar(console: Any, quiet: bool) -> Iterator[Progress | None]:
+def _progress_bar(console: Any, quiet: bool) -> Iterator[OnProgress | None]:
     """A bar on a terminal, because some policies take long to examine; None elsewhere."""
     if quiet or not console.is_terminal:
         yield None

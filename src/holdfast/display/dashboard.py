@@ -1,4 +1,4 @@
-"""The dashboard of a training run: pure functions from a `Progress` to rich renderables. `live.py` shows it."""
+"""The dashboard of a training run: pure functions from a `RunView` to rich renderables. `live.py` shows it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _TIMES = (("env", "time/env", "#aed581"), ("policy", "time/policy", ACCENT), ("u
 
 
 @dataclass
-class Progress:
+class RunView:
     """Everything that the dashboard shows; `Display` keeps it up to date."""
 
     title: str
@@ -60,7 +60,7 @@ class Progress:
     """All warnings so far; the last few are shown."""
 
 
-def render(progress: Progress, width: int, height: int) -> RenderableType:
+def render(progress: RunView, width: int, height: int) -> RenderableType:
     """The whole dashboard for a terminal of this size."""
     inner = max(40, min(width, 118) - 4)
     warnings = progress.warnings[-3:]
@@ -100,7 +100,7 @@ def render(progress: Progress, width: int, height: int) -> RenderableType:
 # --- parts ------------------------------------------------------------------------------------------------------
 
 
-def _headline(progress: Progress) -> Text:
+def _headline(progress: RunView) -> Text:
     row = progress.row
     line = Text()
     value = row.get("rollout/ep_rew_mean", math.nan)
@@ -118,7 +118,7 @@ def _headline(progress: Progress) -> Text:
     return line
 
 
-def _return_chart(progress: Progress, inner: int, height: int) -> list[Text]:
+def _return_chart(progress: RunView, inner: int, height: int) -> list[Text]:
     """The return over the whole run, with dotted lines at the known returns of chance and of a solved task."""
     margin = 8
     width = inner - margin
@@ -152,7 +152,7 @@ def _return_chart(progress: Progress, inner: int, height: int) -> list[Text]:
     return lines
 
 
-def _progress_line(progress: Progress, inner: int) -> Text:
+def _progress_line(progress: RunView, inner: int) -> Text:
     row = progress.row
     steps = row.get("steps", 0.0)
     share = min(1.0, steps / progress.total_steps) if progress.total_steps else 0.0
@@ -179,7 +179,7 @@ def _table(title: str, label_width: int, *columns: tuple[JustifyMethod, int]) ->
     return table
 
 
-def _time_table(progress: Progress, bar_width: int) -> Table:
+def _time_table(progress: RunView, bar_width: int) -> Table:
     table = _table("time", 6, ("left", bar_width), ("right", 4))
     rest = 1.0 - sum(progress.shares.values()) if progress.shares else 0.0
     for label, key, color in (*_TIMES, ("rest", "rest", FAINT)):
@@ -188,7 +188,7 @@ def _time_table(progress: Progress, bar_width: int) -> Table:
     return table
 
 
-def _loss_table(progress: Progress, trend_width: int) -> Table:
+def _loss_table(progress: RunView, trend_width: int) -> Table:
     table = _table("update", 11, ("right", 8), ("left", trend_width))
     for label, key in _LOSSES:
         if key in progress.row:
@@ -203,7 +203,7 @@ def _loss_table(progress: Progress, trend_width: int) -> Table:
     return table
 
 
-def _memory_table(progress: Progress) -> Table:
+def _memory_table(progress: RunView) -> Table:
     table = _table("memory", 10, ("right", 8))
     row = progress.row
 

@@ -36,7 +36,7 @@ class Display:
 
         self._console = Console(highlight=False, soft_wrap=False) if console is None else console
         self._folder = config.folder
-        self.progress = dashboard.Progress(
+        self.progress = dashboard.RunView(
             title=_title(config),
             subtitle=str(config.folder),
             total_steps=num_updates * config.num_envs * config.num_steps,

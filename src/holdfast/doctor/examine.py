@@ -27,7 +27,7 @@ class CannotExamine(Exception):
 #: a policy with fewer parameters is faster in one thread, and on a busy machine many times so
 FEW_PARAMETERS = 2_000_000
 
-Progress = Callable[[int, int, str], None]
+OnProgress = Callable[[int, int, str], None]
 
 
 def examine(
@@ -36,7 +36,7 @@ def examine(
     seed: int = 0,
     compile: bool = False,
     tolerance: float | None = None,
-    progress: Progress | None = None,
+    progress: OnProgress | None = None,
 ) -> Report:
     """Examine a recurrent policy and report what is wrong with its memory.
 
@@ -65,7 +65,9 @@ def assert_healthy(subject: Any, *, seed: int = 0, tolerance: float | None = Non
     return report
 
 
-def _examine(subject: Subject, seed: int, compile: bool, tolerance: float | None, progress: Progress | None) -> Report:
+def _examine(
+    subject: Subject, seed: int, compile: bool, tolerance: float | None, progress: OnProgress | None
+) -> Report:
     recordings = Recordings(subject, seed, tolerance)
     roots: list[Finding] = []
     outcomes: list[Outcome] = []

@@ -19,7 +19,7 @@ from holdfast.spans import span
 from holdfast.state import tree_map
 from holdfast.training import nonfinite, replay_check, telemetry
 from holdfast.training.parts import Parts
-from holdfast.training.progress import RECENT_EPISODES, Progress, mean
+from holdfast.training.progress import RECENT_EPISODES, RunProgress, mean
 
 NAN = float("nan")
 
@@ -28,7 +28,7 @@ class Iteration:
     """Runs iterations over the parts of a run. on_rollout_end: called with each segment before training on it."""
 
     def __init__(
-        self, config: TrainConfig, parts: Parts, progress: Progress, on_rollout_end: Callable[[Segment], None]
+        self, config: TrainConfig, parts: Parts, progress: RunProgress, on_rollout_end: Callable[[Segment], None]
     ) -> None:
         self.config, self.parts, self.progress, self.on_rollout_end = config, parts, progress, on_rollout_end
         self._never_checked = True  # no rollout of this process has been replayed yet

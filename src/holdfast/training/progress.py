@@ -17,7 +17,7 @@ def _recent() -> deque[float]:
 
 
 @dataclass
-class Progress:
+class RunProgress:
     """Counters of a run, those of its parts before a resume included."""
 
     update: int = 0  # finished updates

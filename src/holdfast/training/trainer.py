@@ -32,7 +32,7 @@ from holdfast.training import run_state, telemetry
 from holdfast.training.evaluation import EvalResult, evaluate
 from holdfast.training.iteration import Iteration
 from holdfast.training.nonfinite import NonFiniteGuard
-from holdfast.training.progress import Progress
+from holdfast.training.progress import RunProgress
 from holdfast.training.stop_signal import StopSignal
 
 
@@ -68,7 +68,7 @@ class Trainer:
                 "evaluation during training needs environments of its own: pass eval_env=, or set eval_every=0"
             )
         self.config, self.callbacks, self.eval_env = config, list(callbacks), eval_env
-        self.progress, self.stop_signal = Progress(), StopSignal()
+        self.progress, self.stop_signal = RunProgress(), StopSignal()
         self.log: RunLog | None = None
         self.display: Display | None = None
         self.resumed_from: Path | None = None

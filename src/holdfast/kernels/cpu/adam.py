@@ -17,7 +17,7 @@ from holdfast.kernels.cpu import library
 _MAX_PARAMETERS = 4_000_000
 
 
-class _Job(ctypes.Structure):
+class _AdamJob(ctypes.Structure):
     """`Adam` in c/job.h, field by field."""
 
     _fields_ = [
@@ -61,7 +61,7 @@ class NativeAdam:
         gradients = [_checked(p.grad, p) for p in self.parameters]
         addresses = _addresses(gradients)
         beta1, beta2 = self.group["betas"]
-        job = _Job(
+        job = _AdamJob(
             len(gradients), self.count + 1, ctypes.addressof(self._sizes),
             *[ctypes.addressof(pointers) for pointers in self._pointers], ctypes.addressof(addresses),
             float(self.group["lr"]), beta1, beta2, self.group["eps"], max_norm, ctypes.addressof(self._norm),

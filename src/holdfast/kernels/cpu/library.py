@@ -27,7 +27,7 @@ _POINTERS = (
 MULTIPLICATIONS_PER_THREAD = 10_000_000
 
 
-class _Job(ctypes.Structure):
+class _RecurrenceJob(ctypes.Structure):
     """`Job` in c/job.h, field by field."""
 
     _fields_ = [
@@ -101,7 +101,7 @@ def run(call: str, detach_at_reset: bool, tensors: dict[str, Tensor]) -> None:
     T = time[0] if time else 1
     H = tensors["w_hh"].shape[1]
     is_lstm = "c0" in tensors
-    job = _Job(T, B, inputs, H, is_lstm, detach_at_reset, threads_for(B, T * B * (inputs + H) * H * 4))
+    job = _RecurrenceJob(T, B, inputs, H, is_lstm, detach_at_reset, threads_for(B, T * B * (inputs + H) * H * 4))
     sizes = _sizes(T, B, inputs, H, 4 if is_lstm else 3, library.lanes)
     for name, tensor in tensors.items():
         # C trusts its pointers, so sizes and dtypes are checked here.

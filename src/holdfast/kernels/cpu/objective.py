@@ -16,7 +16,7 @@ _POINTERS = ("logits", "chosen", "value", "old_log_prob", "old_value", "advantag
 _NUMBERS = ("clip_range", "clip_value", "entropy_coef", "value_coef")
 
 
-class _Job(ctypes.Structure):
+class _ObjectiveJob(ctypes.Structure):
     """`Objective` in c/job.h, field by field."""
 
     _fields_ = [
@@ -58,7 +58,7 @@ def clipped(
     tensors = [tensor.contiguous() for tensor in tensors]
     d_logits, d_value, terms = torch.empty_like(tensors[0]), torch.empty_like(tensors[2]), logits.new_empty(6)
     pointers = [tensor.data_ptr() for tensor in tensors]
-    job = _Job(rows, actions, *pointers, *[None] * (len(_POINTERS) - len(pointers)), clip_range,
+    job = _ObjectiveJob(rows, actions, *pointers, *[None] * (len(_POINTERS) - len(pointers)), clip_range,
                -1.0 if clip_value is None else clip_value, entropy_coef, value_coef, d_logits.data_ptr(),
                d_value.data_ptr(), terms.data_ptr())  # fmt: skip
     handle = library.load().handle

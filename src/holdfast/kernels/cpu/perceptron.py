@@ -20,7 +20,7 @@ ACTIVATIONS: dict[type[nn.Module], int] = {nn.Identity: 0, nn.Tanh: 1, nn.ReLU: 
 _Pointers = ctypes.c_void_p * MAX_LAYERS
 
 
-class _Job(ctypes.Structure):
+class _PerceptronJob(ctypes.Structure):
     """`Perceptron` in c/job.h, field by field."""
 
     _fields_ = [
@@ -85,7 +85,7 @@ class Perceptron:
             linear.weight.grad, linear.bias.grad = of_weight, of_bias
         return dx
 
-    def _job(self, x: Tensor) -> tuple[_Job, list[Tensor]]:
+    def _job(self, x: Tensor) -> tuple[_PerceptronJob, list[Tensor]]:
         """The sizes and inputs of a call, and the tensors that must live as long as the call."""
         rows = x.shape[0]
         kept = [_checked(x, rows * self.sizes[0], "x")]
@@ -94,11 +94,11 @@ class Perceptron:
             kept += [_checked(linear.weight, self.sizes[number] * size, "weight"), _checked(linear.bias, size, "bias")]
         pointers = [tensor.data_ptr() for tensor in kept]
         threads = library.threads_for(rows // 32, rows * self._products)
-        job = _Job(rows, len(self.linears), threads, self._sizes, self._codes, pointers[0])
+        job = _PerceptronJob(rows, len(self.linears), threads, self._sizes, self._codes, pointers[0])
         job.w, job.b = _Pointers(*pointers[1::2]), _Pointers(*pointers[2::2])
         return job, kept
 
-    def _call(self, which: str, job: _Job) -> None:
+    def _call(self, which: str, job: _PerceptronJob) -> None:
         handle = library.load().handle
         assert handle is not None
         if getattr(handle, f"holdfast_perceptron_{which}")(ctypes.byref(job)):
