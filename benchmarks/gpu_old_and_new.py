@@ -123,6 +123,7 @@ def main() -> None:
     parser.add_argument("--new", type=Path, default=Path(__file__).parents[1])
     parser.add_argument("--turns", type=int, default=12)
     parser.add_argument("--seconds", type=float, default=0.7, help="of each turn")
+    parser.add_argument("--commits", nargs=2, metavar=("OLD", "NEW"), help="to be written beside the figures")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -143,7 +144,8 @@ def main() -> None:
             f"{noise['median']:.3f} ({noise['low']:.3f} to {noise['high']:.3f}) |", flush=True,
         )  # fmt: skip
         args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(json.dumps(rows, indent=1) + "\n")
+        commits = dict(zip(("old", "new"), args.commits or (None, None)))
+        args.out.write_text(json.dumps({"commits": commits, "command": sys.argv, "cases": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -90,7 +90,7 @@ class Holdfast(Subject):
         return _random_masks(self.policy.action_space, count, generator) if self._draw_masks else None
 
     def poison(self, row: int) -> None:
-        state = map_tensors(lambda x: torch.full_like(x, float("nan")), self._memory.read([row]))
+        state = map_tensors(_with_nan, self._memory.read([row]))
         self._memory.write(state, [row])
 
     def peek_value(self, obs: Any, env_ids: Tensor) -> Tensor:
@@ -130,6 +130,10 @@ class Holdfast(Subject):
             yield outputs
         finally:
             delattr(self.policy, method)
+
+
+def _with_nan(x: Tensor) -> Tensor:
+    return torch.full_like(x, float("nan")) if x.is_floating_point() else x
 
 
 def _random_masks(space: Any, count: int, generator: torch.Generator) -> Tensor:
