@@ -212,7 +212,7 @@ def areas(seeds: range, broken: str = "", **settings: Any) -> list[float]:
             area = Area()
             hf.Trainer(replace(config, seed=seed, run_dir=f"{folder}/{seed}"), callbacks=[area]).run()
             mine = 1000 * sum(area.rewards) / len(area.rewards)
-            found.append([a for (a,) in ranks().everybody([mine], torch.device("cpu"))])
+            found.append([a for (a,) in ranks().all_gather([mine], torch.device("cpu"))])
     return [sum(of_ranks) / len(of_ranks) for of_ranks in found]
 
 

@@ -28,7 +28,7 @@ for wrapped in (True, False):
     segment = Collector(env, policy, 16, seed=ranks.seed(3)).rollout()
     ppo.update(segment, 0.0, True)
     trained.append(torch.cat([p.detach().flatten() for p in policy.parameters()]))
-everybody = [row for row in ranks.everybody(trained[1].tolist(), torch.device("cpu"))]
+everybody = [row for row in ranks.all_gather(trained[1].tolist(), torch.device("cpu"))]
 assert everybody[0] == everybody[1], "ranks went apart"
 gap = float((trained[0] - trained[1]).abs().max())
 assert gap < 1e-6, gap

@@ -28,7 +28,7 @@ def train_one(config: TrainConfig, profile: bool = False) -> None:
     with user_errors():
         ranks, device = distributed.join(config.device)
         # If torchrun restarted this job, all ranks must resume, or none.
-        if distributed.begun_again(ranks, device) and ranks.from_leader(bool(checkpoint.rolling(config.folder))):
+        if distributed.any_restarted(ranks, device) and ranks.from_leader(bool(checkpoint.rolling(config.folder))):
             trainer = Trainer.resume(config.folder, callbacks=callbacks(profile))
         else:
             trainer = Trainer(config, callbacks=callbacks(profile))

@@ -53,7 +53,7 @@ def combine(row: dict[str, float], ranks: Ranks, num_envs: int, device: torch.de
         return row
     names = [name for name in REDUCTIONS if name in row]
     with span("exchange of metrics"):
-        columns = zip(*ranks.everybody([float(row[name]) for name in names], device))
+        columns = zip(*ranks.all_gather([float(row[name]) for name in names], device))
     weights = [len(ranks.share(num_envs, rank)) for rank in range(ranks.size)]
     whole = {name: REDUCTIONS[name](list(numbers), weights) for name, numbers in zip(names, columns)}
     counts = {name: int(whole[name]) for name in names if isinstance(row[name], int)}
@@ -69,7 +69,7 @@ def episodes(
     ended = list(zip(returns, lengths))[-keep:]
     filled = [*ended, *[(math.nan, math.nan)] * (keep - len(ended))]
     with span("exchange of episodes"):
-        everybody = ranks.everybody([float(len(ended)), *(number for pair in filled for number in pair)], device)
+        everybody = ranks.all_gather([float(len(ended)), *(number for pair in filled for number in pair)], device)
     per_rank = [list(zip(flat[1::2], flat[2::2]))[: int(flat[0])] for flat in everybody]
     # Aligned at their ends, so that what is dropped from the front comes from all ranks alike.
     longest = max(map(len, per_rank))

@@ -69,7 +69,7 @@ class Ranks:
         mean = self.sum(x.sum(0)) / count
         return mean, self.sum((x - mean).square().sum(0)) / count, count
 
-    def everybody(self, numbers: list[float], device: torch.device) -> list[list[float]]:
+    def all_gather(self, numbers: list[float], device: torch.device) -> list[list[float]]:
         """The numbers of every rank, in order; all give equally many."""
         if not self.joined:
             return [numbers]
@@ -140,9 +140,9 @@ def restarted() -> bool:
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
 
 
-def begun_again(ranks: Ranks, device: torch.device) -> bool:
+def any_restarted(ranks: Ranks, device: torch.device) -> bool:
     """Whether any machine's processes were restarted: a machine that joined later does not know."""
-    return any(flag for (flag,) in ranks.everybody([float(restarted())], device))
+    return any(flag for (flag,) in ranks.all_gather([float(restarted())], device))
 
 
 def pick_device(name: str, local_rank: int | None = None) -> torch.device:

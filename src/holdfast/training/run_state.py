@@ -67,7 +67,7 @@ def _part(trainer: Trainer) -> dict[str, Any]:
 def restore(trainer: Trainer, saved: dict[str, Any]) -> bool:
     """Restore a trainer from a checkpoint; False if its environments had to restart their episodes."""
     ranks, config = trainer.ranks, trainer.config
-    updates = [int(update) for (update,) in ranks.everybody([float(saved["update"])], trainer.device)]
+    updates = [int(update) for (update,) in ranks.all_gather([float(saved["update"])], trainer.device)]
     if len(set(updates)) > 1:
         raise ValueError(
             f"the ranks found checkpoints of different updates, {updates}; with several machines the run's folder must "

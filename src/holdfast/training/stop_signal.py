@@ -24,7 +24,7 @@ class StopSignal:
     def sync(self, ranks: Ranks, device: torch.device) -> bool:
         """Whether any rank has a reason to stop; all ranks then have it."""
         mine = 0 if self.reason is None else 1 + REASONS.index(self.reason)
-        found = int(max(number for (number,) in ranks.everybody([float(mine)], device)))
+        found = int(max(number for (number,) in ranks.all_gather([float(mine)], device)))
         self.reason = REASONS[found - 1] if found else None
         return self.reason is not None
 
