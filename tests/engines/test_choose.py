@@ -105,5 +105,20 @@ def test_an_engine_that_changes_during_a_run_is_announced(tmp_path: Path, capsys
         assert said.count("update: autograd, because core has hooks") == 1
 
 
+@needs_native
+def test_a_run_resumed_on_another_engine_says_so(tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch):
+    config = hf.TrainConfig(
+        num_envs=4, num_steps=8, hidden_size=8, total_steps=64, final_eval_episodes=1, tensorboard=False, device="cpu",
+        run_dir=str(tmp_path / "run"),
+    )  # fmt: skip
+    hf.Trainer(config).run()
+    hf.Trainer.resume(tmp_path / "run", total_steps=96).run()
+    assert "engines have changed" not in capsys.readouterr().out
+    monkeypatch.setenv("HOLDFAST_CPU_KERNEL", "portable")
+    hf.Trainer.resume(tmp_path / "run", total_steps=128).run()
+    said = capsys.readouterr().out
+    assert "the engines have changed" in said and "before: rollout: step by step; update: C, without autograd" in said
+
+
 def test_the_machine_is_described():
     assert [name for name, _ in choose.describe_machine()] == ["rollout engine", "update engine"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -42,6 +43,13 @@ class RunFolder:
             raise RunFolderError(
                 f"{self.path} cannot be written: {error}; choose another run_dir, or make room"
             ) from error
+
+    def recorded_engines(self) -> dict[str, str]:
+        """The engines of the run so far, from its metadata; {} if there is none."""
+        try:
+            return dict(json.loads((self.path / "meta.json").read_text()).get("engines", {}))
+        except (OSError, ValueError):
+            return {}
 
     def save(self, update: int) -> bool:
         """Save the checkpoint of this update; False if the disk refuses. Then it says so, and `should_retry` later."""

@@ -210,7 +210,7 @@ class Trainer:
 
     def _open(self) -> Display:
         """The run's folder, log and display, and the lines that a run begins with."""
-        config = self.config
+        config, earlier_engines = self.config, self.folder.recorded_engines()
         if self.ranks.leads:
             resumed_at = None if self.resumed_from is None else self.update
             self.folder.prepare(config.to_dict(), self.engines, resumed_at)
@@ -224,6 +224,9 @@ class Trainer:
         if self.resumed_from is not None:
             restarted = ": this environment cannot restore its state, so all episodes were restarted with fresh memory"
             display.note(f"resumed from {self.resumed_from}{restarted if self.episodes_restarted else ''}")
+            if earlier_engines and earlier_engines != self.engines:
+                before = "; ".join(f"{leg}: {engine}" for leg, engine in earlier_engines.items())
+                display.note(f"the engines have changed, so numbers may differ in rounding; before: {before}")
         display.note("; ".join(f"{leg}: {engine}" for leg, engine in self.engines.items()))
         return display
 
