@@ -14,7 +14,7 @@ from torch import Tensor
 from holdfast.algorithms.ppo import LossSettings, PPOTerms, clipped_objective
 from holdfast.engines.objective import fused_objective
 from holdfast.kernels.cpu import recurrence as native
-from holdfast.kernels.cpu.objective import clipped
+from holdfast.kernels.cpu.objective import StoredSteps, clipped
 from holdfast.policies.heads import Categorical
 from holdfast.rollout.segment import Segment
 
@@ -123,8 +123,8 @@ def test_the_objective_in_c_is_the_page(T: int, B: int, actions: int, seed: int,
     wanted = clipped_objective(log_prob, entropy, value, old, SETTINGS[case], all_valid)
     d_logits, d_value = torch.autograd.grad(wanted.loss, (logits, value))
     kept = [getattr(old, name).float() for name in ("log_prob", "value", "advantage", "returns")]
-    got = clipped(logits.detach().float(), chosen, value.detach().float(), *kept, None if all_valid else old.valid,
-                  *SETTINGS[case])  # fmt: skip
+    steps = StoredSteps(*kept, None if all_valid else old.valid)
+    got = clipped(logits.detach().float(), chosen, value.detach().float(), steps, SETTINGS[case])
     # Ratios of up to e**1.5 and sums of up to 45 terms of order 1, in float32.
     torch.testing.assert_close(got[0].double(), d_logits, rtol=1e-4, atol=2e-6)
     torch.testing.assert_close(got[1].double().view_as(d_value), d_value, rtol=1e-4, atol=2e-6)

@@ -20,7 +20,7 @@ from holdfast.engines.minibatch import Minibatches
 from holdfast.engines.objective import fused_objective
 from holdfast.kernels.cpu import recurrence as native
 from holdfast.kernels.cpu.adam import NativeAdam
-from holdfast.kernels.cpu.objective import clipped
+from holdfast.kernels.cpu.objective import StoredSteps, clipped
 from holdfast.kernels.cpu.perceptron import Perceptron, layers_of
 from holdfast.kernels.operands import Gradients, Needed
 from holdfast.policies.actor_critic import ActorCritic
@@ -163,9 +163,9 @@ class NativeGradient:
         if not isinstance(space, spaces.Discrete) or segment.action_mask is not None:
             return self._objective_of_any(logits, value, segment, all_valid)
         chosen = segment.actions if space.start == 0 else segment.actions - int(space.start)
-        stored = (segment.log_prob, segment.value, segment.advantage, segment.returns)
         valid = None if all_valid else segment.valid
-        d_logits, d_value, terms = clipped(logits, chosen.long(), value, *stored, valid, *self.settings)
+        old = StoredSteps(segment.log_prob, segment.value, segment.advantage, segment.returns, valid)
+        d_logits, d_value, terms = clipped(logits, chosen.long(), value, old, self.settings)
         return d_logits, d_value.flatten(), PPOTerms(*terms.unbind())
 
     def _objective_of_any(

@@ -6,6 +6,7 @@ Computes the loss of `algorithms/ppo.py` with the distribution of `policies/head
 from __future__ import annotations
 
 import ctypes
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,26 +28,31 @@ class _ObjectiveJob(ctypes.Structure):
     ]
 
 
+class StoredSteps(NamedTuple):
+    """What the rollout stored, [N] each. `valid` None: every step counts."""
+
+    log_prob: Tensor
+    value: Tensor
+    advantage: Tensor
+    returns: Tensor
+    valid: Tensor | None
+
+
 def clipped(
     logits: Tensor,
     chosen: Tensor,
     value: Tensor,
-    old_log_prob: Tensor,
-    old_value: Tensor,
-    advantage: Tensor,
-    returns: Tensor,
-    valid: Tensor | None,
-    clip_range: float,
-    clip_value: float | None,
-    entropy_coef: float,
-    value_coef: float,
+    old: StoredSteps,
+    coefficients: tuple[float, float | None, float, float],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """logits [N, A], chosen [N] int64 from 0, the rest [N] -> d_logits, d_value, and loss, policy loss, value loss,
-    entropy, KL and the fraction clipped in one tensor [6]. If the loss is not finite, neither is the gradient."""
+    """logits [N, A], chosen [N] int64 from 0, value [N] -> d_logits, d_value, and loss, policy loss, value loss, entropy,
+    KL and the fraction clipped in one tensor [6]. If the loss is not finite, neither is the gradient.
+
+    coefficients: clip_range, clip_value, entropy_coef, value_coef.
+    """
+    clip_range, clip_value, entropy_coef, value_coef = coefficients
     rows, actions = logits.shape
-    tensors = [logits, chosen, value, old_log_prob, old_value, advantage, returns]
-    if valid is not None:
-        tensors.append(valid)
+    tensors = [tensor for tensor in (logits, chosen, value, *old) if tensor is not None]
     for name, tensor in zip(_POINTERS, tensors):
         elements = rows * actions if name == "logits" else rows
         dtype = {"chosen": torch.int64, "valid": torch.bool}.get(name, torch.float32)
