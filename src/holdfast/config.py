@@ -1,7 +1,7 @@
 """`TrainConfig`: every setting of a training run, with one line of help each, and the presets per task.
 
 The flags of `holdfast train` are these fields, and `config.json` in a run folder holds them. This module is plain data:
-it checks values against each other, and nothing here knows an environment, a device or a file format.
+it checks values against each other, and it imports no environment and no torch.
 """
 
 from __future__ import annotations

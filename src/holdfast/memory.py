@@ -1,6 +1,6 @@
 """`Memory`: the states of many environments, one row each, keyed by environment id.
 
-What goes in is detached and copied; what comes out is a snapshot that no later write, reset or growth changes. That
+`write` detaches and copies; `read` gives a snapshot that no later write, reset or growth changes. That
 needs no full copy per step, because a write *replaces* stored tensors once they were handed out. A fresh row (never
 written, reset, forgotten) is a mark, not numbers: reading it gives the core's current initial state, so a learned start
 is never stale. Memory knows nothing about time, episodes or gradients.

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import holdfast as hf
 from counting_env import vector_env
 from holdfast import envs
-from holdfast.algorithms.ppo import normalize_advantage, ppo_terms
+from holdfast.algorithms.ppo import LossSettings, normalize_advantage, ppo_terms
 from holdfast.engines.choose import make_ppo
 from holdfast.policies.base import Evaluation
 from holdfast.rollout.segment import Segment
@@ -252,6 +252,25 @@ def test_two_runs_with_the_same_seed_are_the_same_and_a_restored_one_goes_on_the
     restored.load_state_dict(deepcopy(ppo.state_dict()))
     metrics = [p.update(segment, 0.5) for p in (ppo, other, restored)]
     assert metrics[0] == metrics[1] == metrics[2]
+
+
+def test_a_restored_optimizer_keeps_the_options_of_its_own_run():
+    """What another device saved (a tensor as the rate, capturable) must not reach this one's optimizer."""
+    _, segment, ppo = make(learning_rate=0.02)
+    ppo.update(segment, 0.0)
+    saved = deepcopy(ppo.state_dict())
+    group = saved["optimizer"]["param_groups"][0]
+    group.update(lr=torch.tensor(0.5), capturable=True, eps=0.1)
+    _, _, other = make(learning_rate=0.02)
+    other.load_state_dict(saved)
+    own = other.optimizer.param_groups[0]
+    assert own["lr"] == 0.02 and own["capturable"] is False and own["eps"] == other.config.adam_eps
+    assert len(other.optimizer.state) == len(ppo.optimizer.state), "its moments are taken over"
+
+
+def test_settings_and_their_fields_are_not_mixed():
+    with pytest.raises(TypeError, match="settings= or clip_range, not both"):
+        ppo_terms(ANSWER, by_hand(), settings=LossSettings(), clip_range=0.1)
 
 
 # --- start states -------------------------------------------------------------------------------------------------

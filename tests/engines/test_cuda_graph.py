@@ -62,6 +62,27 @@ def test_captured_graphs_see_the_observation_statistics_move(tmp_path: Path):
     assert float(trainer.policy.encoder.var.min()) < 0.5
 
 
+def test_a_resumed_run_follows_its_learning_rate_schedule(tmp_path: Path):
+    """The optimizer's rate is a tensor on the GPU that the captured step reads; a checkpoint holds it on the host."""
+
+    class Stop(hf.Callback):
+        def on_update_end(self, trainer: hf.Trainer, row: dict[str, float]) -> bool:
+            return trainer.update < 6
+
+    settings: dict[str, Any] = dict(env="holdfast/RepeatPreviousEasy-v0", lr_schedule="linear")
+    hf.Trainer(config(tmp_path / "unbroken", **settings)).run()
+    hf.Trainer(config(tmp_path / "resumed", **settings), callbacks=[Stop()]).run()
+    resumed = hf.Trainer.resume(tmp_path / "resumed")
+    group = resumed.ppo.optimizer.param_groups[0]
+    assert group["lr"].is_cuda and group["capturable"]
+    resumed.run()
+    unbroken, broken = (read_progress(tmp_path / name) for name in ("unbroken", "resumed"))
+    assert len(unbroken) == len(broken) == 12
+    for name in ("train/policy_loss", "train/entropy", "train/approx_kl", "rollout/ep_rew_mean"):
+        mine, theirs = ([float(row[name]) for row in rows] for rows in (broken, unbroken))
+        assert mine == pytest.approx(theirs, rel=1e-3, abs=1e-5), name
+
+
 def test_one_nccl_rank_trains_as_no_ranks_do(tmp_path: Path):
     command = """train --env holdfast/RepeatPreviousEasy-v0 --hidden-size 32 --num-envs 64 --num-steps 64 --minibatches 4
         --total-steps 16384 --no-tensorboard --quiet --device cuda --run-dir"""

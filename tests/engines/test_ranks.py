@@ -23,7 +23,7 @@ for wrapped in (True, False):
     env = envs.make("holdfast/TMaze-v0", num_envs=len(ranks.share(6)))
     policy = hf.ActorCritic(env.single_observation_space, env.single_action_space, hidden_size=8)
     ppo, engines = make_ppo(policy, config, ranks, capturable=not wrapped)
-    assert (engines.wrapper is not None) == wrapped
+    assert (engines.ddp_policy is not None) == wrapped
     torch.manual_seed(ranks.seed(7))
     segment = Collector(env, policy, 16, seed=ranks.seed(3)).rollout()
     ppo.update(segment, 0.0, True)

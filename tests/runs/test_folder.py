@@ -56,8 +56,9 @@ def test_a_disk_that_refuses_is_retried_and_at_the_end_the_checkpoint_goes_elsew
     run = folder(tmp_path / "run", said, refuses=True)
     assert not run.save(4) and not run.should_retry(4) and run.should_retry(5)
     assert not run.save_best(4) and run.last_checkpoint() is None
+    assert run.should_retry(5), "the best checkpoint has a schedule of its own"
     run.save_at_the_end(6)
     assert run.saved_elsewhere is not None and checkpoint.load(run.saved_elsewhere)["file"].endswith(
         "update_00000006.pt"
     )
-    assert len(said) == 2 and "no space left" in said[0] and str(run.saved_elsewhere) in said[1]
+    assert len(said) == 3 and "no space left" in said[0] and str(run.saved_elsewhere) in said[2]

@@ -68,7 +68,7 @@ def test_a_healthy_run_is_not_warned():
     [
         ({"memory/saturation": 0.7}, "70% of the memory's units are saturated"),
         ({"memory/nan": 3.0}, "NaN or Inf"),
-        ({"train/entropy": 0.001}, "all but stopped exploring"),
+        ({"train/entropy": 0.001}, "almost stopped exploring"),
         ({"rollout/ep_len_mean": 50.0}, "episodes last 50 steps on average, but gradients reach only 8 steps back"),
     ],
 )

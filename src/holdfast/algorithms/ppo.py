@@ -95,11 +95,13 @@ def ppo_terms(
 ) -> PPOTerms:
     """The clipped objective of a policy on a segment, with its parts.
 
-    settings: or its fields as `coefficients`. all_valid: no step needs masking out. objective: another implementation of
+    settings: or its fields as `coefficients`, not both. all_valid: no step needs masking out. objective: another implementation of
     `clipped_objective`.
     """
     new = policy(segment.obs, segment.actions, segment.start_state, segment.resets, action_mask=segment.action_mask)
-    settings = LossSettings(**coefficients) if settings is None else settings
+    if settings is not None and coefficients:
+        raise TypeError(f"pass settings= or {', '.join(coefficients)}, not both")
+    settings = settings or LossSettings(**coefficients)
     return objective(new.log_prob.float(), new.entropy.float(), new.value.float(), segment, settings, all_valid)
 
 
@@ -237,7 +239,7 @@ class PPO:
 
     @torch.no_grad()
     def refreshed_starts(self, segment: Segment) -> State:
-        """The start state of every chunk under the present weights, in the order of `Segment.as_sequences`."""
+        """The start state of every chunk under the current weights, in the order of `Segment.as_sequences`."""
         length = self.config.bptt or segment.num_steps
         states, state = [], segment.start_state
         for begin in range(0, segment.num_steps, length):
@@ -251,7 +253,13 @@ class PPO:
         return {"optimizer": self.optimizer.state_dict(), "generator": self.generator.get_state()}
 
     def load_state_dict(self, d: dict[str, Any]) -> None:
+        # The options are this run's own: on a GPU the rate is a tensor there that captured steps read.
+        options = [
+            {name: value for name, value in group.items() if name != "params"} for group in self.optimizer.param_groups
+        ]
         self.optimizer.load_state_dict(d["optimizer"])
+        for group, own in zip(self.optimizer.param_groups, options):
+            group.update(own)
         self.generator.set_state(d["generator"])
 
 

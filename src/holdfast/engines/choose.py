@@ -78,7 +78,7 @@ def make_collector(
 class UpdateEngines:
     """Gives the engine for each update. `choice` is the latest one; before the first update, what is expected.
 
-    wrapper: the policy inside DDP, which averages gradients over ranks; None: engines do it, or there is one rank.
+    ddp_policy: the policy inside DDP, which averages gradients over ranks; None: engines do it, or there is one rank.
     """
 
     def __init__(
@@ -87,18 +87,23 @@ class UpdateEngines:
         config: TrainConfig,
         optimizer: torch.optim.Adam,
         ranks: Ranks = ALONE,
-        wrapper: nn.Module | None = None,
+        ddp_policy: nn.Module | None = None,
     ) -> None:
-        self.policy, self.config, self.optimizer, self.ranks, self.wrapper = policy, config, optimizer, ranks, wrapper
+        self.policy, self.config, self.optimizer, self.ranks, self.ddp_policy = (
+            policy,
+            config,
+            optimizer,
+            ranks,
+            ddp_policy,
+        )
         self._graph: GraphMinibatches | None = None
         self._device = next(policy.parameters()).device
-        chunks = config.num_steps // (config.bptt or config.num_steps)
-        self.choice = self._choose(len(ranks.share(config.num_envs)) * chunks, masked=False)
+        self.choice = self._choose(len(ranks.share(config.num_envs)) * config.sequences_per_env, masked=False)
 
     def __call__(self, batch: Segment, all_valid: bool) -> MinibatchEngine:
         """The engine that trains on this batch, loaded with it."""
         self.choice = self._choose(batch.num_envs, masked=batch.action_mask is not None)
-        if self._device.type == "cuda" and self.wrapper is None:
+        if self._device.type == "cuda" and self.ddp_policy is None:
             graph = self._graph_for(batch, all_valid)
             if graph is not None:
                 graph.load(batch)
@@ -106,12 +111,12 @@ class UpdateEngines:
         engine = (NativeMinibatches if self.choice.engine == NATIVE else AutogradMinibatches)(
             self.policy, self.config, self.optimizer, self.ranks, all_valid
         )
-        engine.training_leg = self.wrapper
+        engine.ddp_policy = self.ddp_policy
         engine.load(batch)
         return engine
 
     def _choose(self, sequences: int, masked: bool) -> Choice:
-        if self.wrapper is not None:
+        if self.ddp_policy is not None:
             return Choice(AUTOGRAD, "DistributedDataParallel averages the gradients of the ranks")
         if self._device.type == "cuda":
             obstacle = graph_update.obstacle(sequences, self.config.minibatches, masked)
@@ -134,6 +139,8 @@ class UpdateEngines:
             ranks_can, ranks_capture = self.ranks.sum(flags).tolist()
             can, capture = ranks_can == self.ranks.size, ranks_capture > 0
         if not can:
+            if self.choice.engine == GRAPH:
+                self.choice = Choice(AUTOGRAD, "another rank cannot capture its minibatches")
             return None
         if capture:
             eager = AutogradMinibatches(self.policy, self.config, self.optimizer, self.ranks, all_valid)
@@ -154,11 +161,11 @@ def make_ppo(
     some_unused: a minibatch may give some parameters no gradient. capturable: minibatches may become CUDA graphs; DDP's
     hooks cannot be captured, so engines then average the gradients of ranks themselves.
     """
-    wrapper = None if capturable and not some_unused else wrap_for_averaging(policy, ranks, some_unused)
-    if ranks.joined and wrapper is None:
+    ddp_policy = None if capturable and not some_unused else wrap_for_averaging(policy, ranks, some_unused)
+    if ranks.joined and ddp_policy is None:
         copy_weights_from_leader(policy, ranks)
     optimizer = make_adam(policy, config)
-    engines = UpdateEngines(policy, config, optimizer, ranks, wrapper)
+    engines = UpdateEngines(policy, config, optimizer, ranks, ddp_policy)
     return PPO(policy, config, optimizer, engines, ranks), engines
 
 
@@ -169,8 +176,14 @@ def describe_machine() -> list[tuple[str, str]]:
     """Which engines this machine can use, for `holdfast info`."""
     if torch.cuda.is_available():
         return [
-            ("rollout engine", "CUDA graph in environments of holdfast.envs; step by step in others"),
-            ("update engine", "CUDA graph; autograd if minibatches differ in size or actions are masked"),
+            (
+                "rollout engine",
+                "CUDA graph in environments of holdfast.envs with plain observations; step by step otherwise",
+            ),
+            (
+                "update engine",
+                "CUDA graph; autograd for one minibatch, minibatches of unequal size, action masks, or under DDP",
+            ),
         ]
     kernel = native_kernel.status()
     if kernel["kernel"] == "native":

@@ -38,9 +38,9 @@ def side_stream() -> Iterator[None]:
 def capturing(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
     """Work inside goes into the graph.
 
-    The garbage collector is off meanwhile. An earlier run is a reference cycle, so the collector frees its graphs, at any
-    allocation; freeing a graph during a capture ends the capture, and the random number generator never leaves it.
-    "thread_local": NCCL's watchdog looks at events meanwhile, in a thread of its own.
+    Garbage collection is off during a capture. A finished run is a reference cycle, so the collector could free its graphs
+    at any time. Freeing a graph aborts the capture and leaves the random generator in capture mode. "thread_local" lets
+    NCCL's watchdog thread query events.
     """
     with _turn:
         gc.collect()

@@ -25,12 +25,12 @@ def ppo_loss(policy: RecurrentPolicy, segment: Segment, **options: Any) -> Tenso
 
 
 class AutogradMinibatches(Minibatches):
-    """Forward and backward through autograd; averages the gradients of ranks unless `training_leg` does."""
+    """Forward and backward through autograd; averages the gradients of ranks unless `ddp_policy` does."""
 
     def gradients(self, part: Segment, share: Any) -> PPOTerms:
         with span("forward and backward"):
             terms = self.backward(part, share)
-        if self.ranks.joined and self.training_leg is None:
+        if self.ranks.joined and self.ddp_policy is None:
             with span("averaging gradients over ranks"):
                 for p in self.parameters:
                     if p.grad is not None:
@@ -41,7 +41,7 @@ class AutogradMinibatches(Minibatches):
         """The gradients of this rank."""
         settings = LossSettings.from_config(self.config)
         with span("forward"), autocast(part.resets.device, autocast_dtype(self.config.precision)):
-            leg = self.training_leg or self.policy
+            leg = self.ddp_policy or self.policy
             terms = ppo_terms(leg, part, settings=settings, all_valid=self.all_valid, objective=fused_objective)
         self.optimizer.zero_grad(set_to_none=True)
         # 1 + 0 * loss: a loss that is not finite makes its gradients so, on every rank, and the step is skipped.

@@ -23,8 +23,6 @@ from holdfast.state import State, tree_map
 
 def obstacle(env: Any, device: torch.device, inputs: tuple[str, ...]) -> str | None:
     """Why rollouts in this environment cannot be one graph; None if they can."""
-    if device.type != "cuda":
-        return "CUDA graphs need a GPU"
     if not isinstance(env, TorchVectorEnv):
         return f"{type(env).__name__} is not a torch environment of holdfast.envs"
     if env.device.type != "cuda":
@@ -42,7 +40,7 @@ class GraphCollector(Collector):
 
     @property
     def reward_scale(self) -> Any:
-        """A tensor, so that a captured rollout reads its present value."""
+        """A tensor, so that a captured rollout reads its current value."""
         return self._scale
 
     @reward_scale.setter

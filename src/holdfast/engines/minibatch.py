@@ -16,7 +16,7 @@ from holdfast.spans import span
 
 
 def make_adam(policy: RecurrentPolicy, config: TrainConfig) -> torch.optim.Adam:
-    """The optimizer of a run: fused; on a GPU its rate is a tensor, so that a captured step reads the present one."""
+    """The optimizer of a run: fused; on a GPU its rate is a tensor, so that a captured step reads the current one."""
     parameters = list(policy.parameters())
     on_gpu = parameters[0].is_cuda
     rate = torch.tensor(config.learning_rate, device=parameters[0].device) if on_gpu else config.learning_rate
@@ -27,7 +27,7 @@ class Minibatches:
     """One optimizer step at a time. Subclasses write `gradients`; `load` comes before the first `step`."""
 
     batch: Segment
-    training_leg: nn.Module | None = None  # what is called for gradients in place of the policy: DDP around it
+    ddp_policy: nn.Module | None = None  # called for gradients in place of the policy
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Minibatches:
             return self.finish_step(terms, share)
 
     def gradients(self, part: Segment, share: Any) -> PPOTerms:
-        """Leave the gradients of `share` times the loss in the parameters. A loss that is not finite makes them so."""
+        """Leave the gradients of `share` times the loss in the parameters. If the loss is not finite, the gradients are not finite."""
         raise NotImplementedError
 
     def finish_step(self, terms: PPOTerms, share: Any) -> Tensor:

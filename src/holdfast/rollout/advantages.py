@@ -14,7 +14,8 @@ def gae(
     """Advantages and returns, all [T, B].
 
     next_values[t]: the value of what follows step t *inside its episode*: 0 where it terminated, V(final observation)
-    where it was truncated, V(next observation) elsewhere. dones[t]: the episode ended at t, either way.
+    where it was truncated, V(next observation) elsewhere (`Collector.advantages` builds it). dones[t]: the episode ended
+    at t, either way.
 
     >>> adv, ret = gae(torch.tensor([[1.0], [1.0]]), torch.zeros(2, 1), torch.tensor([[0.0], [5.0]]),
     ...                torch.tensor([[False], [True]]), gamma=0.5, lam=1.0)

@@ -52,7 +52,9 @@ class Collector:
         self.adapter = VectorEnvAdapter(env, policy.core.device(), inputs)
         self.policy, self.steps, self.gamma, self.gae_lambda = policy, steps, gamma, gae_lambda
         self.bptt = bptt or steps
-        if steps < 1 or steps % self.bptt:
+        if steps < 1:
+            raise ValueError(f"steps must be at least 1, got {steps}")
+        if steps % self.bptt:
             raise ValueError(f"bptt={bptt} must divide steps={steps}")
         self.memory = policy.memory if memory is None else memory
         self.autocast = autocast

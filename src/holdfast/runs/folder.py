@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from holdfast.config import TrainConfig
 from holdfast.distributed.ranks import Ranks
 from holdfast.runs import checkpoint
-from holdfast.runs.log import RunFolderError, write_metadata
+from holdfast.runs.log import RunFolderError, write_json, write_metadata
 from holdfast.runs.retry_schedule import RetrySchedule
 from holdfast.spans import span
 
@@ -24,12 +25,12 @@ class RunFolder:
     ) -> None:
         self.path, self._keep, self._ranks = config.folder, config.keep_checkpoints, ranks
         self._save, self._notify = save, notify
-        self._retry = RetrySchedule(notify)
+        self._retry, self._retry_best = RetrySchedule(notify), RetrySchedule(notify)
         self.saved_elsewhere: Path | None = None
         """The last checkpoint, if the folder did not take it."""
 
     def prepare(self, config: Mapping[str, Any], engines: Mapping[str, str], resumed_at: int | None) -> None:
-        """Write the metadata. A new run needs a folder without one; a resumed run drops later checkpoints. Rank 0 only."""
+        """Write the metadata. A new run needs a folder without checkpoints; a resumed run drops later ones. Rank 0 only."""
         if resumed_at is None and checkpoint.rolling(self.path):
             raise FileExistsError(
                 f"{self.path} already holds a run; resume it (holdfast train --resume {self.path}), remove it, or "
@@ -44,6 +45,12 @@ class RunFolder:
                 f"{self.path} cannot be written: {error}; choose another run_dir, or make room"
             ) from error
 
+    def record_engines(self, engines: Mapping[str, str]) -> None:
+        """Correct the metadata when a run uses other engines than expected."""
+        with suppress(OSError, ValueError):
+            path = self.path / "meta.json"
+            write_json(path, {**json.loads(path.read_text()), "engines": dict(engines)})
+
     def recorded_engines(self) -> dict[str, str]:
         """The engines of the run so far, from its metadata; {} if there is none."""
         try:
@@ -52,12 +59,12 @@ class RunFolder:
             return {}
 
     def save(self, update: int) -> bool:
-        """Save the checkpoint of this update; False if the disk refuses. Then it says so, and `should_retry` later."""
-        return self._try(checkpoint.path_for(self.path, update), update)
+        """Save the checkpoint of this update. Returns False if the write fails; `should_retry` says when to try again."""
+        return self._try(checkpoint.path_for(self.path, update), update, self._retry)
 
     def save_best(self, update: int) -> bool:
         """As `save`, into best.pt."""
-        return self._try(checkpoint.folder_of(self.path) / "best.pt", update)
+        return self._try(checkpoint.folder_of(self.path) / "best.pt", update, self._retry_best)
 
     def should_retry(self, update: int) -> bool:
         """Whether a save failed and it is time for another attempt."""
@@ -78,7 +85,7 @@ class RunFolder:
     def has_checkpoint_of(self, update: int) -> bool:
         return checkpoint.path_for(self.path, update).exists()
 
-    def _try(self, path: Path, update: int) -> bool:
+    def _try(self, path: Path, update: int, retry: RetrySchedule) -> bool:
         problem = None
         with span("checkpoint"):
             try:
@@ -87,4 +94,4 @@ class RunFolder:
                     checkpoint.prune(self.path, self._keep)
             except OSError as error:
                 problem = str(error)
-            return self._retry.record(self._ranks.from_leader(problem), update)
+            return retry.record(self._ranks.from_leader(problem), update)

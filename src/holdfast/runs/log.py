@@ -229,13 +229,13 @@ def write_metadata(folder: Path, config: Mapping[str, Any], engines: Mapping[str
     """`config.json`, the settings that `--config` reruns, and `meta.json`: versions, machine, and the engines used."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    _write_json(folder / "config.json", dict(config))
-    _write_json(folder / "meta.json", {**describe_process(), "engines": dict(engines or {})})
+    write_json(folder / "config.json", dict(config))
+    write_json(folder / "meta.json", {**describe_process(), "engines": dict(engines or {})})
 
 
 def write_result(folder: Path, result: Mapping[str, Any]) -> None:
     """`result.json`: the result of a finished run."""
-    _write_json(Path(folder) / RESULT_NAME, dict(result))
+    write_json(Path(folder) / RESULT_NAME, dict(result))
 
 
 def _ordered(names: Iterable[str]) -> list[str]:
@@ -254,7 +254,8 @@ def _line(cells: Iterable[str]) -> str:
     return buffer.getvalue()
 
 
-def _write_json(path: Path, content: Any) -> None:
+def write_json(path: Path, content: Any) -> None:
+    """Atomically."""
     temporary = path.with_suffix(".json.new")
     try:
         temporary.write_text(json.dumps(content, indent=2) + "\n")

@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
 
 class Callback:
-    """Hooks into a run. Return False from any of them to stop it after the present update.
+    """Hooks into a run. Return False from any of them to stop it after the current update.
 
-    In a distributed run every rank calls them, with the rollout of its own environments; one that stops, stops all.
+    In a distributed run every rank calls them, with the rollout of its own environments; if one rank stops, all stop.
     """
 
     def on_run_start(self, trainer: Trainer) -> None: ...

@@ -55,7 +55,7 @@ def evaluate(
 ) -> EvalResult:
     """Play exactly `episodes` episodes in a gymnasium vector environment, whatever its autoreset mode.
 
-    Every environment has a quota fixed beforehand: taking the first episodes to end would favour short ones.
+    Every environment has a quota fixed beforehand: taking the first episodes to end would favor short ones.
     `seed` seeds the environment and the sampling of actions. `inputs` as in `TrainConfig`. `record(resets)` is
     called before each step with the flags [B] of the observations about to be acted on.
 

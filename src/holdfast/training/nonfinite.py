@@ -52,7 +52,7 @@ class NonFiniteGuard:
         except OSError as error:
             evidence = f"nowhere ({error})"
         origin = where_from(segment)
-        # Isolated ones are reported ever more rarely (1, 2, 4, ...), ones in a row always.
+        # Isolated skips are reported at counts 1, 2, 4, 8, ...; consecutive ones always.
         if self.total & (self.total - 1) == 0 or self.in_a_row > 1:
             what = "the update was" if spoiled else f"{skipped:.0f} of its steps were"
             so_far = f" (update number {self.total} of this kind)" if self.total > 1 else ""

@@ -110,6 +110,6 @@ def _require_copies(env: Any, share: range, config: TrainConfig, ranks: Ranks) -
 
 def _threads_for(config: TrainConfig, num_envs: int) -> int:
     """One thread for small networks and minibatches, where handing work around costs more than it saves."""
-    sequences = num_envs * config.num_steps // config.minibatches
-    work = sequences * config.hidden_size**2  # multiplications of a recurrent product per minibatch, up to a constant
+    steps = num_envs * config.num_steps // config.minibatches
+    work = steps * config.hidden_size**2  # multiplications of a recurrent product per minibatch, up to a constant
     return 1 if work < 2**28 else torch.get_num_threads()

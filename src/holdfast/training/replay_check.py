@@ -31,7 +31,7 @@ class ReplayGap(NamedTuple):
     b: int
 
 
-class TrainingLeg(NamedTuple):
+class Replayer(NamedTuple):
     """How a segment is trained on: which policy, in chunks of `bptt`, in which precision."""
 
     policy: RecurrentPolicy
@@ -63,8 +63,8 @@ def tolerance(device: torch.device, half_precision: bool) -> float:
 def measure(
     policy: RecurrentPolicy, segment: Segment, autocast: torch.dtype | None = None, bptt: int | None = None
 ) -> ReplayGap:
-    """Recompute the stored log-probabilities and values with the present weights."""
-    return _largest(TrainingLeg(policy, bptt, autocast).difference(segment))
+    """Recompute the stored log-probabilities and values with the current weights."""
+    return _largest(Replayer(policy, bptt, autocast).difference(segment))
 
 
 def check(
@@ -72,11 +72,10 @@ def check(
     segment: Segment,
     autocast: torch.dtype | None = None,
     bptt: int | None = None,
-    allowed: float | None = None,
 ) -> float:
     """The gap; above ten times the tolerance a `ReplayError` that explains it."""
-    allowed = tolerance(segment.resets.device, autocast is not None) if allowed is None else allowed
-    leg = TrainingLeg(policy, bptt, autocast)
+    allowed = tolerance(segment.resets.device, autocast is not None)
+    leg = Replayer(policy, bptt, autocast)
     gap = _largest(leg.difference(segment))
     if gap.size <= 10 * allowed:  # NaN fails this too
         return gap.size
@@ -104,14 +103,14 @@ def _boundary(segment: Segment, gap: ReplayGap) -> str:
         return "No episode begins in that environment's sequence, so the start state is the first suspect."
     nearest = min(starts, key=lambda t: abs(t - gap.t))
     side = "before" if nearest < gap.t else "after"
-    when = "at that very step" if nearest == gap.t else f"{abs(gap.t - nearest)} steps {side} it"
+    when = "at that step" if nearest == gap.t else f"{abs(gap.t - nearest)} steps {side} it"
     return f"The nearest episode start is at t={nearest}, {when}."
 
 
 # --- why ---------------------------------------------------------------------------------------------------------
 
 
-def _cause(leg: TrainingLeg, segment: Segment, limit: float) -> str:
+def _cause(leg: Replayer, segment: Segment, limit: float) -> str:
     layers = _refused_layers(leg.policy)
     if layers:
         return layers
@@ -177,7 +176,7 @@ def _other_resets(segment: Segment) -> list[tuple[str, Tensor]]:
     return [(words, other) for words, other in found if not torch.equal(other[1:], resets[1:])]
 
 
-def _explains(leg: TrainingLeg, segment: Segment, resets: Tensor, limit: float) -> bool:
+def _explains(leg: Replayer, segment: Segment, resets: Tensor, limit: float) -> bool:
     """Whether these resets explain the rollout. The reset of step 0 is unknown, so each environment may have either; so is
     that of the last step, which is left out."""
     begins, goes_on = resets.clone(), resets.clone()
@@ -186,7 +185,7 @@ def _explains(leg: TrainingLeg, segment: Segment, resets: Tensor, limit: float) 
     return bool(worst) and bool((torch.minimum(*worst) <= limit).all())
 
 
-def _only_before_first_reset(leg: TrainingLeg, segment: Segment, present: Tensor, limit: float) -> bool:
+def _only_before_first_reset(leg: Replayer, segment: Segment, present: Tensor, limit: float) -> bool:
     length = leg.bptt or segment.num_steps
     begun = segment.resets.unflatten(0, (-1, length)).cumsum(1).flatten(0, 1) > 0  # [T, B]
     return bool((present[begun] <= limit).all()) and bool(begun.any())

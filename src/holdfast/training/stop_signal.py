@@ -25,12 +25,13 @@ class StopSignal:
         """Whether any rank has a reason to stop; all ranks then have it."""
         mine = 0 if self.reason is None else 1 + REASONS.index(self.reason)
         found = int(max(number for (number,) in ranks.all_gather([float(mine)], device)))
-        self.reason = REASONS[found - 1] if found else None
-        return self.reason is not None
+        if found:  # else a Ctrl-C during the exchange is kept for the next one
+            self.reason = REASONS[found - 1]
+        return found > 0
 
     @contextmanager
     def on_ctrl_c(self, notify: Callable[[str], None]) -> Iterator[None]:
-        """Ctrl-C stops after the present update, a second one at once."""
+        """Ctrl-C stops after the current update, a second one at once."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return

@@ -39,7 +39,7 @@ def memory_metrics(state: State, resets: Tensor) -> dict[str, float]:
 
 @torch.no_grad()
 def staleness(stored: State, recomputed: State) -> float:
-    """How far stored states are from what the present weights give: RMS of the difference over that of the state."""
+    """How far stored states are from what the current weights give: RMS of the difference over that of the state."""
     new = named_leaves(recomputed)
     pairs = [(leaf, new[name]) for name, leaf in named_leaves(stored).items() if leaf.is_floating_point()]
     if not pairs:
@@ -64,7 +64,7 @@ class Warnings:
             found.append(
                 (
                     "saturation",
-                    f"{saturation:.0%} of the memory's units are saturated (|h| > {SATURATED}): gradients hardly pass. "
+                    f"{saturation:.0%} of the memory's units are saturated (|h| > {SATURATED}): gradients barely pass. "
                     "Try a lower learning rate, normalize_obs, or a smaller max_grad_norm.",
                 )
             )
@@ -76,7 +76,7 @@ class Warnings:
             found.append(
                 (
                     "entropy",
-                    f"the policy has all but stopped exploring (entropy {entropy:.3f} of {self.max_entropy:.2f}) in "
+                    f"the policy has almost stopped exploring (entropy {entropy:.3f} of {self.max_entropy:.2f}) in "
                     "the first fifth of the run. Raise entropy_coef or lower learning_rate.",
                 )
             )

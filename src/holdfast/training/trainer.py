@@ -3,7 +3,7 @@
     result = hf.Trainer(hf.TrainConfig.preset("repeat-previous-easy")).run()
 
 `parts.py` builds what a run consists of, `iteration.py` is one rollout and its update, `runs/folder.py` keeps the
-checkpoints, `run_state.py` knows what is in them. This file decides when what happens.
+checkpoints, `run_state.py` knows what is in them. This file decides the order of events.
 """
 
 from __future__ import annotations
@@ -131,6 +131,8 @@ class Trainer:
         row, segment = self._iteration.run()
         if self.engines["update"] != expected:
             self._notify_of_update(f"update: {self.engines['update']}")
+            if self.ranks.leads:
+                self.folder.record_engines(self.engines)
         self._evaluate_if_due(row)
         self._run_hooks("on_update_end", row)
         if self.progress.reached(self.config.stop_at):
@@ -172,7 +174,7 @@ class Trainer:
 
     def _result(self) -> TrainResult:
         if self.eval_env is None and not self.parts.env_from_config:
-            self.eval_env = self.env  # training is over, and saved: it may be used up
+            self.eval_env = self.env  # training is done, so evaluation may use it
         final = self.evaluate(self.config.final_eval_episodes)
         return TrainResult(
             mean_return=final.mean_return,
@@ -231,11 +233,15 @@ class Trainer:
         return display
 
     def _close(self) -> None:
-        self._run_hooks("on_run_end")
-        if self.log is not None and (elsewhere := self.log.close()) is not None:
-            self._notify_of_update(f"rows of the log that the run's folder could not take are in {elsewhere}")
-        if self.display is not None:
-            self.display.close()
+        reason = self.stop_signal.reason
+        try:
+            self._run_hooks("on_run_end")
+        finally:
+            self.stop_signal.reason = reason  # the run is over: nothing is left to stop
+            if self.log is not None and (elsewhere := self.log.close()) is not None:
+                self._notify_of_update(f"rows of the log that the run's folder could not take are in {elsewhere}")
+            if self.display is not None:
+                self.display.close()
 
     def notify(self, text: str) -> None:
         """Show the user a line: in the display, or from the other ranks with their number."""
@@ -253,7 +259,7 @@ class Trainer:
         for callback in self.callbacks:
             method = getattr(callback, hook, None)
             if method is not None and method(self, *arguments) is False:
-                self.stop_signal.reason = "callback"
+                self.stop_signal.reason = self.stop_signal.reason or "callback"
 
     # --- saving and resuming -----------------------------------------------------------------------------------------
 
