@@ -42,12 +42,16 @@ def test_a_thousand_steps_with_gradients_enabled_and_ten_backward_passes_leave_n
     start = policy.initial_state(ENVS)
     steps(100)
     train(2)
-    tensors, memory = live_tensors(), rss()
-    steps(1000)
-    assert all(leaf.grad_fn is None and not leaf.requires_grad for leaf in driver.carried())
-    train(10)
-    assert live_tensors() == tensors
-    assert rss() - memory < 4 * 2**20, "the process grew"
+    tensors, growth = live_tensors(), []
+    while len(growth) < 3 and (not growth or growth[-1] >= 4 * 2**20):
+        memory = rss()
+        steps(1000)
+        assert all(leaf.grad_fn is None and not leaf.requires_grad for leaf in driver.carried())
+        train(10)
+        assert live_tensors() == tensors
+        growth.append(rss() - memory)
+    # What leaks grows every time; an allocator that other tests left in pieces grows once.
+    assert growth[-1] < 4 * 2**20, f"the process grew every time: {growth}"
     assert all(torch.isfinite(p.grad).all() for p in policy.parameters())
 
 

@@ -68,8 +68,6 @@ class VectorEnvAdapter:
         self.env, self.device, self.inputs = env, torch.device(device), tuple(inputs)
         self.mode = autoreset_mode(env)
         self.num_envs: int = env.num_envs
-        self.env_action_space = env.single_action_space
-        self.observation_space = input_space(env.single_observation_space, env.single_action_space, self.inputs)
         self.action_space = env.single_action_space
         self.has_dummy_steps = self.mode == AutoresetMode.NEXT_STEP
         self._mask_method = _mask_method(env)
@@ -119,7 +117,7 @@ class VectorEnvAdapter:
 
     def to_env(self, action: Tensor) -> Any:
         """The action as the environment takes it: clipped to its Box, numpy unless it returns tensors."""
-        space = self.env_action_space
+        space = self.action_space
         if isinstance(space, spaces.Box):
             low = torch.as_tensor(space.low, device=action.device)
             action = action.clamp(low, torch.as_tensor(space.high, device=action.device))
