@@ -68,6 +68,7 @@ class VectorEnvAdapter:
         self.env, self.device, self.inputs = env, torch.device(device), tuple(inputs)
         self.mode = autoreset_mode(env)
         self.num_envs: int = env.num_envs
+        self.observation_space = input_space(env.single_observation_space, env.single_action_space, self.inputs)
         self.action_space = env.single_action_space
         self.has_dummy_steps = self.mode == AutoresetMode.NEXT_STEP
         self._mask_method = _mask_method(env)
