@@ -1,4 +1,7 @@
-"""One row of metrics from the rows of all ranks, and the episodes of all ranks; every rank gets the same."""
+"""One row of metrics from the rows of all ranks, and the episodes of all ranks; every rank gets the same.
+
+Metrics are computed in `training/iteration.py` and `training/telemetry.py`; here the numbers of ranks are combined.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """The environments that come with Holdfast: ids, descriptions, and registration with gymnasium.
 
-Importing this module imports neither torch nor `gymnasium.vector`. The environments themselves are one file each.
+Importing this module imports neither torch nor `gymnasium.vector`. The environments themselves are one file each; to
+write one, start at `base.py`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Metrics of a run's memory (`memory/*`), and warnings for when "the RNN does not learn".
 
-One device-to-host copy per update. Nothing here changes the run.
+One device-to-host copy per update. Nothing here changes the run. The whole row of metrics is built in `iteration.py`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The reset rule of the reference."""
+"""The reset rule of the reference kernels. `cores/gated.py` turns a reset mode into the arguments of the fast ones."""
 
 from __future__ import annotations
 
