@@ -95,6 +95,14 @@ class TrainConfig:
     """Running normalization of float observations; frozen during rollout and update."""
     normalize_reward: bool = False
     """Divide rewards by the running standard deviation of returns; frozen during rollout and update."""
+    normalize_value: bool = False
+    """Let the critic learn values of mean 0 and deviation 1, so that the size of rewards does not matter."""
+    scale_actions: bool = False
+    """Box actions: mean and deviation of the policy are in units of half the distance between the bounds."""
+    initial_std: float = 1.0
+    """Box actions: the policy's standard deviation at the start."""
+    noise_correlation: float = 0.0
+    """Box actions: correlation of the exploration noise from one step to the next; 0: white noise."""
     refresh_states: bool = False
     """Recompute the start states of sequences before each epoch after the first (with bptt)."""
     max_bad_updates: int = 10

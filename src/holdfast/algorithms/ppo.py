@@ -19,6 +19,7 @@ from holdfast.config import TrainConfig
 from holdfast.distributed.ranks import ALONE, Ranks
 from holdfast.policies.base import RecurrentPolicy
 from holdfast.policies.precision import autocast, autocast_dtype
+from holdfast.policies.value_scale import ValueScale
 from holdfast.rollout.segment import Segment
 from holdfast.spans import span
 from holdfast.state import State, tree_map
@@ -53,7 +54,10 @@ class PPOTerms(NamedTuple):
 def clipped_objective(
     log_prob: Tensor, entropy: Tensor, value: Tensor, old: Segment, settings: LossSettings, all_valid: bool = False
 ) -> PPOTerms:
-    """PPO's loss on what the policy says now, [T, B] each, against what the rollout stored in `old`."""
+    """PPO's loss on what the policy says now, [T, B] each, against what the rollout stored in `old`.
+
+    Values and returns are in units of the loss: those of the rewards, or normalized (`in_loss_units`).
+    """
     clip, clip_value, entropy_coef, value_coef = settings
     old_log_prob, old_value, advantage, returns = old.log_prob, old.value, old.advantage, old.returns
     if not all_valid:  # dummy steps may hold anything: zeros in their place add nothing below
@@ -90,11 +94,13 @@ def ppo_terms(
     *,
     settings: LossSettings | None = None,
     all_valid: bool = False,
+    value_scale: ValueScale | None = None,
     objective: Objective = clipped_objective,
     **coefficients: Any,
 ) -> PPOTerms:
     """The clipped objective of a policy on a segment, with its parts.
 
+    The segment's values and returns are in units of the loss (`in_loss_units`), and value_scale converts the policy's.
     settings: or its fields as `coefficients`, not both. all_valid: no step needs masking out. objective: another implementation of
     `clipped_objective`.
     """
@@ -102,7 +108,18 @@ def ppo_terms(
     if settings is not None and coefficients:
         raise TypeError(f"pass settings= or {', '.join(coefficients)}, not both")
     settings = settings or LossSettings(**coefficients)
-    return objective(new.log_prob.float(), new.entropy.float(), new.value.float(), segment, settings, all_valid)
+    value = new.value.float()
+    if value_scale is not None:
+        value = value_scale.to_loss_units(value)
+    return objective(new.log_prob.float(), new.entropy.float(), value, segment, settings, all_valid)
+
+
+def in_loss_units(segment: Segment, value_scale: ValueScale | None) -> Segment:
+    """A copy whose values and returns are normalized as the critic learns them; as it is without a `value_scale`."""
+    if value_scale is None:
+        return segment
+    value, returns = value_scale.to_loss_units(segment.value), value_scale.to_loss_units(segment.returns)
+    return replace(segment, value=value, returns=returns)
 
 
 def normalize_advantage(segment: Segment, ranks: Ranks = ALONE) -> Segment:
@@ -171,11 +188,14 @@ class PPO:
         rate = self._set_learning_rate(progress)
         if config.normalize_advantage:
             segment = normalize_advantage(segment, self.ranks)
-        batch = segment.as_sequences(config.bptt)
+        if self.policy.value_scale is not None:
+            with span("value statistics"):
+                self._move_value_scale(segment, all_valid)
+        batch = in_loss_units(segment, self.policy.value_scale).as_sequences(config.bptt)
         engine = self.engine_for(batch, all_valid)
         sums, count = torch.zeros(len(MinibatchMetrics._fields), device=device), 0
         for epoch in range(config.epochs):
-            if config.refresh_states and epoch > 0 and batch is not segment:
+            if config.refresh_states and epoch > 0 and config.sequences_per_env > 1:
                 batch.start_state = self.refreshed_starts(segment)
                 engine.load(batch)
             before, count_before = sums.clone(), count
@@ -193,6 +213,10 @@ class PPO:
             "train/learning_rate": rate,
             "train/epochs": float(epoch + 1),
         }
+
+    def _move_value_scale(self, segment: Segment, all_valid: bool) -> None:
+        returns = segment.returns.flatten() if all_valid else segment.returns[segment.valid]
+        self.policy.update_value_scale(returns, self.ranks)
 
     def learning_rate(self, progress: float) -> float:
         """At a fraction of the run."""

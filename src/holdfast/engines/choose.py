@@ -67,6 +67,7 @@ def make_collector(
         bptt=config.bptt,
         inputs=config.inputs,
         autocast=autocast_dtype(config.precision),
+        noise_correlation=config.noise_correlation,
         seed=seed,
     )
     return collector, choice

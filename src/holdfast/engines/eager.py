@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from holdfast.algorithms.ppo import LossSettings, PPOTerms, normalize_advantage, ppo_terms
+from holdfast.algorithms.ppo import LossSettings, PPOTerms, in_loss_units, normalize_advantage, ppo_terms
 from holdfast.engines.minibatch import Minibatches
 from holdfast.engines.objective import fused_objective
 from holdfast.engines.ranks import average_gradient
@@ -21,7 +21,9 @@ def ppo_loss(policy: RecurrentPolicy, segment: Segment, **options: Any) -> Tenso
 
     loss = hf.ppo_loss(policy, segment); loss.backward()
     """
-    return ppo_terms(policy, normalize_advantage(segment), objective=fused_objective, **options).loss
+    scale = policy.value_scale
+    segment = in_loss_units(normalize_advantage(segment), scale)
+    return ppo_terms(policy, segment, value_scale=scale, objective=fused_objective, **options).loss
 
 
 class AutogradMinibatches(Minibatches):
@@ -42,7 +44,14 @@ class AutogradMinibatches(Minibatches):
         settings = LossSettings.from_config(self.config)
         with span("forward"), autocast(part.resets.device, autocast_dtype(self.config.precision)):
             leg = self.ddp_policy or self.policy
-            terms = ppo_terms(leg, part, settings=settings, all_valid=self.all_valid, objective=fused_objective)
+            terms = ppo_terms(
+                leg,
+                part,
+                settings=settings,
+                all_valid=self.all_valid,
+                value_scale=self.policy.value_scale,
+                objective=fused_objective,
+            )
         self.optimizer.zero_grad(set_to_none=True)
         # 1 + 0 * loss: a loss that is not finite makes its gradients so, on every rank, and the step is skipped.
         (terms.loss * (share * (1 + 0 * terms.loss.detach()))).backward()

@@ -60,8 +60,10 @@ class GraphCollector(Collector):
         copy_into(self._inputs, self._present())
         with span("policy, environment, GAE (one CUDA graph)"):
             self._graph.replay()
-        rows, last, state = self._outputs
+        rows, last, state, noise = self._outputs
         adapter.obs, adapter.resets, env.state = last
+        if self.noise is not None:
+            self.noise.value = noise
         self.memory.put(state_ops.clone(state), None)
         returns, lengths = self.finished_episodes(
             rows["rewards"], rows["terminated"] | rows["truncated"], rows["valid"]
@@ -83,6 +85,7 @@ class GraphCollector(Collector):
             self.adapter.resets,
             self.memory.take(self.adapter.num_envs)[0],
             self.adapter.env.state,
+            () if self.noise is None else self.noise.value,
         )
 
     def _capture(self) -> None:
@@ -100,10 +103,10 @@ class GraphCollector(Collector):
             self._outputs = self._roll(self.steps)
         self._graph = graph
 
-    def _roll(self, steps: int) -> tuple[dict[str, Any], tuple[Any, Tensor, Any], State]:
+    def _roll(self, steps: int) -> tuple[dict[str, Any], tuple[Any, Tensor, Any], State, Any]:
         """All that a rollout does, as a function of `self._inputs`; nothing here looks at a number."""
         policy, env, adapter = self.policy, self.adapter.env, self.adapter
-        obs, resets, state, env_state = self._inputs
+        obs, resets, state, env_state, noise = self._inputs
         names = ("obs", "actions", "resets", "rewards", "log_prob", "value", "terminated", "truncated", "valid")
         rows: dict[str, list[Any]] = {name: [] for name in names}
         self._chunk_states = []
@@ -113,7 +116,11 @@ class GraphCollector(Collector):
                 if t % self.bptt == 0:
                     self._chunk_states.append(state_ops.clone(state))
                 dist, value, state = policy.step(obs, state, resets)
-                action = dist.sample()
+                if self.noise is None:
+                    action = dist.sample()
+                else:
+                    noise = self.noise.draw(noise, resets)
+                    action = dist.sample(noise)
                 step = env.transition(env_state, adapter.to_env(action), env.draw())
                 log_prob, valid = dist.log_prob(action).float(), torch.ones_like(resets)
                 parts = (
@@ -137,4 +144,4 @@ class GraphCollector(Collector):
         stacked["advantage"], stacked["returns"] = self.advantages(
             stacked, last, torch.stack(finals) if finals else None
         )
-        return stacked, (obs, resets, env_state), state
+        return stacked, (obs, resets, env_state), state, noise

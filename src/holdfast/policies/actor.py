@@ -22,7 +22,7 @@ from holdfast.state import State, leaves, tree_map
 class Actor(RecurrentPolicy):
     """Acts from observations of one gymnasium space with actions of another. The caller sets the parts below.
 
-    inputs: the features of the trunk that the core reads; None: all. mask_parents: as in `ActorCritic`.
+    inputs: the features of the trunk that the core reads; None: all. mask_parents, scale_actions: as in `ActorCritic`.
     """
 
     encoder: nn.Module
@@ -30,6 +30,8 @@ class Actor(RecurrentPolicy):
     actor_head: nn.Module
     actor: nn.Module
     log_std: nn.Parameter  # Box actions only
+    action_center: Tensor  # [num_outputs], Box actions with scale_actions only
+    action_half_range: Tensor  # likewise
 
     def __init__(
         self,
@@ -38,10 +40,16 @@ class Actor(RecurrentPolicy):
         action_space: spaces.Space[Any],
         mask_parents: dict[int, int] | None = None,
         inputs: slice | None = None,
+        scale_actions: bool = False,
     ) -> None:
         super().__init__(core)
         self.observation_space, self.action_space = observation_space, action_space
         self.mask_parents, self.inputs = mask_parents, inputs
+        self.scale_actions = scale_actions and isinstance(action_space, spaces.Box)
+        if self.scale_actions:
+            center, half_range = _center_and_half_range(action_space)  # type: ignore[arg-type]
+            self.register_buffer("action_center", center, persistent=False)
+            self.register_buffer("action_half_range", half_range, persistent=False)
 
     def encode(self, obs: Any) -> Tensor:
         features = self.trunk(self.encoder(obs).to(self.actor.weight.dtype))
@@ -62,7 +70,11 @@ class Actor(RecurrentPolicy):
             return heads.Bernoulli(out, mask)
         if mask is not None:
             raise ValueError("Box actions take no action mask")
-        return heads.Gaussian(out, self.log_std.float(), space.shape)
+        log_std = self.log_std.float()
+        if self.scale_actions:  # in units of the action space's bounds
+            out = self.action_center + self.action_half_range * out
+            log_std = log_std + self.action_half_range.log()
+        return heads.Gaussian(out, log_std, space.shape)
 
     @torch.no_grad()
     def predict(
@@ -97,6 +109,15 @@ def num_outputs(space: spaces.Space[Any]) -> int:
     if isinstance(space, spaces.Box):
         return int(torch.Size(space.shape).numel())
     raise ValueError(f"no action head for {space}; Discrete, MultiDiscrete, MultiBinary and Box are supported")
+
+
+def _center_and_half_range(space: spaces.Box) -> tuple[Tensor, Tensor]:
+    """The middle of each action's bounds and the distance to them; 0 and 1 where there are no bounds."""
+    low, high = (torch.as_tensor(bound, dtype=torch.float64).flatten() for bound in (space.low, space.high))
+    bounded = low.isfinite() & high.isfinite() & (high > low)
+    center = torch.where(bounded, low / 2 + high / 2, 0.0)
+    half_range = torch.where(bounded, high / 2 - low / 2, 1.0)
+    return center.float(), half_range.float()
 
 
 def _first_space(space: spaces.Space[Any]) -> spaces.Space[Any]:

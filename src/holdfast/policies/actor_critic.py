@@ -8,8 +8,9 @@ adds the critic.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from gymnasium import spaces
@@ -18,11 +19,10 @@ from torch import Tensor, nn
 from holdfast.cores import Core, Parallel
 from holdfast.cores.chrono import chrono_init_
 from holdfast.cores.named import CORES, make_core
+from holdfast.distributed.ranks import ALONE, Ranks
 from holdfast.policies import encoders
 from holdfast.policies.actor import Actor, num_outputs
-
-if TYPE_CHECKING:
-    from holdfast.distributed.ranks import Ranks
+from holdfast.policies.value_scale import ValueScale
 
 __all__ = ["CORES", "ActorCritic", "chrono_init_", "make_core"]
 
@@ -34,8 +34,10 @@ class ActorCritic(Actor):
     second core for the critic), "none" (the critic sees the encoded observation only). encoder_sizes: layers before the
     core, (hidden_size,) by default. head_sizes: layers between core and output, in actor and critic each. mask_parents:
     {j: i} when the mask of action head j depends on head i's choice. normalize_obs: running normalization of float
-    observations; statistics change only in `update_normalizer`. memory_span: start with gates that remember for up to
-    about so many steps.
+    observations; statistics change only in `update_normalizer`. normalize_value: the critic learns values of mean 0 and
+    deviation 1 (`value_scale.py`); what the policy returns stays in reward units. memory_span: start with gates that
+    remember for up to about so many steps. Box actions: initial_std is the deviation at the start, and with scale_actions
+    mean and deviation are in units of the bounds (half their distance).
     """
 
     def __init__(
@@ -52,22 +54,28 @@ class ActorCritic(Actor):
         head_sizes: Sequence[int] = (),
         activation: str = "tanh",
         normalize_obs: bool = False,
+        normalize_value: bool = False,
         memory_span: int | None = None,
         mask_parents: dict[int, int] | None = None,
+        scale_actions: bool = False,
+        initial_std: float = 1.0,
     ) -> None:
         # The order in which parts are made and set is part of what a seed and a checkpoint mean.
         encoder = encoders.for_space(observation_space, normalize_obs)
         sizes = (hidden_size,) if encoder_sizes is None else tuple(encoder_sizes)
         trunk, features = encoders.mlp(encoder.size, sizes, activation)  # type: ignore[arg-type]
         whole = _make_cores(core, critic_core, features, hidden_size, num_layers, reset)
-        super().__init__(whole, observation_space, action_space, mask_parents)
+        super().__init__(whole, observation_space, action_space, mask_parents, scale_actions=scale_actions)
         if memory_span is not None:
             chrono_init_(whole, memory_span)
         self.encoder, self.trunk = encoder, trunk
         self._slices = _actor_and_critic_slices(whole)
-        self._make_heads(head_sizes, activation)
+        self._make_heads(head_sizes, activation, initial_std)
+        if normalize_value:
+            self.value_scale = ValueScale()
+            nn.init.zeros_(self.critic.weight)  # type: ignore[arg-type]
 
-    def _make_heads(self, head_sizes: Sequence[int], activation: str) -> None:
+    def _make_heads(self, head_sizes: Sequence[int], activation: str, initial_std: float) -> None:
         whole = slice(0, self.core.output_size)
         widths = [part.stop - part.start for part in self._slices or (whole, whole)]
         self.actor_head, a = encoders.mlp(widths[0], head_sizes, activation)
@@ -76,11 +84,13 @@ class ActorCritic(Actor):
         self.actor = encoders.orthogonal(nn.Linear(a, outputs), 0.01)
         self.critic = encoders.orthogonal(nn.Linear(c, 1), 1.0)
         if isinstance(self.action_space, spaces.Box):
-            self.log_std = nn.Parameter(torch.zeros(outputs))
+            self.log_std = nn.Parameter(torch.full((outputs,), math.log(initial_std)))
 
     def decode(self, features: Tensor, action_mask: Any = None) -> tuple[Any, Tensor]:
         for_actor, for_critic = self._parts(features)
         value = self.critic(self.critic_head(for_critic)).squeeze(-1)
+        if self.value_scale is not None:
+            value = self.value_scale.to_reward_units(value.float())
         return self.distribution(self.actor(self.actor_head(for_actor)), action_mask), value
 
     def _parts(self, features: Tensor) -> tuple[Tensor, Tensor]:
@@ -98,7 +108,7 @@ class ActorCritic(Actor):
         core, inputs = self.core, None
         if self._slices is not None and isinstance(core, Parallel):
             core, inputs = core.cores["actor"], core.inputs.get("actor")  # type: ignore[assignment]
-        actor = Actor(core, self.observation_space, self.action_space, self.mask_parents, inputs)
+        actor = Actor(core, self.observation_space, self.action_space, self.mask_parents, inputs, self.scale_actions)
         for name in ("encoder", "trunk", "actor_head", "actor", "log_std"):
             if hasattr(self, name):
                 setattr(actor, name, getattr(self, name))
@@ -112,6 +122,11 @@ class ActorCritic(Actor):
         """
         for encoder, leaf in _normalizing_encoders(self.encoder, obs):
             encoder.update(leaf, ranks)
+
+    def update_value_scale(self, returns: Tensor, ranks: Ranks = ALONE) -> None:
+        """Move the statistics of values with a rollout's returns [N], those of all `ranks`; values stay as they are."""
+        if self.value_scale is not None:
+            self.value_scale.move(*ranks.moments(returns), self.critic)  # type: ignore[arg-type]
 
     @property
     def normalizes(self) -> bool:

@@ -21,6 +21,7 @@ from holdfast import state as state_ops
 from holdfast.checks import is_debug, rows_are
 from holdfast.cores.base import Core
 from holdfast.memory import EnvIds, Memory
+from holdfast.policies.value_scale import ValueScale
 from holdfast.state import State, leaves, map_tensors, tree_map
 
 
@@ -59,6 +60,7 @@ class RecurrentPolicy(nn.Module):
             raise TypeError(f"core must be a holdfast core (hf.LSTM, hf.GRU, ...), got a {type(core).__name__}")
         self.core = core
         self.memory = Memory(core)
+        self.value_scale: ValueScale | None = None  # a critic that learns normalized values has one
         self.decode_takes_mask = "action_mask" in inspect.signature(self.decode).parameters
 
     # --- what users write -------------------------------------------------------------------------------------------
@@ -116,10 +118,12 @@ class RecurrentPolicy(nn.Module):
         memory: Memory | None = None,
         action_mask: Any = None,
         deterministic: bool = False,
+        noise: Tensor | None = None,
     ) -> Step:
         """One step of B environments: read memory, reset, act, write memory. numpy in, numpy out.
 
         `resets[b]` is True when `obs[b]` is the first observation of an episode. `env_ids=None` means ids 0..B-1.
+        noise: for Box actions, standard normal numbers [B, n] to sample with; None: drawn here.
         """
         first = leaves(obs)[0]
         batch = first.shape[0]
@@ -128,7 +132,7 @@ class RecurrentPolicy(nn.Module):
             memory.expect(batch, env_ids)
         state, rows = memory.take(batch, env_ids)
         dist, value, state = self._step_of_rows(obs, state, resets, action_mask, rows)
-        action = dist.mode if deterministic else dist.sample()
+        action = dist.mode if deterministic else dist.sample() if noise is None else dist.sample(noise)
         log_prob = dist.log_prob(action)
         _check_batch_shape(log_prob, batch)
         memory.put(state, rows)  # last, so that an error above leaves memory as it was

@@ -227,8 +227,10 @@ class Gaussian:
         self.mean, self.log_std = mean, log_std.expand_as(mean)
         self.shape = tuple(mean.shape[1:]) if shape is None else tuple(shape)
 
-    def sample(self) -> Tensor:
-        return (self.mean + self.log_std.exp() * torch.randn_like(self.mean)).view(-1, *self.shape)
+    def sample(self, noise: Tensor | None = None) -> Tensor:
+        """noise: standard normal numbers [N, n] to use; None: drawn here."""
+        noise = torch.randn_like(self.mean) if noise is None else noise
+        return (self.mean + self.log_std.exp() * noise).view(-1, *self.shape)
 
     @property
     def mode(self) -> Tensor:

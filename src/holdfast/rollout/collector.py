@@ -15,12 +15,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+from gymnasium import spaces
 from torch import Tensor
 
 from holdfast.memory import Memory
 from holdfast.policies.base import RecurrentPolicy
 from holdfast.policies.precision import autocast
 from holdfast.rollout.advantages import gae
+from holdfast.rollout.exploration import CorrelatedNoise
 from holdfast.rollout.segment import Segment
 from holdfast.spans import span
 from holdfast.state import State, tree_map
@@ -30,7 +32,8 @@ class Collector:
     """Rolls a policy through an environment, a segment at a time.
 
     bptt: length of the training chunks whose start states are kept (None: the whole segment). reward_scale: rewards are
-    multiplied by it before advantages are formed; `segment.rewards` stay raw.
+    multiplied by it before advantages are formed; `segment.rewards` stay raw. noise_correlation: of the exploration noise
+    from step to step, Box actions only (`exploration.py`).
     """
 
     def __init__(
@@ -45,6 +48,7 @@ class Collector:
         memory: Memory | None = None,
         inputs: tuple[str, ...] = ("obs",),
         autocast: torch.dtype | None = None,
+        noise_correlation: float = 0.0,
         seed: int | None = None,
     ) -> None:
         from holdfast.rollout.vector_env import VectorEnvAdapter  # imports gymnasium
@@ -60,8 +64,16 @@ class Collector:
         self.autocast = autocast
         self.seed = seed
         self.reward_scale = 1.0
+        self.noise = self._make_noise(noise_correlation)
         self.started = False
         self._forget_open_episodes()
+
+    def _make_noise(self, correlation: float) -> CorrelatedNoise | None:
+        space = self.adapter.env.single_action_space
+        if correlation == 0.0 or not isinstance(space, spaces.Box):
+            return None
+        actions = int(torch.Size(space.shape).numel())
+        return CorrelatedNoise(self.adapter.num_envs, actions, correlation, self.adapter.device)
 
     def start(self) -> None:
         """Begin new episodes everywhere, with fresh memory."""
@@ -85,6 +97,7 @@ class Collector:
         if not self.started:
             self.start()
         adapter, policy, memory, clock = self.adapter, self.policy, self.memory, time.perf_counter
+        noise = self.noise
         rows: dict[str, list[Any]] = {name: [] for name in Segment.TIMED if name not in ("advantage", "returns")}
         chunk_states: list[State] = []
         final_values: dict[int, Tensor] = {}
@@ -94,7 +107,10 @@ class Collector:
             if t % self.bptt == 0:
                 chunk_states.append(memory.take(adapter.num_envs)[0])
             with span("policy"), autocast(adapter.device, self.autocast):
-                step = policy.act(adapter.obs, adapter.resets, memory=memory, action_mask=adapter.action_mask)
+                options = {} if noise is None else {"noise": noise.advance(adapter.resets)}
+                step = policy.act(
+                    adapter.obs, adapter.resets, memory=memory, action_mask=adapter.action_mask, **options
+                )
             for name in ("obs", "resets", "valid", "action_mask"):
                 rows[name].append(getattr(adapter, name))
             rows["actions"].append(step.action)
@@ -207,6 +223,7 @@ class Collector:
             "memory": self.memory.state_dict(),
             "open_return": self._open_return.to("cpu", copy=True),
             "open_length": self._open_length.to("cpu", copy=True),
+            **({} if self.noise is None else {"noise": self.noise.value.to("cpu", copy=True)}),
         }
 
     def load_state_dict(self, d: dict[str, Any]) -> bool:
@@ -219,6 +236,8 @@ class Collector:
         self.memory.load_state_dict(d["memory"])
         self._open_return = d["open_return"].to(self.adapter.device, copy=True)
         self._open_length = d["open_length"].to(self.adapter.device, copy=True)
+        if self.noise is not None and "noise" in d:
+            self.noise.value = d["noise"].to(self.adapter.device, copy=True)
         self.started = True
         return True
 

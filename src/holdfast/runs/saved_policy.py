@@ -57,5 +57,8 @@ def policy_from(config: TrainConfig, observation_space: Any, action_space: Any) 
         head_sizes=config.head_sizes,
         activation=config.activation,
         normalize_obs=config.normalize_obs,
+        normalize_value=config.normalize_value,
         memory_span=config.memory_span,
+        scale_actions=config.scale_actions,
+        initial_std=config.initial_std,
     )
