@@ -12,6 +12,8 @@ from gymnasium.vector import AutoresetMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import holdfast.envs
+from holdfast.state import leaves, tree_map
+from random_actions import random_actions
 
 ALL_IDS = [row.id for row in holdfast.envs.list_envs()]
 ONE_OF_EACH = [
@@ -19,6 +21,10 @@ ONE_OF_EACH = [
     "holdfast/RepeatFirstEasy-v0",
     "holdfast/PositionOnlyCartPoleEasy-v0",
     "holdfast/TMaze-v0",
+    "holdfast/NoisyPositionOnlyCartPoleEasy-v0",
+    "holdfast/VelocityOnlyCartPoleEasy-v0",
+    "holdfast/MultiarmedBanditEasy-v0",
+    "holdfast/HigherLowerEasy-v0",
 ]
 
 
@@ -28,18 +34,21 @@ def make(env_id, num_envs=6, **kwargs):
     return holdfast.envs.make(env_id, num_envs, **kwargs)
 
 
-def random_actions(env, steps, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(int(env.single_action_space.n), (steps, env.num_envs), generator=generator)
-
-
 def play(env, actions):
     """Everything that the given actions [T, B] return, as one list of tensors."""
     out = []
     for row in actions:
         *results, info = env.step(row)
-        out += [*results, info["final_obs"], info["_final_obs"]]
+        out += leaves([*results, info["final_obs"], info["_final_obs"]])
     return out
+
+
+def as_numpy(obs):
+    return tree_map(lambda o: o.numpy(), obs)
+
+
+def first_row(obs):
+    return tree_map(lambda o: o[0].item() if o.dim() == 1 else o[0].numpy(), obs)
 
 
 def assert_equal(left, right):
@@ -57,12 +66,12 @@ def test_gymnasium_makes_it_and_its_spaces_hold_what_it_returns(env_id):
     assert info == {}
     env.action_space.seed(0)
     for _ in range(60):
-        assert obs.numpy() in env.observation_space
-        assert obs[0].numpy() in env.single_observation_space or obs[0].item() in env.single_observation_space
+        assert as_numpy(obs) in env.observation_space
+        assert first_row(obs) in env.single_observation_space
         obs, rewards, terminated, truncated, info = env.step(env.action_space.sample())
         assert rewards.dtype == torch.float32 and rewards.shape == (5,)
         assert terminated.dtype == truncated.dtype == info["_final_obs"].dtype == torch.bool
-        assert info["final_obs"].numpy() in env.observation_space
+        assert as_numpy(info["final_obs"]) in env.observation_space
 
 
 @pytest.mark.parametrize("env_id", ONE_OF_EACH)
@@ -71,14 +80,15 @@ def test_an_episode_ends_and_the_next_begins_in_the_same_step(env_id):
     env.reset(seed=0)
     first_obs_of_all = {"holdfast/TMaze-v0": {0, 1}}.get(env_id)
     ended = 0
-    for actions in random_actions(env, 120):
+    for actions in random_actions(env, 210):
         obs, _, terminated, truncated, info = env.step(actions)
         done = terminated | truncated
         assert torch.equal(info["_final_obs"], done)
-        assert torch.equal(info["final_obs"][~done], obs[~done])
+        for final, part in zip(leaves(info["final_obs"]), leaves(obs)):
+            assert torch.equal(final[~done], part[~done])
         if first_obs_of_all and done.any():
             assert set(obs[done].argmax(-1).tolist()) <= first_obs_of_all
-        if "CartPole" in env_id and done.any():
+        if "/PositionOnlyCartPole" in env_id and done.any():
             assert obs[done].abs().max() <= 0.05  # a fresh start, in the state as in the observation
             assert env.state["motion"][done].abs().max() <= 0.05
             fell = info["final_obs"][terminated].double().abs() > torch.tensor([2.4, 0.2094])
@@ -107,14 +117,14 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(env_id):
     runs = []
     for seed in (1, 1, 2):
         obs, _ = env.reset(seed=seed)
-        runs.append([obs, *play(env, actions)])
+        runs.append([*leaves(obs), *play(env, actions)])
     assert_equal(runs[0], runs[1])
     assert any(not torch.equal(a, b) for a, b in zip(runs[0], runs[2]))
     # reset() without a seed continues with the same generator: reproducible, but other episodes.
     again = []
     for _ in range(2):
         env.reset(seed=1)
-        again.append([env.reset()[0], *play(env, actions)])
+        again.append([*leaves(env.reset()[0]), *play(env, actions)])
     assert_equal(again[0], again[1])
     assert any(not torch.equal(a, b) for a, b in zip(again[0], runs[0]))
 
@@ -141,7 +151,7 @@ def test_a_restored_environment_continues_bit_for_bit(env_id):
     restored = make(env_id)
     restored.load_state_dict(torch.load(file, weights_only=True))
     assert_equal(play(env, actions[37:]), play(restored, actions[37:]))
-    assert_equal([env.reset()[0]], [restored.reset()[0]])
+    assert_equal(leaves(env.reset()[0]), leaves(restored.reset()[0]))
 
 
 @pytest.mark.parametrize("env_id", ONE_OF_EACH)
@@ -179,12 +189,14 @@ def test_a_state_of_another_environment_is_refused_with_the_difference():
 @pytest.mark.parametrize("env_id", ONE_OF_EACH)
 def test_changing_returned_tensors_does_not_change_the_environment(env_id):
     one, two = make(env_id, seed=0), make(env_id, seed=0)
-    one.reset(), two.reset()[0].zero_()
+    one.reset()
+    for part in leaves(two.reset()[0]):
+        part.zero_()
     for actions in random_actions(one, 60):
         expected = one.step(actions)
         changed = two.step(actions)
-        assert_equal(expected[:4], changed[:4])
-        for tensor in (*changed[:4], *changed[4].values()):
+        assert_equal(leaves(expected[:4]), leaves(changed[:4]))
+        for tensor in leaves(changed):
             tensor.zero_()
 
 
@@ -192,7 +204,8 @@ def test_changing_returned_tensors_does_not_change_the_environment(env_id):
 def test_numpy_actions_have_the_same_effect_as_tensors(env_id):
     one, two = make(env_id, seed=0), make(env_id, seed=0)
     actions = random_actions(one, 10)
-    assert_equal(play(one, actions), play(two, actions.numpy().astype(np.int32)))
+    other = np.float64 if actions.is_floating_point() else np.int32
+    assert_equal(play(one, actions), play(two, actions.numpy().astype(other)))
 
 
 def test_wrong_actions_are_refused_with_what_was_expected():
@@ -231,7 +244,7 @@ class RefusesToWait(TorchDispatchMode):
         assert name not in WAITS, f"{func} waits for the device"
         if name == "index":
             assert all(i is None or i.dtype != torch.bool for i in args[1]), "indexing by a mask waits"
-        assert not name.endswith("_") or name == "uniform_", f"{func} writes in place"
+        assert not name.endswith("_") or name in ("uniform_", "normal_"), f"{func} writes in place"
         return func(*args, **(kwargs or {}))
 
 
@@ -259,7 +272,7 @@ def test_a_transition_compiles_as_one_graph_and_never_again(env_id):
     for actions in random_actions(env, 60):
         draws = env.draw()
         expected, came = env.transition(state, actions, draws), compiled(state, actions, draws)
-        assert_equal(list(expected[1:]), list(came[1:]))
+        assert_equal(leaves(list(expected[1:])), leaves(list(came[1:])))
         state = came.state
     assert len(graphs) == 1
 
@@ -289,6 +302,6 @@ def test_a_gpu_step_never_waits_and_can_be_captured(env_id):
         static_actions.copy_(row)
         static_draws.copy_(draws)
         graph.replay()
-        assert_equal(list(captured[1:]), list(expected[1:]))
+        assert_equal(leaves(list(captured[1:])), leaves(list(expected[1:])))
         for name, leaf in state.items():
             leaf.copy_(captured.state[name])

@@ -8,27 +8,34 @@ import torch
 
 import holdfast.envs
 from holdfast.envs import make
+from random_actions import random_actions
+
+
+def name_of(space):
+    if isinstance(space, gym.spaces.Discrete):
+        return f"Discrete({space.n})"
+    if isinstance(space, gym.spaces.MultiDiscrete):
+        sizes = space.nvec.tolist()
+        several = f"{len(sizes)} x {sizes[0]}" if len(sizes) > 3 else ", ".join(map(str, sizes))
+        return f"MultiDiscrete({several})"
+    if isinstance(space, gym.spaces.Tuple):
+        return f"Tuple({', '.join(map(name_of, space))})"
+    return f"Box({space.shape[0]})"
 
 
 def test_the_list_says_what_the_environments_are():
     for row in holdfast.envs.list_envs():
         env = make(row.id, 2, seed=0)
         spaces = (env.single_observation_space, env.single_action_space)
-        names = [
-            f"Discrete({space.n})" if isinstance(space, gym.spaces.Discrete) else f"Box({space.shape[0]})"
-            for space in spaces
-        ]
-        assert names == [row.observation_space, row.action_space]
+        assert [name_of(space) for space in spaces] == [row.observation_space, row.action_space]
 
 
 @pytest.mark.parametrize("row", holdfast.envs.list_envs(), ids=lambda row: row.id)
 def test_random_actions_return_what_the_list_says(row):
     env = make(row.id, 300, seed=0)
     env.reset()
-    generator = torch.Generator().manual_seed(0)
     total, returns = torch.zeros(300), []
-    for _ in range(900):
-        actions = torch.randint(int(env.single_action_space.n), (300,), generator=generator)
+    for actions in random_actions(env, 900):
         _, rewards, _, _, info = env.step(actions)
         total += rewards
         returns.append(total[info["_final_obs"]])

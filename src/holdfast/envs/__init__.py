@@ -23,6 +23,10 @@ _CLASSES = {
     "PositionOnlyCartPole": "position_only_cartpole",
     "TMaze": "t_maze",
     "VelocityMask": "velocity_mask",
+    "NoisyPositionOnlyCartPole": "popgym.cartpole",
+    "VelocityOnlyCartPole": "popgym.cartpole",
+    "HigherLower": "popgym.higher_lower",
+    "MultiarmedBandit": "popgym.multiarmed_bandit",
 }
 
 __all__ = ["EnvRow", "UnknownEnvError", "list_envs", "make", "register_all", *_CLASSES]

@@ -29,8 +29,9 @@ class Transition(NamedTuple):
     """One step of all B environments. Where an episode ended, the next one has already started."""
 
     state: State
-    obs: Tensor
-    """[B, ...] what the policy sees next. Where an episode ended: the first observation of the new one."""
+    obs: Any
+    """[B, ...] what the policy sees next. Where an episode ended: the first observation of the new one. A tuple of such
+    tensors if the observation space is a Tuple."""
     rewards: Tensor
     """[B] float32."""
     terminated: Tensor
@@ -39,11 +40,11 @@ class Transition(NamedTuple):
     """[B] bool."""
     done: Tensor
     """[B] bool, terminated or truncated."""
-    final_obs: Tensor
+    final_obs: Any
     """[B, ...] where an episode ended: its last observation. Elsewhere: `obs`."""
 
 
-class TorchVectorEnv(VectorEnv[Tensor, Tensor, Tensor]):
+class TorchVectorEnv(VectorEnv[Any, Tensor, Tensor]):
     """`num_envs` copies of one task, in one set of tensors on `device`.
 
     `step` takes actions as a tensor or a numpy array and returns tensors on `device`. `info["final_obs"]` is always
@@ -51,7 +52,7 @@ class TorchVectorEnv(VectorEnv[Tensor, Tensor, Tensor]):
     are checked in numpy arrays only, because reading a tensor may wait for the device.
     """
 
-    settings: dict[str, int]
+    settings: dict[str, Any]
     """The task's parameters. A state saved with other settings is refused."""
     env_dims: ClassVar[dict[str, int]] = {}
     """Which dimension of a part of the state is the environments', where it is not the first."""
@@ -62,8 +63,8 @@ class TorchVectorEnv(VectorEnv[Tensor, Tensor, Tensor]):
         self,
         num_envs: int,
         observation_space: gym.Space[Any],
-        action_space: gym.spaces.Discrete,
-        settings: dict[str, int],
+        action_space: gym.Space[Any],
+        settings: dict[str, Any],
         device: torch.device | str = "cpu",
     ) -> None:
         if not isinstance(num_envs, int) or num_envs < 1:
@@ -79,7 +80,7 @@ class TorchVectorEnv(VectorEnv[Tensor, Tensor, Tensor]):
         self.generator = torch.Generator(device=self.device)
         self.generator.seed()
         self.state: State | None = None
-        self._num_actions = int(action_space.n)
+        self._actions = _ActionFormat(action_space, num_envs)
 
     # --- what a task writes ---------------------------------------------------------------------------------
 
@@ -88,7 +89,7 @@ class TorchVectorEnv(VectorEnv[Tensor, Tensor, Tensor]):
         """The random numbers of one step of all environments. Nothing else uses `self.generator`."""
 
     @abstractmethod
-    def begin(self, draws: Tensor) -> tuple[State, Tensor]:
+    def begin(self, draws: Tensor) -> tuple[State, Any]:
         """New episodes in all environments: the state and the first observations [B, ...]. Pure."""
 
     @abstractmethod
@@ -97,7 +98,7 @@ class TorchVectorEnv(VectorEnv[Tensor, Tensor, Tensor]):
 
     # --- the gymnasium interface ----------------------------------------------------------------------------
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Tensor, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Start new episodes in all environments. `seed` seeds the generator that they share."""
         if options:
             raise ValueError(f"{type(self).__name__} has no reset options, got {sorted(options)}; leave options out")
@@ -108,36 +109,16 @@ class TorchVectorEnv(VectorEnv[Tensor, Tensor, Tensor]):
         self.state, obs = self.begin(self.draw())
         return obs, {}
 
-    def step(self, actions: Tensor | np.ndarray[Any, Any]) -> tuple[Tensor, Tensor, Tensor, Tensor, dict[str, Any]]:
-        """One step in every environment; actions [B], integers."""
+    def step(self, actions: Tensor | np.ndarray[Any, Any]) -> tuple[Any, Tensor, Tensor, Tensor, dict[str, Any]]:
+        """One step in every environment; actions [B, ...] of the action space: integers, or floats for a Box."""
         if self.state is None:
             raise ResetNeeded(f"{type(self).__name__}: call reset() before step()")
-        if not isinstance(actions, Tensor):
-            actions = self._from_numpy(actions)
-        if actions.shape != (self.num_envs,):
-            raise ValueError(
-                f"actions have shape {tuple(actions.shape)}, expected ({self.num_envs},): one per environment"
-            )
-        if actions.dtype is not torch.int64:
-            actions = self._as_int64(actions)
+        actions = self._actions.read(actions)
         if actions.device != self.device:
             actions = actions.to(self.device)
         state, obs, rewards, terminated, truncated, done, final_obs = self.transition(self.state, actions, self.draw())
         self.state = state
         return obs, rewards, terminated, truncated, {"final_obs": final_obs, "_final_obs": done}
-
-    def _from_numpy(self, actions: Any) -> Tensor:
-        array = np.asarray(actions)
-        if array.size and array.dtype.kind in "iu" and not (array.min() >= 0 and array.max() < self._num_actions):
-            raise ValueError(
-                f"actions range from {array.min()} to {array.max()}, expected 0 to {self._num_actions - 1}"
-            )
-        return torch.as_tensor(array)
-
-    def _as_int64(self, actions: Tensor) -> Tensor:
-        if actions.dtype not in (torch.int8, torch.uint8, torch.int16, torch.int32):
-            raise TypeError(f"actions are {actions.dtype}, expected integers from 0 to {self._num_actions - 1}")
-        return actions.to(torch.int64)
 
     # --- saving and restoring -------------------------------------------------------------------------------
 
@@ -201,3 +182,40 @@ class TorchVectorEnv(VectorEnv[Tensor, Tensor, Tensor]):
                 got = f"{saved[name].dtype} {tuple(saved[name].shape)}" if name in saved else "missing"
                 raise ValueError(f"saved {name!r} is {got}, expected {leaf.dtype} {tuple(leaf.shape)}")
         return {name: saved[name].to(self.device, copy=True) for name in expected}
+
+
+class _ActionFormat:
+    """The shape and dtype of all environments' actions. Values are checked in numpy arrays only."""
+
+    def __init__(self, space: gym.Space[Any], num_envs: int) -> None:
+        self.shape = (num_envs, *(space.shape or ()))
+        self.most: Any = None  # the largest action; None if actions are floats
+        if isinstance(space, gym.spaces.Discrete):
+            self.most = int(space.n) - 1
+        elif isinstance(space, gym.spaces.MultiDiscrete):
+            self.most = space.nvec - 1
+        elif not isinstance(space, gym.spaces.Box):
+            raise TypeError(f"the action space is {space}; expected Discrete, MultiDiscrete or Box")
+        self.dtype = torch.float32 if self.most is None else torch.int64
+
+    def read(self, actions: Any) -> Tensor:
+        """The actions as a tensor of `shape` and `dtype`."""
+        if not isinstance(actions, Tensor):
+            actions = self._from_numpy(np.asarray(actions))
+        if actions.shape != self.shape:
+            raise ValueError(f"actions have shape {tuple(actions.shape)}, expected {self.shape}: one per environment")
+        return actions if actions.dtype is self.dtype else self._convert(actions)
+
+    def _from_numpy(self, array: np.ndarray[Any, Any]) -> Tensor:
+        readable = self.most is not None and array.size and array.dtype.kind in "iu"
+        if readable and (array.min() < 0 or (array > self.most).any()):
+            raise ValueError(f"actions range from {array.min()} to {array.max()}, expected 0 to {self.most}")
+        return torch.as_tensor(array)
+
+    def _convert(self, actions: Tensor) -> Tensor:
+        if self.most is None and actions.is_floating_point():
+            return actions.to(self.dtype)
+        if self.most is None or actions.dtype not in (torch.int8, torch.uint8, torch.int16, torch.int32):
+            expected = "floats" if self.most is None else f"integers from 0 to {self.most}"
+            raise TypeError(f"actions are {actions.dtype}, expected {expected}")
+        return actions.to(self.dtype)

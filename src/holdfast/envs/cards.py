@@ -1,8 +1,8 @@
-"""Shuffled decks, stored as the number of cards left of each suit.
+"""Shuffled decks, stored as the number of cards left of each kind: of each suit, rank or color.
 
-Dealing from a shuffled deck is the same as drawing at random from the cards that are left. The second needs four numbers
-per environment instead of up to 832, no shuffle at reset, and one random number per card. The rules of the card tasks
-are in `repeat_previous.py` and `repeat_first.py`.
+Dealing from a shuffled deck is the same as drawing at random from the cards that are left. The second needs a number per
+kind instead of up to 832 cards, no shuffle at reset, and one random number per card. The rules of the card tasks are in
+files of their own, `repeat_previous.py` for example.
 """
 
 from __future__ import annotations
@@ -11,27 +11,32 @@ import torch
 from torch import Tensor
 
 CARDS_PER_DECK = 52
-SUITS = 4
+SUITS, RANKS, COLORS = 4, 13, 2
 _DRAW_LIMIT = 1 << 62  # draws are below this, so the bias of the remainder is below 1e-15
 
 
-def full_deck(num_decks: int, device: torch.device) -> Tensor:
-    """[4]: entry j is the number of cards in suits 0 to j. The last entry is the size of the deck."""
-    return torch.arange(1, SUITS + 1, device=device) * (num_decks * CARDS_PER_DECK // SUITS)
+def full_deck(num_decks: int, device: torch.device, kinds: int = SUITS) -> Tensor:
+    """[kinds]: entry j is the number of cards of kinds 0 to j. The last entry is the size of the deck."""
+    return torch.arange(1, kinds + 1, device=device) * (num_decks * CARDS_PER_DECK // kinds)
 
 
 def draw_for_one_card(num_envs: int, generator: torch.Generator) -> Tensor:
     """[B, 1] int64 random numbers for `deal`."""
-    return torch.randint(_DRAW_LIMIT, (num_envs, 1), generator=generator, device=generator.device)
+    return draw_for_cards(num_envs, 1, generator)
+
+
+def draw_for_cards(num_envs: int, cards: int, generator: torch.Generator) -> Tensor:
+    """[B, cards] int64 random numbers, below 2^62."""
+    return torch.randint(_DRAW_LIMIT, (num_envs, cards), generator=generator, device=generator.device)
 
 
 def deal(deck: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
-    """Take one card from each deck [B, 4]. Returns its suit [B] and the deck without it."""
-    place = draws % deck[:, -1:]  # [B, 1] the card's place if the remaining cards were sorted by suit
-    passed = place >= deck  # [B, 4] True for the suits that end before it
+    """Take one card from each deck [..., kinds], with draws [..., 1]. Returns its kind [...] and the deck without it."""
+    place = draws % deck[..., -1:]  # the card's place if the remaining cards were sorted by kind
+    passed = place >= deck  # True for the kinds that end before it
     return passed.sum(-1), deck + passed - 1
 
 
 def last_card(deck: Tensor) -> Tensor:
-    """The suit [B] of the only card left. Meaningless in rows that have more cards."""
-    return SUITS - deck.sum(-1)
+    """The kind [...] of the only card left. Meaningless in decks that have more cards."""
+    return deck.shape[-1] - deck.sum(-1)

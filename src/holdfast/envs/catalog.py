@@ -7,13 +7,18 @@ write one, start at `base.py`.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import gymnasium as gym
 
 
 @dataclass(frozen=True)
 class EnvRow:
-    """One line of `holdfast envs`. Returns are means over episodes: with random actions, and the best possible."""
+    """One line of `holdfast envs`.
+
+    Returns are means over episodes: with random actions, and the best possible. Where the best is not known, it is a bound:
+    the return of a player who sees what is hidden.
+    """
 
     id: str
     description: str
@@ -23,7 +28,7 @@ class EnvRow:
     chance_return: float
     solved_return: float
     entry_point: str = field(repr=False)
-    kwargs: dict[str, int] = field(repr=False)
+    kwargs: dict[str, Any] = field(repr=False)
 
 
 def _repeat_previous(level: str, num_decks: int, k: int) -> EnvRow:
@@ -68,6 +73,62 @@ def _position_only_cartpole(level: str, max_episode_length: int) -> EnvRow:
     )
 
 
+def _noisy_position_only_cartpole(level: str, noise_sigma: float) -> EnvRow:
+    return EnvRow(
+        id=f"holdfast/NoisyPositionOnlyCartPole{level}-v0",
+        description=f"balance a pole, seeing positions with noise of {noise_sigma}",
+        observation_space="Box(2)",
+        action_space="Discrete(2)",
+        episode_length="up to 200",
+        chance_return=0.111,
+        solved_return=1.0,
+        entry_point="holdfast.envs.popgym.cartpole:NoisyPositionOnlyCartPole",
+        kwargs={"noise_sigma": noise_sigma},
+    )
+
+
+def _velocity_only_cartpole(level: str, max_episode_length: int) -> EnvRow:
+    return EnvRow(
+        id=f"holdfast/VelocityOnlyCartPole{level}-v0",
+        description="balance a pole, seeing velocities only",
+        observation_space="Box(2)",
+        action_space="Discrete(2)",
+        episode_length=f"up to {max_episode_length}",
+        chance_return=round(22.3 / max_episode_length, 3),
+        solved_return=1.0,
+        entry_point="holdfast.envs.popgym.cartpole:VelocityOnlyCartPole",
+        kwargs={"max_episode_length": max_episode_length},
+    )
+
+
+def _multiarmed_bandit(level: str, num_bandits: int, episode_length: int, solved_return: float) -> EnvRow:
+    return EnvRow(
+        id=f"holdfast/MultiarmedBandit{level}-v0",
+        description=f"find the best of {num_bandits} arms and pull it",
+        observation_space="Discrete(2)",
+        action_space=f"Discrete({num_bandits})",
+        episode_length=str(episode_length),
+        chance_return=0.0,
+        solved_return=solved_return,
+        entry_point="holdfast.envs.popgym.multiarmed_bandit:MultiarmedBandit",
+        kwargs={"num_bandits": num_bandits, "episode_length": episode_length},
+    )
+
+
+def _higher_lower(level: str, num_decks: int, solved_return: float) -> EnvRow:
+    return EnvRow(
+        id=f"holdfast/HigherLower{level}-v0",
+        description="guess whether the next card is higher or lower",
+        observation_space="Discrete(13)",
+        action_space="Discrete(2)",
+        episode_length=str(52 * num_decks - 1),
+        chance_return=0.0,
+        solved_return=solved_return,
+        entry_point="holdfast.envs.popgym.higher_lower:HigherLower",
+        kwargs={"num_decks": num_decks},
+    )
+
+
 CATALOG: tuple[EnvRow, ...] = (
     _repeat_previous("Easy", num_decks=1, k=4),
     _repeat_previous("Medium", num_decks=2, k=32),
@@ -78,6 +139,18 @@ CATALOG: tuple[EnvRow, ...] = (
     _position_only_cartpole("Easy", max_episode_length=200),
     _position_only_cartpole("Medium", max_episode_length=400),
     _position_only_cartpole("Hard", max_episode_length=600),
+    _noisy_position_only_cartpole("Easy", noise_sigma=0.1),
+    _noisy_position_only_cartpole("Medium", noise_sigma=0.2),
+    _noisy_position_only_cartpole("Hard", noise_sigma=0.3),
+    _velocity_only_cartpole("Easy", max_episode_length=200),
+    _velocity_only_cartpole("Medium", max_episode_length=400),
+    _velocity_only_cartpole("Hard", max_episode_length=600),
+    _multiarmed_bandit("Easy", num_bandits=10, episode_length=200, solved_return=0.818),
+    _multiarmed_bandit("Medium", num_bandits=20, episode_length=400, solved_return=0.905),
+    _multiarmed_bandit("Hard", num_bandits=30, episode_length=600, solved_return=0.935),
+    _higher_lower("Easy", num_decks=1, solved_return=0.527),
+    _higher_lower("Medium", num_decks=2, solved_return=0.516),
+    _higher_lower("Hard", num_decks=3, solved_return=0.512),
     EnvRow(
         id="holdfast/TMaze-v0",
         description="turn at the end of a corridor (`length` cells, 20) as a sign at its start showed",

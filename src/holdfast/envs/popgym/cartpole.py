@@ -1,0 +1,60 @@
+"""CartPole seen through noise, and CartPole of which only velocities are seen.
+
+The motion, rewards and ends are those of `PositionOnlyCartPole`, the rules those of POPGym's environments of these names.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from gymnasium.spaces import Box
+from torch import Tensor
+
+from holdfast.envs.position_only_cartpole import START_RANGE, PositionOnlyCartPole
+
+
+class NoisyPositionOnlyCartPole(PositionOnlyCartPole):
+    """Observation: cart position and pole angle, each plus Gaussian noise, clipped to the observation space."""
+
+    def __init__(
+        self,
+        num_envs: int,
+        noise_sigma: float = 0.1,
+        max_episode_length: int = 200,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        if noise_sigma < 0:
+            raise ValueError(f"noise_sigma is {noise_sigma}; expected at least 0")
+        super().__init__(num_envs, max_episode_length, device)
+        self.settings = {**self.settings, "noise_sigma": noise_sigma}
+        assert isinstance(self.single_observation_space, Box)
+        self._high = torch.as_tensor(self.single_observation_space.high, device=self.device)
+        self._low = -self._high
+
+    def draw(self) -> Tensor:
+        """[B, 8]: the start of an episode, noise for its first observation, noise for the next one."""
+        draws = torch.empty(self.num_envs, 8, dtype=self._dtype, device=self.device)
+        draws[:, :4].uniform_(-START_RANGE, START_RANGE, generator=self.generator)
+        draws[:, 4:].normal_(0, self.settings["noise_sigma"], generator=self.generator)
+        return draws
+
+    def first_obs(self, draws: Tensor) -> Tensor:
+        return self._with_noise(draws[:, :2], draws[:, 4:6])
+
+    def next_obs(self, places: Tensor, speeds: Tensor, draws: Tensor) -> Tensor:
+        return self._with_noise(places, draws[:, 6:])
+
+    def _with_noise(self, places: Tensor, noise: Tensor) -> Tensor:
+        return (places.float() + noise.float()).clamp(self._low, self._high)
+
+
+class VelocityOnlyCartPole(PositionOnlyCartPole):
+    """Observation: velocities of cart and pole. The first observation of an episode shows position and angle instead, as
+    POPGym's does; without them the cart's place on the track could not be known.
+    """
+
+    def seen_space(self) -> Box:
+        return Box(-np.inf, np.inf, (2,), dtype=np.float32)
+
+    def next_obs(self, places: Tensor, speeds: Tensor, draws: Tensor) -> Tensor:
+        return speeds.float()
