@@ -88,7 +88,9 @@ def run_one(job: dict[str, Any]) -> dict[str, Any]:
         seconds = time.perf_counter() - began
         curve = [[row["steps"], row["rollout/ep_rew_mean"]] for row in read_rows(Path(folder) / "run" / "progress.csv")]
         env = make(task.env, 10, mask_velocity=task.mask_velocity)
-        greedy = evaluate(trainer.policy, env, 100, deterministic=True, seed=10_000 + job["seed"])
+        greedy = evaluate(
+            trainer.policy, env, 100, deterministic=True, seed=10_000 + job["seed"], inputs=trainer.config.inputs
+        )
         every = max(1, len(curve) // 40)
         return {
             **job, "sampled": result.mean_return, "deterministic": greedy.mean_return, "steps": result.steps, "seconds": round(seconds, 1),
@@ -110,7 +112,11 @@ def run_job(job: dict[str, Any], out: Path) -> None:
     env = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, __file__, "--one", json.dumps(job)], capture_output=True, text=True, env=env)
     lines = done.stdout.strip().splitlines()
-    row = json.loads(lines[-1]) if done.returncode == 0 and lines else {**job, "error": (done.stderr or "no output").strip()[-600:]}
+    row = (
+        json.loads(lines[-1])
+        if done.returncode == 0 and lines
+        else {**job, "error": (done.stderr or "no output").strip()[-600:]}
+    )
     with out.open("a") as file:
         file.write(json.dumps(row) + "\n")
     shown = f"{row['sampled']:.3f} ({row['deterministic']:.3f})" if "sampled" in row else row["error"].splitlines()[-1]
@@ -134,12 +140,17 @@ def parse_value(text: str) -> Any:
 
 def report(rows: list[dict[str, Any]]) -> str:
     """A markdown table of what finished."""
-    lines = ["| task | core | steps | asked | sampled, mean over seeds | each seed | deterministic | random | published |", "|---|---|---|---|---|---|---|---|---|"]
+    lines = [
+        "| task | core | steps | asked | sampled, mean over seeds | each seed | deterministic | random | published |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
     groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
     for row in rows:
         if "sampled" in row:
             groups.setdefault((row["variant"], row["task"], row["core"]), []).append(row)
-    for (variant, name, core), runs in sorted(groups.items(), key=lambda g: (g[0][0], list(TASKS).index(g[0][1]), g[0][2])):
+    for (variant, name, core), runs in sorted(
+        groups.items(), key=lambda g: (g[0][0], list(TASKS).index(g[0][1]), g[0][2])
+    ):
         task = TASKS[name]
         label = name + (" (held out)" if task.held_out else "") + (f" [{variant}]" if variant else "")
         runs.sort(key=lambda row: row["seed"])
@@ -154,12 +165,21 @@ def report(rows: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tasks", nargs="+", choices=list(TASKS), metavar="TASK", default=list(TASKS), help=", ".join(TASKS))
+    parser.add_argument(
+        "--tasks", nargs="+", choices=list(TASKS), metavar="TASK", default=list(TASKS), help=", ".join(TASKS)
+    )
     parser.add_argument("--cores", nargs="+", default=["gru", "lstm"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[101, 102, 103, 104, 105])
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="runs at a time")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--variant", nargs="+", action="append", default=[], metavar=("NAME", "field=value"), help="settings other than the defaults")
+    parser.add_argument(
+        "--variant",
+        nargs="+",
+        action="append",
+        default=[],
+        metavar=("NAME", "field=value"),
+        help="settings other than the defaults",
+    )
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--report", type=Path, help="print the table of these results and run nothing")
     parser.add_argument("--one", help=argparse.SUPPRESS)
@@ -170,7 +190,10 @@ def main() -> None:
     if options.report:
         print(report(read_results(options.report)))
         return
-    variants = [(name, {k: parse_value(v) for k, v in (pair.split("=", 1) for pair in pairs)}) for name, *pairs in options.variant] or [("", {})]
+    variants = [
+        (name, {k: parse_value(v) for k, v in (pair.split("=", 1) for pair in pairs)})
+        for name, *pairs in options.variant
+    ] or [("", {})]
     jobs = [
         {"variant": name, "settings": settings, "task": task, "core": core, "seed": seed, "device": options.device}
         for name, settings in variants

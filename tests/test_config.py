@@ -17,8 +17,8 @@ from holdfast.config import PRESETS
 @pytest.mark.parametrize(
     "settings, words",
     [
-        (dict(num_envs=0), "--num-envs must be at least 1, got 0"),
-        (dict(epochs=0), "--epochs must be at least 1"),
+        (dict(num_envs=-1), "--num-envs must be at least 0, got -1; 0 chooses for the task"),
+        (dict(epochs=-1), "--epochs must be at least 0, got -1; 0 chooses for the task"),
         (dict(final_eval_episodes=0), "--final-eval-episodes must be at least 1"),
         (dict(bptt=24, num_steps=64), "--bptt 24 must divide --num-steps 64"),
         (dict(bptt=0), "--bptt 0 must divide"),

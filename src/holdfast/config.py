@@ -37,13 +37,13 @@ class TrainConfig:
     """Sizes of the layers between core and outputs, in the actor and in the critic."""
     activation: Literal["tanh", "relu", "silu", "gelu"] = "tanh"
     """Activation of encoder and head layers."""
-    inputs: tuple[str, ...] = ("obs",)
-    """What the policy sees: obs, prev_action, prev_reward."""
+    inputs: tuple[str, ...] = ()
+    """What the policy sees: obs, prev_action, prev_reward; empty: obs, and what the environment says it needs."""
 
-    num_envs: int = 64
-    """Environments that step together."""
-    num_steps: int = 64
-    """Steps per environment in a rollout: the length of a segment."""
+    num_envs: int = 0
+    """Environments that step together; 0: chosen for the task."""
+    num_steps: int = 0
+    """Steps per environment in a rollout, the length of a segment; 0: chosen for the task."""
     bptt: int | None = None
     """Length of the training sequences; must divide num_steps. None: whole segments."""
     total_steps: int = 1_000_000
@@ -63,7 +63,7 @@ class TrainConfig:
     env_kwargs: dict[str, Any] = field(default_factory=dict)
     """Arguments for the environment's constructor."""
 
-    learning_rate: float = 1e-3
+    learning_rate: float = 7e-4
     """Initial learning rate of Adam."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "linear"
     """Learning rate over the run: constant, or falling to 0 at total_steps."""
@@ -71,10 +71,10 @@ class TrainConfig:
     """Discount factor."""
     gae_lambda: float = 0.95
     """Lambda of generalized advantage estimation: lower has more bias and less variance."""
-    epochs: int = 4
-    """Passes over each rollout."""
-    minibatches: int = 4
-    """Minibatches per pass, each of whole sequences."""
+    epochs: int = 0
+    """Passes over each rollout; 0: chosen for the task."""
+    minibatches: int = 0
+    """Minibatches per pass, each of whole sequences; 0: chosen for the task."""
     clip_range: float = 0.2
     """PPO's clip range for the probability ratio."""
     clip_value: float | None = None
@@ -91,17 +91,17 @@ class TrainConfig:
     """Adam's epsilon."""
     normalize_advantage: bool = True
     """Scale advantages to mean 0 and standard deviation 1 over the whole rollout."""
-    normalize_obs: bool = False
+    normalize_obs: bool = True
     """Running normalization of float observations; frozen during rollout and update."""
     normalize_reward: bool = False
     """Divide rewards by the running standard deviation of returns; frozen during rollout and update."""
-    normalize_value: bool = False
-    """Let the critic learn values of mean 0 and deviation 1, so that the size of rewards does not matter."""
-    scale_actions: bool = False
+    normalize_value: bool = True
+    """Let the critic learn normalized values, whatever the size of rewards; for a policy of your own, scale rewards."""
+    scale_actions: bool = True
     """Box actions: mean and deviation of the policy are in units of half the distance between the bounds."""
     initial_std: float = 1.0
     """Box actions: the policy's standard deviation at the start."""
-    noise_correlation: float = 0.0
+    noise_correlation: float = 0.9
     """Box actions: correlation of the exploration noise from one step to the next; 0: white noise."""
     refresh_states: bool = False
     """Recompute the start states of sequences before each epoch after the first (with bptt)."""
@@ -154,7 +154,7 @@ class TrainConfig:
     @property
     def sequences_per_env(self) -> int:
         """Training sequences in one environment's segment."""
-        return self.num_steps // (self.bptt or self.num_steps)
+        return self.num_steps // (self.bptt or self.num_steps) if self.num_steps else 1
 
     def require_envs_for(self, ranks: int) -> None:
         """Raise ValueError unless every rank gets enough environments for its part of each minibatch."""
@@ -169,7 +169,9 @@ class TrainConfig:
 
     @property
     def num_updates(self) -> int:
-        """Rollouts that reach total_steps; the last one may go beyond."""
+        """Rollouts that reach total_steps; the last one may go beyond. Known once num_envs and num_steps are."""
+        if not (self.num_envs and self.num_steps):
+            raise ValueError("num_envs and num_steps are chosen when the run is made; see trainer.config")
         return max(1, -(-self.total_steps // (self.num_envs * self.num_steps)))
 
     @property
@@ -186,8 +188,10 @@ class TrainConfig:
 
     @classmethod
     def from_dict(cls, d: dict[str, Any]) -> TrainConfig:
-        """The inverse of `to_dict`. A missing setting takes its default, as in runs of older versions."""
+        """The inverse of `to_dict`. In a config that 0.1 wrote, settings that it did not have are as it behaved."""
         known = {f.name for f in dataclasses.fields(cls)}
+        if d.keys() >= _ALWAYS_WRITTEN_BY_0_1:
+            d = {**_AS_IN_0_1, **d}
         unknown = sorted(set(d) - known)
         if unknown:
             raise ValueError(f"unknown settings {unknown}; known are {sorted(known)}")
@@ -206,6 +210,11 @@ class TrainConfig:
         return cls(**{**PRESETS[name], **overrides})
 
 
+# Settings that 0.1 did not have, and what it did in their place.
+_AS_IN_0_1: dict[str, Any] = dict(normalize_value=False, scale_actions=False, initial_std=1.0, noise_correlation=0.0)
+_ALWAYS_WRITTEN_BY_0_1 = {"env", "num_envs", "num_steps", "epochs", "minibatches", "normalize_obs", "run_dir", "quiet"}
+
+
 # --- checks: each raises a ValueError that names the flag -------------------------------------------------------------
 
 
@@ -220,14 +229,15 @@ class Range(NamedTuple):
 RANGES = {
     "hidden_size": Range(1),
     "num_layers": Range(1),
-    "num_envs": Range(1),
-    "num_steps": Range(1),
+    "num_envs": Range(0, hint="; 0 chooses for the task"),
+    "num_steps": Range(0, hint="; 0 chooses for the task"),
     "total_steps": Range(1),
     "max_env_failures": Range(0),
     "gamma": Range(0, 1),
     "gae_lambda": Range(0, 1),
-    "epochs": Range(1),
-    "minibatches": Range(1),
+    "epochs": Range(0, hint="; 0 chooses for the task"),
+    "minibatches": Range(0, hint="; 0 chooses for the task"),
+    "noise_correlation": Range(0, 0.999, hint="; 0 is white noise"),
     "max_bad_updates": Range(1),
     "checkpoint_every": Range(0, hint="; 0 saves only at the end"),
     "eval_every": Range(0, hint="; 0 turns it off"),
@@ -281,7 +291,8 @@ def _check_bptt(config: TrainConfig) -> None:
 
 def _check_minibatches(config: TrainConfig) -> None:
     sequences = config.num_envs * config.sequences_per_env
-    if config.minibatches > sequences:
+    known = config.num_envs and (config.num_steps or not config.bptt)
+    if known and config.minibatches > sequences:
         raise ValueError(
             f"--minibatches {config.minibatches} needs at least as many sequences, but a rollout has {sequences} "
             f"(--num-envs {config.num_envs} x {config.sequences_per_env} per segment)"
@@ -289,13 +300,20 @@ def _check_minibatches(config: TrainConfig) -> None:
 
 
 def _check_inputs(config: TrainConfig) -> None:
-    if "obs" not in config.inputs or not set(config.inputs) <= {"obs", "prev_action", "prev_reward"}:
+    if (config.inputs and "obs" not in config.inputs) or not set(config.inputs) <= {
+        "obs",
+        "prev_action",
+        "prev_reward",
+    }:
         raise ValueError(f"--inputs must be obs and optionally prev_action and prev_reward, got {config.inputs}")
 
 
 # --- presets ----------------------------------------------------------------------------------------------------------
 
-_EASY: dict[str, Any] = dict(hidden_size=64, num_envs=64, num_steps=64, minibatches=8, learning_rate=3e-3)
+_EASY: dict[str, Any] = dict(
+    hidden_size=64, num_envs=64, num_steps=64, epochs=4, minibatches=8, learning_rate=3e-3, normalize_obs=False,
+    normalize_value=False,
+)  # fmt: skip
 
 PRESETS: dict[str, dict[str, Any]] = {
     "repeat-previous-easy": dict(

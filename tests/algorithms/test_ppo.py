@@ -331,6 +331,6 @@ def test_a_rollout_with_dummy_steps_trains():
     env = vector_env(AutoresetMode.NEXT_STEP, {}, {"unit": 0.5, "ends": ("truncated",)})
     policy = hf.ActorCritic(env.single_observation_space, env.single_action_space, "gru", 8)
     segment = next(hf.collect(env, policy, 9))
-    config = hf.TrainConfig(num_envs=2, num_steps=9, minibatches=1)
+    config = hf.TrainConfig(num_envs=2, num_steps=9, epochs=4, minibatches=1)
     metrics = make_ppo(policy, config)[0].update(segment, 0.0, all_valid=False)
     assert all(math.isfinite(value) for value in metrics.values())

@@ -203,7 +203,7 @@ def test_an_action_that_is_none_is_an_error():
     segment = a_segment(policy, 4, 2)
     segment.actions[1, 1] = 3
     with pytest.raises(IndexError, match="3 that the policy has"):
-        make_ppo(policy, TrainConfig(minibatches=1))[0].update(segment, 0.0)
+        make_ppo(policy, TrainConfig(epochs=4, minibatches=1))[0].update(segment, 0.0)
 
 
 class OwnDecode(ActorCritic):

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from holdfast.config import TrainConfig
 from holdfast.distributed.ranks import ALONE, Ranks
+from holdfast.policies.actor_critic import ActorCritic
 from holdfast.policies.base import RecurrentPolicy
 from holdfast.policies.precision import autocast, autocast_dtype
 from holdfast.policies.value_scale import ValueScale
@@ -186,12 +187,13 @@ class PPO:
     def _update(self, segment: Segment, progress: float, all_valid: bool) -> dict[str, float]:
         config, device = self.config, segment.resets.device
         rate = self._set_learning_rate(progress)
-        if config.normalize_advantage:
-            segment = normalize_advantage(segment, self.ranks)
-        if self.policy.value_scale is not None:
+        scale = self.policy.value_scale
+        if scale is not None:
             with span("value statistics"):
                 self._move_value_scale(segment, all_valid)
-        batch = in_loss_units(segment, self.policy.value_scale).as_sequences(config.bptt)
+        if config.normalize_advantage:
+            segment = normalize_advantage(segment, self.ranks)
+        batch = in_loss_units(segment, scale).as_sequences(config.bptt)
         engine = self.engine_for(batch, all_valid)
         sums, count = torch.zeros(len(MinibatchMetrics._fields), device=device), 0
         for epoch in range(config.epochs):
@@ -216,6 +218,7 @@ class PPO:
 
     def _move_value_scale(self, segment: Segment, all_valid: bool) -> None:
         returns = segment.returns.flatten() if all_valid else segment.returns[segment.valid]
+        assert isinstance(self.policy, ActorCritic)
         self.policy.update_value_scale(returns, self.ranks)
 
     def learning_rate(self, progress: float) -> float:

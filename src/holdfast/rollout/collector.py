@@ -107,7 +107,7 @@ class Collector:
             if t % self.bptt == 0:
                 chunk_states.append(memory.take(adapter.num_envs)[0])
             with span("policy"), autocast(adapter.device, self.autocast):
-                options = {} if noise is None else {"noise": noise.advance(adapter.resets)}
+                options: dict[str, Any] = {} if noise is None else {"noise": noise.advance(adapter.resets)}
                 step = policy.act(
                     adapter.obs, adapter.resets, memory=memory, action_mask=adapter.action_mask, **options
                 )

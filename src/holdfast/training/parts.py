@@ -14,6 +14,7 @@ from holdfast.distributed import ranks as distributed
 from holdfast.distributed.ranks import Ranks
 from holdfast.engines import choose
 from holdfast.engines.cuda_graph import gpu_turn
+from holdfast.envs.base import TorchVectorEnv
 from holdfast.policies.actor_critic import ActorCritic
 from holdfast.policies.base import RecurrentPolicy
 from holdfast.rollout.collector import Collector
@@ -21,12 +22,15 @@ from holdfast.rollout.env_failures import FailureLog, training_env
 from holdfast.rollout.reward_scale import RewardScale
 from holdfast.rollout.vector_env import input_space
 from holdfast.runs import rng_state, saved_policy
+from holdfast.training import chosen
 
 
 @dataclass
 class Parts:
     """What a run consists of."""
 
+    config: TrainConfig  # with everything filled in that follows from the task
+    chosen: str  # one line about what was filled in, or ""
     ranks: Ranks
     device: torch.device
     env_share: range  # which of all environments are in this process
@@ -57,6 +61,9 @@ def _build(
     ranks: Ranks,
     device: torch.device,
 ) -> Parts:
+    fast_env = isinstance(own_env, TorchVectorEnv) if own_env is not None else config.env.startswith("holdfast/")
+    copies = None if own_env is None else own_env.num_envs * ranks.size
+    config, text = chosen.choose_sizes(config, chosen.Task(device.type == "cuda", fast_env, copies, ranks.size))
     share = ranks.share(config.num_envs)
     config.require_envs_for(ranks.size)
     failures = FailureLog(config, ranks.rank, notify)
@@ -65,6 +72,7 @@ def _build(
     rng_state.seed(config.seed)  # every rank makes the same policy
     env = training_env(config, len(share), device, failures) if own_env is None else own_env
     _require_copies(env, share, config, ranks)
+    config = chosen.choose_inputs(config, env)
     policy = make_policy(config, env) if own_policy is None else own_policy
     policy.to(device)
     collector, rollout_choice = choose.make_collector(env, policy, config, device, ranks.seed(config.seed))
@@ -78,6 +86,8 @@ def _build(
         capturable=rollout_choice.engine == choose.GRAPH,
     )
     return Parts(
+        config=config,
+        chosen=text,
         ranks=ranks,
         device=device,
         env_share=share,
@@ -88,10 +98,15 @@ def _build(
         policy_from_config=own_policy is None,
         collector=collector,
         ppo=ppo,
-        reward_scale=RewardScale(len(share), config.gamma, device) if config.normalize_reward else None,
+        reward_scale=RewardScale(len(share), config.gamma, device) if _scales_rewards(config, policy) else None,
         rollout_choice=rollout_choice,
         update_engines=engines,
     )
+
+
+def _scales_rewards(config: TrainConfig, policy: RecurrentPolicy) -> bool:
+    """A critic that cannot learn normalized values gets smaller rewards instead."""
+    return config.normalize_reward or (config.normalize_value and policy.value_scale is None)
 
 
 def make_policy(config: TrainConfig, env: Any) -> ActorCritic:

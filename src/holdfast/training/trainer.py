@@ -74,6 +74,7 @@ class Trainer:
         self.resumed_from: Path | None = None
         self.episodes_restarted = False
         self.parts = parts = run_parts.build(config, env, policy, self._notify_of_update)
+        self.config = config = parts.config
         self.ranks, self.device, self.env = parts.ranks, parts.device, parts.env
         self.policy, self.collector, self.ppo = parts.policy, parts.collector, parts.ppo
         self.reward_scale, self.env_failures = parts.reward_scale, parts.env_failures
@@ -229,6 +230,8 @@ class Trainer:
             if earlier_engines and earlier_engines != self.engines:
                 before = "; ".join(f"{leg}: {engine}" for leg, engine in earlier_engines.items())
                 display.note(f"the engines have changed, so numbers may differ in rounding; before: {before}")
+        if self.parts.chosen:
+            display.note(self.parts.chosen)
         display.note("; ".join(f"{leg}: {engine}" for leg, engine in self.engines.items()))
         return display
 

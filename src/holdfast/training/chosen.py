@@ -1,0 +1,72 @@
+"""Settings that follow from the task: sizes of rollouts and minibatches, passes over the data, inputs of the policy.
+
+A setting that the user gave is kept. The rest follows from how many steps the run has and what a step costs:
+
+- A run is about a hundred rollouts. Short runs get small rollouts and still a hundred chances to improve; a GPU, which steps
+  thousands of environments at once, gets large ones.
+- Segments are 128 steps long: gradients reach that far back.
+- An environment that runs in Python is slow compared with training, so each of its steps is used more often.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+from holdfast.config import TrainConfig
+
+ROLLOUTS = 100  # in a run, about
+SMALLEST_ROLLOUT, LARGEST_ON_CPU, LARGEST_ON_GPU = 1024, 8192, 2**20  # steps of all environments together
+SEGMENT, SHORTEST, LONGEST = 128, 64, 256  # steps
+MINIBATCHES = 8
+PASSES_FAST, PASSES_SLOW = 4, 10
+
+
+class Task(NamedTuple):
+    """What the choice depends on."""
+
+    on_gpu: bool
+    fast_env: bool  # one of ours: all copies step together, in torch
+    num_envs: int | None = None  # of an environment that the user made
+    ranks: int = 1
+
+
+def choose_sizes(config: TrainConfig, task: Task) -> tuple[TrainConfig, str]:
+    """The config with all sizes filled in, and one line about them ("" if the user gave them all)."""
+    chosen = [name for name in ("num_envs", "num_steps", "epochs", "minibatches") if not getattr(config, name)]
+    if not chosen:
+        return config, ""
+    num_envs = config.num_envs or task.num_envs or 0
+    num_steps = config.num_steps
+    rollout = _rollout_size(config.total_steps, task.on_gpu)
+    if not num_steps:
+        num_steps = min(LONGEST, max(SHORTEST, rollout // num_envs)) if num_envs else SEGMENT
+        if config.bptt:
+            num_steps = config.bptt * max(1, num_steps // config.bptt)
+    if not num_envs:
+        num_envs = max(1, rollout // num_steps, task.ranks)
+        num_envs = -(-num_envs // task.ranks) * task.ranks
+    epochs = config.epochs or (PASSES_FAST if task.fast_env else PASSES_SLOW)
+    sequences = num_envs // task.ranks * (num_steps // (config.bptt or num_steps))
+    minibatches = config.minibatches or _largest_divisor(sequences, MINIBATCHES)
+    filled = dataclasses.replace(config, num_envs=num_envs, num_steps=num_steps, epochs=epochs, minibatches=minibatches)
+    why = f"for {config.total_steps:,} steps" + ("" if task.fast_env else " in an environment that runs in Python")
+    text = f"chosen {why}: {num_envs} environments x {num_steps} steps, {epochs} epochs x {minibatches} minibatches"
+    return filled, text
+
+
+def choose_inputs(config: TrainConfig, env: Any) -> TrainConfig:
+    """The config with `inputs` filled in: the observation, and what the environment's metadata names in "inputs"."""
+    if config.inputs:
+        return config
+    return dataclasses.replace(config, inputs=tuple((env.metadata or {}).get("inputs", ("obs",))))
+
+
+def _rollout_size(total_steps: int, on_gpu: bool) -> int:
+    """A power of two near a hundredth of the run."""
+    wanted = max(SMALLEST_ROLLOUT, total_steps // ROLLOUTS)
+    return int(min(2 ** (wanted.bit_length() - 1), LARGEST_ON_GPU if on_gpu else LARGEST_ON_CPU))
+
+
+def _largest_divisor(number: int, at_most: int) -> int:
+    return max(d for d in range(1, at_most + 1) if number % d == 0)

@@ -1,0 +1,58 @@
+"""Settings that follow from the task: the numbers for some tasks, and that what the user gave is kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import holdfast as hf
+from holdfast.training.chosen import Task, choose_sizes
+
+SLOW, FAST, GPU = Task(False, False), Task(False, True), Task(True, True)
+
+
+@pytest.mark.parametrize(
+    "steps, task, sizes",
+    [
+        (100_000, SLOW, (8, 128, 10, 8)),
+        (300_000, SLOW, (16, 128, 10, 8)),
+        (1_000_000, FAST, (64, 128, 4, 8)),
+        (15_000_000, GPU, (1024, 128, 4, 8)),
+        (100, SLOW, (8, 128, 10, 8)),
+    ],
+)
+def test_sizes_by_hand(steps: int, task: Task, sizes: tuple[int, ...]):
+    config, text = choose_sizes(hf.TrainConfig(total_steps=steps), task)
+    assert (config.num_envs, config.num_steps, config.epochs, config.minibatches) == sizes
+    assert f"{sizes[0]} environments x {sizes[1]} steps" in text
+
+
+@given(
+    st.integers(1, 10**9), st.booleans(), st.booleans(), st.integers(0, 5000), st.sampled_from([0, 1, 7, 64, 300]),
+    st.sampled_from([0, 1, 3]), st.sampled_from([None, 1, 5, 32]), st.sampled_from([1, 2, 3]),
+)  # fmt: skip
+def test_any_combination_gives_a_valid_config_and_keeps_what_was_given(
+    steps, gpu, fast, envs, length, epochs, bptt, ranks
+):
+    if bptt is not None and length % bptt:
+        length = bptt * max(1, length // bptt)
+    if 0 < envs < ranks:
+        envs = ranks
+    given_ = hf.TrainConfig(total_steps=steps, num_envs=envs, num_steps=length, epochs=epochs, bptt=bptt)
+    config, _ = choose_sizes(given_, Task(gpu, fast, None, ranks))
+    config.require_envs_for(ranks)
+    assert config.num_envs == envs or envs == 0
+    assert config.num_steps == length or length == 0
+    assert config.epochs == epochs or epochs == 0
+    assert config.num_updates >= 1
+
+
+def test_the_run_records_what_was_chosen_and_takes_the_number_of_copies_from_your_environment(tmp_path: Path):
+    env = hf.envs.make("holdfast/RepeatPreviousEasy-v0", 6)
+    config = hf.TrainConfig(total_steps=100, hidden_size=8, run_dir=str(tmp_path / "run"), quiet=True)
+    trainer = hf.Trainer(config, env=env)
+    assert (trainer.config.num_envs, trainer.config.minibatches, trainer.config.inputs) == (6, 6, ("obs",))
+    assert "6 environments" in trainer.parts.chosen and config.num_envs == 0
