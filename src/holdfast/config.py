@@ -99,6 +99,8 @@ class TrainConfig:
     """Let the critic learn normalized values, whatever the size of rewards; for a policy of your own, scale rewards."""
     scale_actions: bool = True
     """Box actions: mean and deviation of the policy are in units of half the distance between the bounds."""
+    squash_actions: bool = False
+    """Box actions: a tanh keeps them inside their bounds, instead of cutting them off there."""
     initial_std: float = 1.0
     """Box actions: the policy's standard deviation at the start."""
     noise_correlation: float = 0.9
@@ -211,7 +213,9 @@ class TrainConfig:
 
 
 # Settings that 0.1 did not have, and what it did in their place.
-_AS_IN_0_1: dict[str, Any] = dict(normalize_value=False, scale_actions=False, initial_std=1.0, noise_correlation=0.0)
+_AS_IN_0_1: dict[str, Any] = dict(
+    normalize_value=False, scale_actions=False, squash_actions=False, initial_std=1.0, noise_correlation=0.0
+)
 _ALWAYS_WRITTEN_BY_0_1 = {"env", "num_envs", "num_steps", "epochs", "minibatches", "normalize_obs", "run_dir", "quiet"}
 
 

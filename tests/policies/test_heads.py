@@ -9,7 +9,7 @@ import torch
 from torch import distributions as td
 
 import holdfast as hf
-from holdfast.policies.heads import Bernoulli, Categorical, Gaussian, MultiCategorical
+from holdfast.policies.heads import Bernoulli, Categorical, Gaussian, MultiCategorical, SquashedGaussian
 
 
 @pytest.fixture(autouse=True)
@@ -181,3 +181,22 @@ def test_under_the_compiler_values_are_not_looked_at_and_debugging_does_not_brea
         assert compiled(torch.zeros(2, 2), torch.tensor([[True, False], [False, True]])).shape == (2, 2)
     finally:
         hf.debug(False)
+
+
+@pytest.mark.parametrize("mean, log_std", [(0.0, 0.0), (0.3, -1.0), (-2.0, 0.5)])
+def test_a_squashed_gaussian_is_a_density_over_its_bounds_with_the_stated_entropy(mean: float, log_std: float):
+    center, half_range = torch.tensor([1.0]).double(), torch.tensor([2.5]).double()
+    x = torch.linspace(-1.5 + 1e-7, 3.5 - 1e-7, 400_001, dtype=torch.float64).unsqueeze(1)
+    out = torch.full_like(x, mean)
+    dist = SquashedGaussian(out, torch.tensor([log_std]).double(), center, half_range)
+    p = dist.log_prob(x).exp()
+    assert float(torch.trapezoid(p, x.squeeze(1))) == pytest.approx(1.0, abs=2e-3)
+    entropy = torch.trapezoid(torch.where(p > 0, -p * p.log(), 0.0), x.squeeze(1))
+    assert float(dist.entropy()[0]) == pytest.approx(float(entropy), abs=0.03)
+
+
+def test_a_squashed_gaussian_stays_inside_its_bounds_and_its_log_prob_stays_finite():
+    dist = SquashedGaussian(torch.full((1000, 2), 8.0), torch.ones(2), torch.zeros(2), torch.tensor([1.0, 3.0]))
+    action = dist.sample()
+    assert (action.abs() <= torch.tensor([1.0, 3.0])).all()
+    assert dist.log_prob(action).isfinite().all() and dist.log_prob(dist.mode).isfinite().all()

@@ -22,7 +22,8 @@ from holdfast.state import State, leaves, tree_map
 class Actor(RecurrentPolicy):
     """Acts from observations of one gymnasium space with actions of another. The caller sets the parts below.
 
-    inputs: the features of the trunk that the core reads; None: all. mask_parents, scale_actions: as in `ActorCritic`.
+    inputs: the features of the trunk that the core reads; None: all. mask_parents, scale_actions, squash_actions: as in
+    `ActorCritic`.
     """
 
     encoder: nn.Module
@@ -41,12 +42,16 @@ class Actor(RecurrentPolicy):
         mask_parents: dict[int, int] | None = None,
         inputs: slice | None = None,
         scale_actions: bool = False,
+        squash_actions: bool = False,
     ) -> None:
         super().__init__(core)
         self.observation_space, self.action_space = observation_space, action_space
         self.mask_parents, self.inputs = mask_parents, inputs
-        self.scale_actions = scale_actions and isinstance(action_space, spaces.Box)
-        if self.scale_actions:
+        box = isinstance(action_space, spaces.Box)
+        self.scale_actions, self.squash_actions = scale_actions and box, squash_actions and box
+        if self.squash_actions and not action_space.is_bounded():  # type: ignore[attr-defined]
+            raise ValueError(f"squash_actions needs bounds, and {action_space} has none; use squash_actions=False")
+        if self.scale_actions or self.squash_actions:
             center, half_range = _center_and_half_range(action_space)  # type: ignore[arg-type]
             self.register_buffer("action_center", center, persistent=False)
             self.register_buffer("action_half_range", half_range, persistent=False)
@@ -71,6 +76,8 @@ class Actor(RecurrentPolicy):
         if mask is not None:
             raise ValueError("Box actions take no action mask")
         log_std = self.log_std.float()
+        if self.squash_actions:
+            return heads.SquashedGaussian(out, log_std, self.action_center, self.action_half_range, space.shape)
         if self.scale_actions:  # in units of the action space's bounds
             out = self.action_center + self.action_half_range * out
             log_std = log_std + self.action_half_range.log()

@@ -37,7 +37,7 @@ class ActorCritic(Actor):
     observations; statistics change only in `update_normalizer`. normalize_value: the critic learns values of mean 0 and
     deviation 1 (`value_scale.py`); what the policy returns stays in reward units. memory_span: start with gates that
     remember for up to about so many steps. Box actions: initial_std is the deviation at the start, and with scale_actions
-    mean and deviation are in units of the bounds (half their distance).
+    mean and deviation are in units of the bounds (half their distance). squash_actions: a tanh keeps them inside the bounds.
     """
 
     def __init__(
@@ -58,6 +58,7 @@ class ActorCritic(Actor):
         memory_span: int | None = None,
         mask_parents: dict[int, int] | None = None,
         scale_actions: bool = False,
+        squash_actions: bool = False,
         initial_std: float = 1.0,
     ) -> None:
         # The order in which parts are made and set is part of what a seed and a checkpoint mean.
@@ -65,7 +66,7 @@ class ActorCritic(Actor):
         sizes = (hidden_size,) if encoder_sizes is None else tuple(encoder_sizes)
         trunk, features = encoders.mlp(encoder.size, sizes, activation)  # type: ignore[arg-type]
         whole = _make_cores(core, critic_core, features, hidden_size, num_layers, reset)
-        super().__init__(whole, observation_space, action_space, mask_parents, scale_actions=scale_actions)
+        super().__init__(whole, observation_space, action_space, mask_parents, None, scale_actions, squash_actions)
         if memory_span is not None:
             chrono_init_(whole, memory_span)
         self.encoder, self.trunk = encoder, trunk
@@ -108,7 +109,15 @@ class ActorCritic(Actor):
         core, inputs = self.core, None
         if self._slices is not None and isinstance(core, Parallel):
             core, inputs = core.cores["actor"], core.inputs.get("actor")  # type: ignore[assignment]
-        actor = Actor(core, self.observation_space, self.action_space, self.mask_parents, inputs, self.scale_actions)
+        actor = Actor(
+            core,
+            self.observation_space,
+            self.action_space,
+            self.mask_parents,
+            inputs,
+            self.scale_actions,
+            self.squash_actions,
+        )
         for name in ("encoder", "trunk", "actor_head", "actor", "log_std"):
             if hasattr(self, name):
                 setattr(actor, name, getattr(self, name))

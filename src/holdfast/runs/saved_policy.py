@@ -60,5 +60,6 @@ def policy_from(config: TrainConfig, observation_space: Any, action_space: Any) 
         normalize_value=config.normalize_value,
         memory_span=config.memory_span,
         scale_actions=config.scale_actions,
+        squash_actions=config.squash_actions,
         initial_std=config.initial_std,
     )
