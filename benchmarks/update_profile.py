@@ -24,7 +24,7 @@ import vs_sb3
 
 import holdfast as hf
 from holdfast import envs
-from holdfast.algorithms.ppo import normalize_advantage, ppo_terms
+from holdfast.algorithms.ppo import LossSettings, normalize_advantage, ppo_terms
 from holdfast.engines.eager import AutogradMinibatches
 from holdfast.engines.minibatch import make_adam
 from holdfast.engines.native import NativeMinibatches
@@ -60,10 +60,10 @@ def profile(hidden: int) -> dict[str, dict[str, float]]:
     batch = segment.select(column)
     assert obstacle(policy) is None
     through_autograd = AutogradMinibatches(policy, config, optimizer, all_valid=True)
-    through_autograd.load(batch)
+    through_autograd.load(batch, LossSettings.from_config(config))
     through_autograd.step(None)  # Adam makes its moments in its first step
     in_c = NativeMinibatches(policy, config, optimizer, all_valid=True)
-    in_c.load(batch)
+    in_c.load(batch, LossSettings.from_config(config))
     feed, action = collector.adapter, policy.act(collector.adapter.obs, collector.adapter.resets).action
 
     def with_kernel(kernel: str, run: Callable[[], Any]) -> Callable[[], Any]:

@@ -77,6 +77,8 @@ class TrainConfig:
     """Minibatches per pass, each of whole sequences; 0: chosen for the task."""
     clip_range: float = 0.2
     """PPO's clip range for the probability ratio."""
+    clip_schedule: Literal["constant", "linear"] = "constant"
+    """Clip range over the run: constant, or falling to 0 at total_steps."""
     clip_value: float | None = None
     """Clip range for values; None: no clipping."""
     entropy_coef: float = 0.01
@@ -214,7 +216,12 @@ class TrainConfig:
 
 # Settings that 0.1 did not have, and what it did in their place.
 _AS_IN_0_1: dict[str, Any] = dict(
-    normalize_value=False, scale_actions=False, squash_actions=False, initial_std=1.0, noise_correlation=0.0
+    clip_schedule="constant",
+    normalize_value=False,
+    scale_actions=False,
+    squash_actions=False,
+    initial_std=1.0,
+    noise_correlation=0.0,
 )
 _ALWAYS_WRITTEN_BY_0_1 = {"env", "num_envs", "num_steps", "epochs", "minibatches", "normalize_obs", "run_dir", "quiet"}
 

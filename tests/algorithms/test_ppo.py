@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from torch import Tensor, nn
 
@@ -334,3 +335,11 @@ def test_a_rollout_with_dummy_steps_trains():
     config = hf.TrainConfig(num_envs=2, num_steps=9, epochs=4, minibatches=1)
     metrics = make_ppo(policy, config)[0].update(segment, 0.0, all_valid=False)
     assert all(math.isfinite(value) for value in metrics.values())
+
+
+@pytest.mark.parametrize("schedule, expected", [("constant", [0.2, 0.2, 0.2]), ("linear", [0.2, 0.1, 0.0])])
+def test_the_clip_range_stays_or_falls_linearly_over_the_run(schedule: Any, expected: list[float]):
+    config = hf.TrainConfig(num_envs=2, num_steps=4, epochs=1, minibatches=1, clip_schedule=schedule)
+    policy = hf.ActorCritic(spaces.Box(-1, 1, (3,)), spaces.Discrete(2), "gru", 8)
+    ppo, _ = make_ppo(policy, config)
+    assert [ppo.loss_settings(progress).clip_range for progress in (0.0, 0.5, 1.0)] == pytest.approx(expected)

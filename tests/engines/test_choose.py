@@ -13,6 +13,7 @@ from gymnasium import spaces
 
 import holdfast as hf
 from holdfast import envs
+from holdfast.algorithms.ppo import LossSettings
 from holdfast.distributed.ranks import Ranks
 from holdfast.engines import choose, graph_rollout, graph_update
 from holdfast.engines.eager import AutogradMinibatches
@@ -50,11 +51,14 @@ def test_the_choice_is_made_again_for_every_update():
     chosen = engines(policy, num_envs=4, num_steps=4)
     env = envs.make("holdfast/RepeatPreviousEasy-v0", 4)
     segment = next(hf.collect(env, hf.ActorCritic(env.single_observation_space, env.single_action_space), 4))
-    assert isinstance(chosen(segment, True), NativeMinibatches)
+    assert isinstance(chosen(segment, LossSettings(), True), NativeMinibatches)
     hook = policy.core.register_forward_hook(lambda *_: None)
-    assert isinstance(chosen(segment, True), AutogradMinibatches) and chosen.choice.because == "core has hooks"
+    assert (
+        isinstance(chosen(segment, LossSettings(), True), AutogradMinibatches)
+        and chosen.choice.because == "core has hooks"
+    )
     hook.remove()
-    assert isinstance(chosen(segment, True), NativeMinibatches)
+    assert isinstance(chosen(segment, LossSettings(), True), NativeMinibatches)
 
 
 def test_ranks_on_a_cpu_go_through_autograd(monkeypatch: pytest.MonkeyPatch):

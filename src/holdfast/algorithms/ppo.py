@@ -31,7 +31,7 @@ from holdfast.state import State, tree_map
 class LossSettings(NamedTuple):
     """The coefficients of the loss; `TrainConfig` explains them."""
 
-    clip_range: float = 0.2
+    clip_range: Any = 0.2  # a number, or a tensor without dimensions that a captured graph reads
     clip_value: float | None = None
     entropy_coef: float = 0.01
     value_coef: float = 0.5
@@ -150,8 +150,8 @@ class MinibatchMetrics(NamedTuple):
 class MinibatchEngine(Protocol):
     """How minibatches of one rollout are executed."""
 
-    def load(self, batch: Segment) -> None:
-        """Take these training sequences, or the same ones with other start states."""
+    def load(self, batch: Segment, settings: LossSettings) -> None:
+        """Take these training sequences, or the same ones with other start states, and the settings of their loss."""
 
     def step(self, columns: Tensor | None, share: Any) -> Tensor:
         """One optimizer step on some columns of the batch (None: all); `MinibatchMetrics` as a tensor.
@@ -163,8 +163,9 @@ class MinibatchEngine(Protocol):
 class PPO:
     """The update: epochs of minibatches over one rollout.
 
-    engine_for: gives the engine for a batch of sequences, loaded with it. With several `ranks` each has a part of the
-    rollout and takes its share of every minibatch; averages are over the steps of all of them.
+    engine_for: gives the engine for a batch of sequences and the settings of its loss, loaded with them. With several
+    `ranks` each has a part of the rollout and takes its share of every minibatch; averages are over the steps of all of
+    them.
     """
 
     def __init__(
@@ -172,7 +173,7 @@ class PPO:
         policy: RecurrentPolicy,
         config: TrainConfig,
         optimizer: torch.optim.Optimizer,
-        engine_for: Callable[[Segment, bool], MinibatchEngine],
+        engine_for: Callable[[Segment, LossSettings, bool], MinibatchEngine],
         ranks: Ranks = ALONE,
     ) -> None:
         self.policy, self.config, self.optimizer, self.ranks = policy, config, optimizer, ranks
@@ -194,12 +195,13 @@ class PPO:
         if config.normalize_advantage:
             segment = normalize_advantage(segment, self.ranks)
         batch = in_loss_units(segment, scale).as_sequences(config.bptt)
-        engine = self.engine_for(batch, all_valid)
+        settings = self.loss_settings(progress)
+        engine = self.engine_for(batch, settings, all_valid)
         sums, count = torch.zeros(len(MinibatchMetrics._fields), device=device), 0
         for epoch in range(config.epochs):
             if config.refresh_states and epoch > 0 and config.sequences_per_env > 1:
                 batch.start_state = self.refreshed_starts(segment)
-                engine.load(batch)
+                engine.load(batch, settings)
             before, count_before = sums.clone(), count
             minibatches = self.minibatches(batch.num_envs, device)
             for columns, share in zip(minibatches, self._shares(batch.valid, minibatches)):
@@ -228,6 +230,13 @@ class PPO:
         if self.config.lr_schedule == "cosine":
             return self.config.learning_rate * 0.5 * (1 + math.cos(progress * math.pi))
         return self.config.learning_rate
+
+    def loss_settings(self, progress: float) -> LossSettings:
+        """At a fraction of the run."""
+        settings = LossSettings.from_config(self.config)
+        if self.config.clip_schedule == "linear":
+            settings = settings._replace(clip_range=settings.clip_range * (1 - progress))
+        return settings
 
     def _set_learning_rate(self, progress: float) -> float:
         rate = self.learning_rate(progress)

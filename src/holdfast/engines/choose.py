@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from holdfast.algorithms.ppo import PPO, MinibatchEngine
+from holdfast.algorithms.ppo import PPO, LossSettings, MinibatchEngine
 from holdfast.config import TrainConfig
 from holdfast.distributed.ranks import ALONE, Ranks
 from holdfast.engines import graph_rollout, graph_update, native_obstacles
@@ -101,19 +101,19 @@ class UpdateEngines:
         self._device = next(policy.parameters()).device
         self.choice = self._choose(len(ranks.share(config.num_envs)) * config.sequences_per_env, masked=False)
 
-    def __call__(self, batch: Segment, all_valid: bool) -> MinibatchEngine:
+    def __call__(self, batch: Segment, settings: LossSettings, all_valid: bool) -> MinibatchEngine:
         """The engine that trains on this batch, loaded with it."""
         self.choice = self._choose(batch.num_envs, masked=batch.action_mask is not None)
         if self._device.type == "cuda" and self.ddp_policy is None:
-            graph = self._graph_for(batch, all_valid)
+            graph = self._graph_for(batch, settings, all_valid)
             if graph is not None:
-                graph.load(batch)
+                graph.load(batch, settings)
                 return graph
         engine = (NativeMinibatches if self.choice.engine == NATIVE else AutogradMinibatches)(
             self.policy, self.config, self.optimizer, self.ranks, all_valid
         )
         engine.ddp_policy = self.ddp_policy
-        engine.load(batch)
+        engine.load(batch, settings)
         return engine
 
     def _choose(self, sequences: int, masked: bool) -> Choice:
@@ -129,7 +129,7 @@ class UpdateEngines:
         obstacle = native_obstacles.obstacle(self.policy)
         return Choice(NATIVE) if obstacle is None else Choice(AUTOGRAD, obstacle)
 
-    def _graph_for(self, batch: Segment, all_valid: bool) -> GraphMinibatches | None:
+    def _graph_for(self, batch: Segment, settings: LossSettings, all_valid: bool) -> GraphMinibatches | None:
         """The captured minibatch, captured again if sizes changed. All ranks replay or none does, all capture or none:
         what they exchange must match."""
         size = batch.num_envs // self.config.minibatches
@@ -145,7 +145,7 @@ class UpdateEngines:
             return None
         if capture:
             eager = AutogradMinibatches(self.policy, self.config, self.optimizer, self.ranks, all_valid)
-            self._graph = GraphMinibatches(eager, batch, size)
+            self._graph = GraphMinibatches(eager, batch, settings, size)
         return self._graph
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from holdfast.algorithms.ppo import LossSettings, PPOTerms, in_loss_units, normalize_advantage, ppo_terms
+from holdfast.algorithms.ppo import PPOTerms, in_loss_units, normalize_advantage, ppo_terms
 from holdfast.engines.minibatch import Minibatches
 from holdfast.engines.objective import fused_objective
 from holdfast.engines.ranks import average_gradient
@@ -41,13 +41,12 @@ class AutogradMinibatches(Minibatches):
 
     def backward(self, part: Segment, share: Any) -> PPOTerms:
         """The gradients of this rank."""
-        settings = LossSettings.from_config(self.config)
         with span("forward"), autocast(part.resets.device, autocast_dtype(self.config.precision)):
             leg = self.ddp_policy or self.policy
             terms = ppo_terms(
                 leg,
                 part,
-                settings=settings,
+                settings=self.settings,
                 all_valid=self.all_valid,
                 value_scale=self.policy.value_scale,
                 objective=fused_objective,

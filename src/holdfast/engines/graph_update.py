@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast.algorithms.ppo import PPOTerms
+from holdfast.algorithms.ppo import LossSettings, PPOTerms
 from holdfast.engines.cuda_graph import capturing, copy_into, side_stream
 from holdfast.engines.eager import AutogradMinibatches
 from holdfast.engines.ranks import average_gradient
@@ -38,7 +38,7 @@ class GraphMinibatches:
     exchange itself is in neither.
     """
 
-    def __init__(self, eager: AutogradMinibatches, batch: Segment, size: int) -> None:
+    def __init__(self, eager: AutogradMinibatches, batch: Segment, settings: LossSettings, size: int) -> None:
         self.size, self._eager, self._parameters = size, eager, eager.parameters
         self._joined = eager.ranks.joined
         used = {name: tree_map(torch.clone, getattr(batch, name)) for name in _USED}
@@ -47,14 +47,18 @@ class GraphMinibatches:
         self._shapes = _shapes(batch)
         self._columns = torch.arange(size, device=batch.resets.device)
         self._share: Any = torch.ones((), device=batch.resets.device) if self._joined else 1.0
+        self._clip_range = torch.tensor(settings.clip_range, device=batch.resets.device)
+        scheduled = eager.config.clip_schedule != "constant"
+        eager.load(self._batch, settings._replace(clip_range=self._clip_range) if scheduled else settings)
         self._capture()
 
     def fits(self, batch: Segment, size: int) -> bool:
         """Whether the captured graph serves this batch too."""
         return size == self.size and _shapes(batch) == self._shapes
 
-    def load(self, batch: Segment) -> None:
-        """Copy a rollout's numbers into the tensors that the graph reads."""
+    def load(self, batch: Segment, settings: LossSettings) -> None:
+        """Copy a rollout's numbers, and the clip range if it has a schedule, into the tensors that the graph reads."""
+        self._clip_range.fill_(settings.clip_range)
         with span("copying the rollout into the graph"):
             for name in _USED:
                 copy_into(getattr(self._batch, name), getattr(batch, name))

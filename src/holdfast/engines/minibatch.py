@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from holdfast.algorithms.ppo import PPOTerms
+from holdfast.algorithms.ppo import LossSettings, PPOTerms
 from holdfast.config import TrainConfig
 from holdfast.distributed.ranks import ALONE, Ranks
 from holdfast.policies.base import RecurrentPolicy
@@ -27,6 +27,7 @@ class Minibatches:
     """One optimizer step at a time. Subclasses write `gradients`; `load` comes before the first `step`."""
 
     batch: Segment
+    settings: LossSettings
     ddp_policy: nn.Module | None = None  # called for gradients in place of the policy
 
     def __init__(
@@ -41,9 +42,9 @@ class Minibatches:
         self.all_valid = all_valid
         self.parameters = list(policy.parameters())
 
-    def load(self, batch: Segment) -> None:
-        """Take these training sequences."""
-        self.batch = batch
+    def load(self, batch: Segment, settings: LossSettings) -> None:
+        """Take these training sequences and the settings of their loss."""
+        self.batch, self.settings = batch, settings
 
     def step(self, columns: Tensor | None, share: Any = 1.0) -> Tensor:
         """One optimizer step on some columns of the batch (None: all): `MinibatchMetrics` as a tensor [7]."""

@@ -36,8 +36,12 @@ class NativeMinibatches(Minibatches):
     def __init__(self, policy: RecurrentPolicy, *args: Any, **options: Any) -> None:
         super().__init__(policy, *args, **options)
         assert isinstance(policy, ActorCritic)
-        self._gradient = NativeGradient(policy, LossSettings.from_config(self.config))
+        self._policy = policy
         self._adam = NativeAdam.try_create(self.optimizer, self.parameters)
+
+    def load(self, batch: Segment, settings: LossSettings) -> None:
+        super().load(batch, settings)
+        self._gradient = NativeGradient(self._policy, settings)
 
     def gradients(self, part: Segment, share: Any) -> PPOTerms:
         with span("forward and backward (without autograd)"):
