@@ -192,13 +192,21 @@ class ConcentrationFeed(Feed):
         return down[0] if down else 0
 
 
+def board_of(ours, row):
+    """Our ships in one environment as rows of 0 and 1. The columns must say the same as the rows."""
+    size, lines = ours.settings["board_size"], ours.state["ships"][row].tolist()
+    cells = [[line >> bit & 1 for bit in range(size)] for line in lines]
+    assert cells[:size] == [list(column) for column in zip(*cells[size:])]
+    return cells[:size]
+
+
 class BattleshipFeed(Feed):
     we_choose = True
     ends = frozenset({"terminated", "truncated"})
 
     def start_theirs(self, ours, row, theirs):
-        assert ours.state["ships"][row].sum() == theirs.needed_hits
-        theirs.board = ours.state["ships"][row].view(theirs.board_size, -1).numpy().astype(np.int8)
+        theirs.board = np.array(board_of(ours, row), np.int8)
+        assert theirs.board.sum() == theirs.needed_hits
 
     def good_action(self, theirs):
         return np.argwhere((theirs.board == 1) & (theirs.guesses == 0))[0]

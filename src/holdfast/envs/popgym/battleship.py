@@ -6,6 +6,9 @@ gives 1 / (cells of ships), any other shot -1 / (cells of water). The episode is
 
 Ships are placed one after another, each uniformly among the places that are free. The ships of the next episode are placed
 during this one, one per step: an episode is never shorter than it has ships.
+
+A board is stored by its lines, rows first and then columns. A line is an integer whose bits are its cells, so that a table
+says where in it a ship fits.
 """
 
 from __future__ import annotations
@@ -15,10 +18,11 @@ from collections.abc import Sequence
 import torch
 from gymnasium.spaces import Discrete, MultiDiscrete
 from torch import Tensor
-from torch.nn.functional import pad
 
 from holdfast.envs.base import State, TorchVectorEnv, Transition
 from holdfast.envs.cards import draw_for_cards
+
+LARGEST_BOARD = 12  # the tables have 2^12 lines
 
 
 class Battleship(TorchVectorEnv):
@@ -37,33 +41,35 @@ class Battleship(TorchVectorEnv):
         super().__init__(num_envs, Discrete(2), shots, settings, device)
         self._size, self._cells = board_size, board_size**2
         self._num_ships, self._ship_cells = len(ship_sizes), sum(ship_sizes)
-        # After the last ship there is nothing to place: a ship without cells.
-        sizes = [*ship_sizes, 0]
-        reach = torch.arange(max(sizes))
-        self._beyond = (reach >= torch.tensor(sizes).unsqueeze(1)).to(self.device)  # [ships + 1, longest]
-        self._places = torch.stack([_places(board_size, size) for size in sizes]).flatten(0, 1).to(self.device)
+        sizes = [*ship_sizes, 0]  # after the last ship there is nothing to place: a ship without cells
+        counts, starts = zip(*(_fits(board_size, size) for size in sizes))
+        self._counts = torch.cat(counts).to(self.device)
+        self._starts = torch.cat(starts).flatten().to(self.device)
+        self._places = torch.cat([_places(board_size, size) for size in sizes]).to(self.device)
         rewards = [-1.0 / (self._cells - self._ship_cells), 1.0 / self._ship_cells]
         self._rewards = torch.tensor(rewards, dtype=torch.float32, device=self.device)
-        self._row = torch.tensor([board_size, 1], device=self.device)
+        self._bits = (torch.ones(board_size, dtype=torch.int64) << torch.arange(board_size)).to(self.device)
 
     def draw(self) -> Tensor:
         """[B, ships]: for all ships of an episode; a step uses the first column only."""
         return draw_for_cards(self.num_envs, self._num_ships, self.generator)
 
     def begin(self, draws: Tensor) -> tuple[State, Tensor]:
-        water = torch.zeros(self.num_envs, self._cells, dtype=torch.bool, device=self.device)
+        water = torch.zeros(self.num_envs, 2 * self._size, dtype=torch.int64, device=self.device)
         steps = torch.zeros(self.num_envs, dtype=torch.int64, device=self.device)
         ships = water
         for number in range(self._num_ships):
             ships = self._place(ships, torch.full_like(steps, number), draws[:, number])
-        state = {"ships": ships, "shots": water, "next_ships": water.clone(), "hits": steps, "steps": steps.clone()}
+        shots = water[:, : self._size].clone()
+        state = {"ships": ships, "shots": shots, "next_ships": water, "hits": steps, "steps": steps.clone()}
         return state, torch.zeros_like(steps)
 
     def transition(self, state: State, actions: Tensor, draws: Tensor) -> Transition:
-        ships, shots = state["ships"], state["shots"]  # [B, cells]
+        ships, shots = state["ships"], state["shots"]  # [B, lines], [B, rows]
         next_ships = self._place(state["next_ships"], state["steps"].clamp_max(self._num_ships), draws[:, 0])
-        cell = (actions * self._row).sum(1, keepdim=True)
-        hit = (ships.gather(1, cell) > shots.gather(1, cell)).squeeze(1)
+        row, bit = actions[:, :1], self._bits[actions[:, 1:]]
+        shot = shots.gather(1, row)
+        hit = ((ships.gather(1, row) & ~shot & bit) != 0).squeeze(1)
 
         hits = state["hits"] + hit
         steps = state["steps"] + 1
@@ -74,8 +80,8 @@ class Battleship(TorchVectorEnv):
         return Transition(
             state={
                 "ships": torch.where(ended, next_ships, ships),
-                "shots": shots.scatter(1, cell, True) & ~ended,
-                "next_ships": next_ships & ~ended,
+                "shots": shots.scatter(1, row, shot | bit).masked_fill(ended, 0),
+                "next_ships": next_ships.masked_fill(ended, 0),
                 "hits": hits.masked_fill(done, 0),
                 "steps": steps.masked_fill(done, 0),
             },
@@ -88,32 +94,47 @@ class Battleship(TorchVectorEnv):
         )
 
     def _place(self, ships: Tensor, number: Tensor, draws: Tensor) -> Tensor:
-        """The boards [B, cells] with ship `number` [B] added, at a free place chosen by `draws` [B]."""
-        n = self._size
-        free = (~ships).view(-1, n, n)
-        lines = torch.stack((free, free.transpose(1, 2)), 1)  # [B, 2, n, n] along rows, along columns
-        longest = self._beyond.shape[1]
-        windows = pad(lines, (0, longest - 1)).unfold(3, longest, 1)  # [B, 2, n, n, longest]
-        beyond = self._beyond.index_select(0, number).view(-1, 1, 1, 1, longest)
-        fits = (windows | beyond).all(4).flatten(1)  # [B, 2 n n]: a ship may start here and go on along the line
-        count = fits.cumsum(1, dtype=torch.int32)
-        chosen = (draws.unsqueeze(1) % count[:, -1:]).to(torch.int32)
-        place = torch.searchsorted(count, chosen, right=True).squeeze(1)  # the first place that counts more
-        return ships | self._places.index_select(0, number * (2 * self._cells) + place)
+        """The boards [B, lines] with ship `number` [B] added, at a free place chosen by `draws` [B]."""
+        number = number.unsqueeze(1)
+        kind = (number << self._size) + ships  # [B, lines] which ship, in which line
+        count = self._counts[kind].cumsum(1)  # [B, lines] places in the lines up to this one
+        chosen = draws.unsqueeze(1) % count[:, -1:]
+        line = torch.searchsorted(count, chosen, right=True)  # the first line that counts more
+        from_end = count.gather(1, line) - chosen - 1
+        start = self._starts[kind.gather(1, line) * self._size + from_end]
+        place = (number * (2 * self._size) + line) * self._size + start
+        return ships | self._places[place.squeeze(1)]
+
+
+def _fits(board_size: int, ship_size: int) -> tuple[Tensor, Tensor]:
+    """For each line of `board_size` cells, taken ones as bits: in how many places [lines] a ship of `ship_size` cells fits,
+    and the cells [lines, board_size] where it may start, first those where it may.
+    """
+    lines, starts = torch.arange(1 << board_size).unsqueeze(1), torch.arange(board_size)
+    fits = ((lines >> starts) & ((1 << ship_size) - 1) == 0) & (starts + ship_size <= board_size)
+    return fits.sum(1), fits.int().argsort(dim=1, descending=True, stable=True)
 
 
 def _places(board_size: int, ship_size: int) -> Tensor:
-    """[2 n n, cells] bool: the cells of a ship that starts in each cell and goes along its row, then along its column."""
-    cells = torch.zeros(2, board_size, board_size, board_size, board_size, dtype=torch.bool)
-    for line in range(board_size):
-        for start in range(board_size):
-            cells[0, line, start, line, start : start + ship_size] = True
-            cells[1, line, start, start : start + ship_size, line] = True
-    return cells.view(2 * board_size**2, board_size**2)
+    """[lines x starts, lines]: the board with only a ship that lies along a line and starts in one of its cells."""
+    n = board_size
+    cells = torch.zeros(2, n, n, n, n, dtype=torch.int64)  # along rows or columns, line, start; row, column
+    for line in range(n):
+        for start in range(n):
+            cells[0, line, start, line, start : start + ship_size] = 1
+            cells[1, line, start, start : start + ship_size, line] = 1
+    bits = torch.ones(n, dtype=torch.int64) << torch.arange(n)
+    rows, columns = (cells * bits).sum(-1), (cells * bits.unsqueeze(1)).sum(-2)
+    return torch.cat((rows, columns), -1).flatten(0, 2)
 
 
 def _require_room(board_size: int, ship_sizes: Sequence[int]) -> None:
-    """A board of n rows has n * (n // size) places for a ship that do not touch; some of them must be left for each."""
+    """A board of n rows has n * (n // size) places for a ship that do not overlap; one of them must be left for each."""
+    if not 1 <= board_size <= LARGEST_BOARD or not ship_sizes:
+        raise ValueError(
+            f"board_size is {board_size} and ship_sizes are {list(ship_sizes)}; expected a board of 1 to {LARGEST_BOARD} "
+            "cells a side and at least one ship"
+        )
     taken = 0
     for size in ship_sizes:
         if size < 1 or taken >= board_size * (board_size // size):
@@ -122,5 +143,3 @@ def _require_room(board_size: int, ship_sizes: Sequence[int]) -> None:
                 "expected positive sizes and a larger board"
             )
         taken += size
-    if not ship_sizes:
-        raise ValueError("there are no ships; expected at least one size in ship_sizes")

@@ -100,7 +100,7 @@ class NoisyPositionOnlyPendulum(PositionOnlyPendulum):
 
     def draw(self) -> Tensor:
         """[B, 6]: the start of an episode, noise for its first observation, noise for the next one."""
-        noise = torch.empty(self.num_envs, 4, dtype=self._dtype, device=self.device)
+        noise = torch.empty(self.num_envs, 4, device=self.device)
         noise = noise.normal_(0, self.settings["noise_sigma"], generator=self.generator)
         return torch.cat((super().draw(), noise), 1)
 
