@@ -28,17 +28,20 @@ LARGEST_BOARD = 12  # the tables have 2^12 lines
 class Battleship(TorchVectorEnv):
     """Observation: whether the last shot hit, 0 at the start. Action: row and column of the shot."""
 
+    render_modes = ("ansi",)
+
     def __init__(
         self,
         num_envs: int,
         board_size: int = 10,
         ship_sizes: Sequence[int] = (2, 3, 3, 4),
         device: torch.device | str = "cpu",
+        render_mode: str | None = None,
     ) -> None:
         _require_room(board_size, ship_sizes)
         shots = MultiDiscrete([board_size, board_size])
         settings = {"board_size": board_size, "ship_sizes": list(ship_sizes)}
-        super().__init__(num_envs, Discrete(2), shots, settings, device)
+        super().__init__(num_envs, Discrete(2), shots, settings, device, render_mode)
         self._size, self._cells = board_size, board_size**2
         self._num_ships, self._ship_cells = len(ship_sizes), sum(ship_sizes)
         sizes = [*ship_sizes, 0]  # after the last ship there is nothing to place: a ship without cells
@@ -91,6 +94,16 @@ class Battleship(TorchVectorEnv):
             truncated=truncated,
             done=done,
             final_obs=hit.long(),
+        )
+
+    def text(self, row: int) -> str:
+        """Hits ☒, misses ⚬, ships not hit ☐, water ·."""
+        assert self.state is not None
+        lines = zip(self.state["ships"][row].tolist(), self.state["shots"][row].tolist())
+        letters = ("·", "☐", "⚬", "☒")
+        return "\n".join(
+            " ".join(letters[(ships >> column & 1) + 2 * (shots >> column & 1)] for column in range(self._size))
+            for ships, shots in lines
         )
 
     def _place(self, ships: Tensor, number: Tensor, draws: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from gymnasium.spaces import Discrete, MultiDiscrete
 from torch import Tensor
 
 from holdfast.envs.base import State, TorchVectorEnv, Transition
-from holdfast.envs.cards import CARDS_PER_DECK, KINDS, deal, draw_for_one_card, full_deck
+from holdfast.envs.cards import CARDS_PER_DECK, KINDS, NAMES, RANKS, deal, draw_for_one_card, full_deck
 
 NO_CARD = -1
 
@@ -30,8 +30,15 @@ class Concentration(TorchVectorEnv):
     `deck_type` says what makes a pair: "colors" or "ranks".
     """
 
+    render_modes = ("ansi",)
+
     def __init__(
-        self, num_envs: int, num_decks: int = 1, deck_type: str = "ranks", device: torch.device | str = "cpu"
+        self,
+        num_envs: int,
+        num_decks: int = 1,
+        deck_type: str = "ranks",
+        device: torch.device | str = "cpu",
+        render_mode: str | None = None,
     ) -> None:
         if num_decks < 1 or deck_type not in ("colors", "ranks"):
             raise ValueError(
@@ -41,7 +48,7 @@ class Concentration(TorchVectorEnv):
         self._num_cards, self._face_down = num_decks * CARDS_PER_DECK, KINDS[deck_type]
         seen = MultiDiscrete([self._face_down + 1] * self._num_cards)
         settings = {"num_decks": num_decks, "deck_type": deck_type}
-        super().__init__(num_envs, seen, Discrete(self._num_cards), settings, device)
+        super().__init__(num_envs, seen, Discrete(self._num_cards), settings, device, render_mode)
         n = self._num_cards
         self._time_limit = math.ceil(2 * n - n / (2 * n - 1))
         self._full = full_deck(num_decks, self.device, self._face_down)
@@ -106,3 +113,16 @@ class Concentration(TorchVectorEnv):
             done=done,
             final_obs=(seen ^ self._face_down).long(),
         )
+
+    def text(self, row: int) -> str:
+        """The cards that are face up, and question marks. A card turned in the current try is face up."""
+        assert self.state is not None
+        cards, face_up = self.state["cards"][row].tolist(), self.state["face_up"][row].tolist()
+        first = int(self.state["first"][row])
+        names = NAMES[self.settings["deck_type"]]
+        letters = [
+            names[card ^ self._face_down] if up or index == first else "?"
+            for index, (card, up) in enumerate(zip(cards, face_up))
+        ]
+        lines = [letters[start : start + RANKS] for start in range(0, self._num_cards, RANKS)]
+        return "\n".join(" ".join(name.ljust(2) for name in line).rstrip() for line in lines)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from holdfast.envs.base import State, TorchVectorEnv, Transition
-from holdfast.envs.cards import CARDS_PER_DECK, KINDS, deal, draw_for_cards, full_deck, last_card
+from holdfast.envs.cards import CARDS_PER_DECK, KINDS, NAMES, deal, draw_for_cards, full_deck, last_card
 
 
 class CountRecall(TorchVectorEnv):
@@ -24,8 +24,15 @@ class CountRecall(TorchVectorEnv):
 
     can_truncate = False
 
+    render_modes = ("ansi",)
+
     def __init__(
-        self, num_envs: int, num_decks: int = 1, deck_type: str = "colors", device: torch.device | str = "cpu"
+        self,
+        num_envs: int,
+        num_decks: int = 1,
+        deck_type: str = "colors",
+        device: torch.device | str = "cpu",
+        render_mode: str | None = None,
     ) -> None:
         if num_decks < 1 or deck_type not in KINDS:
             raise ValueError(
@@ -35,7 +42,8 @@ class CountRecall(TorchVectorEnv):
         kinds, num_cards = KINDS[deck_type], num_decks * CARDS_PER_DECK
         self._per_kind = num_cards // kinds
         settings = {"num_decks": num_decks, "deck_type": deck_type}
-        super().__init__(num_envs, MultiDiscrete([kinds] * 2), Discrete(self._per_kind + 1), settings, device)
+        seen, counts = MultiDiscrete([kinds] * 2), Discrete(self._per_kind + 1)
+        super().__init__(num_envs, seen, counts, settings, device, render_mode)
         self._full = full_deck(num_decks, self.device, kinds)
         self._reward = torch.tensor(1 / (num_cards - 1), dtype=torch.float32, device=self.device)
         self._penalty = -self._reward
@@ -46,12 +54,12 @@ class CountRecall(TorchVectorEnv):
 
     def begin(self, draws: Tensor) -> tuple[State, Tensor]:
         dealt, decks = deal(self._full.repeat(self.num_envs, 2, 1), draws.unsqueeze(2))
-        return {"decks": decks, "asked": dealt[:, 1].clone()}, dealt
+        return {"decks": decks, "cards": dealt.clone()}, dealt
 
     def transition(self, state: State, actions: Tensor, draws: Tensor) -> Transition:
-        decks, asked = state["decks"], state["asked"]  # [B, 2, kinds]: dealt from, asked from; [B]
+        decks, asked = state["decks"], state["cards"][:, 1:]  # [B, 2, kinds]: dealt from, asked from; [B, 1]
         # Entry j of a deck counts kinds 0 to j. The two entries around a kind give the number of its cards.
-        around = pad(decks[:, 0], (1, 0)).gather(1, asked.unsqueeze(1) + self._ends)
+        around = pad(decks[:, 0], (1, 0)).gather(1, asked + self._ends)
         seen = self._per_kind + around[:, 0] - around[:, 1]
 
         # The last cards of the decks are not random, so the draws of that step are used for the next decks.
@@ -59,7 +67,7 @@ class CountRecall(TorchVectorEnv):
         ended = terminated.unsqueeze(1)
         dealt, next_decks = deal(torch.where(ended.unsqueeze(2), self._full, decks), draws.unsqueeze(2))
         return Transition(
-            state={"decks": next_decks, "asked": dealt[:, 1].clone()},
+            state={"decks": next_decks, "cards": dealt.clone()},
             obs=dealt,
             rewards=torch.where(actions == seen, self._reward, self._penalty),
             terminated=terminated,
@@ -67,3 +75,8 @@ class CountRecall(TorchVectorEnv):
             done=terminated,
             final_obs=torch.where(ended, last_card(decks), dealt),
         )
+
+    def text(self, row: int) -> str:
+        assert self.state is not None
+        dealt, asked = (NAMES[self.settings["deck_type"]][kind] for kind in self.state["cards"][row].tolist())
+        return f"dealt {dealt}, how many {asked}?"

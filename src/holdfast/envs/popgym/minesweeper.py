@@ -22,8 +22,15 @@ MOST_SQUARES = 64
 class MineSweeper(TorchVectorEnv):
     """Observation: mines on the square just looked at and its neighbors, 0 at the start. Action: row and column."""
 
+    render_modes = ("ansi",)
+
     def __init__(
-        self, num_envs: int, board_size: int = 4, num_mines: int = 2, device: torch.device | str = "cpu"
+        self,
+        num_envs: int,
+        board_size: int = 4,
+        num_mines: int = 2,
+        device: torch.device | str = "cpu",
+        render_mode: str | None = None,
     ) -> None:
         squares = board_size**2
         if board_size < 2 or squares > MOST_SQUARES or not 1 <= num_mines <= squares - 3:
@@ -33,7 +40,7 @@ class MineSweeper(TorchVectorEnv):
             )
         settings = {"board_size": board_size, "num_mines": num_mines}
         shape = MultiDiscrete([board_size, board_size])
-        super().__init__(num_envs, Discrete(min(num_mines + 1, 10)), shape, settings, device)
+        super().__init__(num_envs, Discrete(min(num_mines + 1, 10)), shape, settings, device, render_mode)
         self._clear = squares - num_mines
         numbers = torch.arange(squares, device=self.device)
         self._bits = torch.ones_like(numbers) << numbers
@@ -60,7 +67,7 @@ class MineSweeper(TorchVectorEnv):
         square = (actions * self._row).sum(1)
         bit = self._bits.index_select(0, square)
         exploded = (mines & bit) != 0
-        outcome = torch.where(exploded, 2, ((viewed & bit) != 0).long())
+        outcome = ((viewed & bit) != 0) + exploded * 2
         viewed = viewed | bit
         near, counted = self._near.index_select(0, square), self._counted.index_select(0, square)  # [B, 9]
         seen = ((mines.unsqueeze(1) >> near) & counted).sum(1)
@@ -82,6 +89,15 @@ class MineSweeper(TorchVectorEnv):
             done=done,
             final_obs=seen,
         )
+
+    def text(self, row: int) -> str:
+        """The mines around each square that was looked at, and dots."""
+        assert self.state is not None
+        size, mines, viewed = self.settings["board_size"], int(self.state["mines"][row]), int(self.state["viewed"][row])
+        near, counted = self._near.tolist(), self._counted.tolist()
+        seen = [sum((mines >> n & 1) * c for n, c in zip(*pair)) for pair in zip(near, counted)]
+        letters = [str(count) if viewed >> square & 1 else "." for square, count in enumerate(seen)]
+        return "\n".join(" ".join(letters[start : start + size]) for start in range(0, size**2, size))
 
     def _lay_mines(self, draws: Tensor) -> Tensor:
         """[B] bits: every set of `num_mines` squares is equally likely (Floyd's sampling without replacement).
