@@ -99,7 +99,11 @@ class BanditFeed(Feed):
         theirs.np_random = Recorder(theirs.np_random)
 
     def before(self, ours, theirs, actions):
-        self.chances = [env.bandits[action] for env, action in zip(theirs, actions)]
+        # An arm that was pulled before has its chance; what is drawn for it must not matter.
+        known = ours.state["chances"].gather(1, torch.tensor(actions).unsqueeze(1)).squeeze(1) >= 0
+        self.chances = [
+            1 - env.bandits[action] if old else env.bandits[action] for env, action, old in zip(theirs, actions, known)
+        ]
         for env in theirs:
             env.np_random.calls.clear()
 
