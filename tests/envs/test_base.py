@@ -25,6 +25,13 @@ ONE_OF_EACH = [
     "holdfast/VelocityOnlyCartPoleEasy-v0",
     "holdfast/MultiarmedBanditEasy-v0",
     "holdfast/HigherLowerEasy-v0",
+    "holdfast/PositionOnlyPendulumHard-v0",
+    "holdfast/NoisyPositionOnlyPendulumEasy-v0",
+    "holdfast/AutoencodeEasy-v0",
+    "holdfast/CountRecallEasy-v0",
+    "holdfast/ConcentrationEasy-v0",
+    "holdfast/BattleshipEasy-v0",
+    "holdfast/MineSweeperEasy-v0",
 ]
 
 
@@ -218,6 +225,48 @@ def test_wrong_actions_are_refused_with_what_was_expected():
         env.step(np.array([0, 1, 2, 3, 0, 0]))
 
 
+def test_wrong_actions_of_several_numbers_or_floats_are_refused_too():
+    env = make("holdfast/BattleshipEasy-v0", seed=0)
+    with pytest.raises(ValueError, match=r"shape \(6,\), expected \(6, 2\)"):
+        env.step(torch.zeros(6, dtype=torch.int64))
+    with pytest.raises(ValueError, match=r"actions range from 0 to 8, expected 0 to \[7 7\]"):
+        env.step(np.array([[0, 8]] * 6))
+    env = make("holdfast/PositionOnlyPendulumEasy-v0", seed=0)
+    with pytest.raises(ValueError, match=r"shape \(6,\), expected \(6, 1\)"):
+        env.step(torch.zeros(6))
+    with pytest.raises(TypeError, match=r"torch.int64, expected floats"):
+        env.step(torch.zeros(6, 1, dtype=torch.int64))
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs", "message"),
+    [
+        ("NoisyPositionOnlyCartPole", {"noise_sigma": -0.1}, "noise_sigma is -0.1; expected at least 0"),
+        ("NoisyPositionOnlyPendulum", {"noise_sigma": -0.1}, "noise_sigma is -0.1; expected at least 0"),
+        ("PositionOnlyPendulum", {"max_episode_length": 0}, "max_episode_length is 0"),
+        ("MultiarmedBandit", {"num_bandits": 0}, "num_bandits is 0 and episode_length is 200"),
+        ("HigherLower", {"num_decks": 0}, "num_decks is 0; expected at least 1"),
+        ("Autoencode", {"num_decks": 0}, "num_decks is 0; expected at least 1"),
+        (
+            "CountRecall",
+            {"deck_type": "jokers"},
+            "deck_type is 'jokers'; expected at least one deck and one of colors, suits",
+        ),
+        (
+            "Concentration",
+            {"deck_type": "suits"},
+            "deck_type is 'suits'; expected at least one deck and colors or ranks",
+        ),
+        ("Battleship", {"board_size": 3}, r"ships of \[2, 3, 3, 4\] cells may not fit on a board of 3 x 3"),
+        ("Battleship", {"board_size": 13}, "board_size is 13 .* 1 to 12 cells a side"),
+        ("MineSweeper", {"board_size": 9}, "board_size is 9 and num_mines is 2; expected boards of 2 to 8"),
+    ],
+)
+def test_settings_that_make_no_game_are_refused(name, kwargs, message):
+    with pytest.raises(ValueError, match=message):
+        getattr(holdfast.envs, name)(2, **kwargs)
+
+
 def test_misuse_is_refused_with_what_to_do():
     with pytest.raises(gym.error.ResetNeeded, match=r"call reset\(\) before step"):
         holdfast.envs.RepeatFirst(2).step(torch.zeros(2, dtype=torch.int64))
@@ -233,18 +282,19 @@ def test_misuse_is_refused_with_what_to_do():
 
 # --- no waiting for the device -------------------------------------------------------------------------
 
-WAITS = {"_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal", "_unique2", "item"}
+WAITS = {"_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal", "_unique2", "item", "lift_fresh"}
 
 
 class RefusesToWait(TorchDispatchMode):
-    """Fails on operations that must know a tensor's values, and on writes into a tensor."""
+    """Fails on operations that must know a tensor's values or copy from the host, and on writes into a tensor."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = func.overloadpacket.__name__
         assert name not in WAITS, f"{func} waits for the device"
         if name == "index":
             assert all(i is None or i.dtype != torch.bool for i in args[1]), "indexing by a mask waits"
-        assert not name.endswith("_") or name in ("uniform_", "normal_"), f"{func} writes in place"
+        in_place = name.endswith("_") and not name.endswith("__")
+        assert not in_place or name in ("uniform_", "normal_"), f"{func} writes in place"
         return func(*args, **(kwargs or {}))
 
 

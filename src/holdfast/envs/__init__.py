@@ -25,8 +25,15 @@ _CLASSES = {
     "VelocityMask": "velocity_mask",
     "NoisyPositionOnlyCartPole": "popgym.cartpole",
     "VelocityOnlyCartPole": "popgym.cartpole",
-    "HigherLower": "popgym.higher_lower",
+    "PositionOnlyPendulum": "popgym.pendulum",
+    "NoisyPositionOnlyPendulum": "popgym.pendulum",
     "MultiarmedBandit": "popgym.multiarmed_bandit",
+    "HigherLower": "popgym.higher_lower",
+    "Autoencode": "popgym.autoencode",
+    "CountRecall": "popgym.count_recall",
+    "Concentration": "popgym.concentration",
+    "Battleship": "popgym.battleship",
+    "MineSweeper": "popgym.minesweeper",
 }
 
 __all__ = ["EnvRow", "UnknownEnvError", "list_envs", "make", "register_all", *_CLASSES]

@@ -56,6 +56,8 @@ class TorchVectorEnv(VectorEnv[Any, Tensor, Tensor]):
     """The task's parameters. A state saved with other settings is refused."""
     env_dims: ClassVar[dict[str, int]] = {}
     """Which dimension of a part of the state is the environments', where it is not the first."""
+    render_modes: ClassVar[tuple[str, ...]] = ()
+    """("ansi",) if the task writes `text`."""
     can_truncate: bool = True
     """False if `truncated` is never True. Rollouts then skip what only a truncation needs."""
 
@@ -66,10 +68,16 @@ class TorchVectorEnv(VectorEnv[Any, Tensor, Tensor]):
         action_space: gym.Space[Any],
         settings: dict[str, Any],
         device: torch.device | str = "cpu",
+        render_mode: str | None = None,
     ) -> None:
         if not isinstance(num_envs, int) or num_envs < 1:
             raise ValueError(f"num_envs is {num_envs!r}; expected an integer of at least 1")
-        self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
+        if render_mode is not None and render_mode not in self.render_modes:
+            raise ValueError(
+                f"render_mode is {render_mode!r}; expected None{''.join(f' or {m}' for m in self.render_modes)}"
+            )
+        self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP, "render_modes": list(self.render_modes)}
+        self.render_mode = render_mode
         self.num_envs = num_envs
         self.single_observation_space = observation_space
         self.single_action_space = action_space
@@ -96,6 +104,10 @@ class TorchVectorEnv(VectorEnv[Any, Tensor, Tensor]):
     def transition(self, state: State, actions: Tensor, draws: Tensor) -> Transition:
         """One step, including autoreset. Pure: `state` does not change, the result holds a new one."""
 
+    def text(self, row: int) -> str:
+        """Environment `row` in letters, for `render_mode="ansi"`. May wait for the device."""
+        raise NotImplementedError(f"{type(self).__name__} cannot be rendered")
+
     # --- the gymnasium interface ----------------------------------------------------------------------------
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -119,6 +131,14 @@ class TorchVectorEnv(VectorEnv[Any, Tensor, Tensor]):
         state, obs, rewards, terminated, truncated, done, final_obs = self.transition(self.state, actions, self.draw())
         self.state = state
         return obs, rewards, terminated, truncated, {"final_obs": final_obs, "_final_obs": done}
+
+    def render(self) -> tuple[str, ...] | None:
+        """All environments in letters. None unless the environment was made with `render_mode="ansi"`."""
+        if self.render_mode is None:
+            return None
+        if self.state is None:
+            raise ResetNeeded(f"{type(self).__name__}: call reset() before render()")
+        return tuple(self.text(row) for row in range(self.num_envs))
 
     # --- saving and restoring -------------------------------------------------------------------------------
 

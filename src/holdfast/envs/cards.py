@@ -12,6 +12,10 @@ from torch import Tensor
 
 CARDS_PER_DECK = 52
 SUITS, RANKS, COLORS = 4, 13, 2
+KINDS = {"colors": COLORS, "suits": SUITS, "ranks": RANKS}
+"""How many kinds of cards there are, by what makes a kind."""
+NAMES = {"colors": ("b", "r"), "suits": tuple("♠♦♣♥"), "ranks": ("A", *map(str, range(2, 11)), "J", "Q", "K")}
+"""The kinds in letters."""
 _DRAW_LIMIT = 1 << 62  # draws are below this, so the bias of the remainder is below 1e-15
 
 

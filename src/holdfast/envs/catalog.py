@@ -73,60 +73,91 @@ def _position_only_cartpole(level: str, max_episode_length: int) -> EnvRow:
     )
 
 
-def _noisy_position_only_cartpole(level: str, noise_sigma: float) -> EnvRow:
-    return EnvRow(
-        id=f"holdfast/NoisyPositionOnlyCartPole{level}-v0",
-        description=f"balance a pole, seeing positions with noise of {noise_sigma}",
-        observation_space="Box(2)",
-        action_space="Discrete(2)",
-        episode_length="up to 200",
-        chance_return=0.111,
-        solved_return=1.0,
-        entry_point="holdfast.envs.popgym.cartpole:NoisyPositionOnlyCartPole",
-        kwargs={"noise_sigma": noise_sigma},
+def _popgym(
+    name: str,
+    description: str,
+    spaces: tuple[str, str],
+    length: int | str,
+    returns: tuple[float, float],
+    module: str,
+    **kwargs: Any,
+) -> EnvRow:
+    """One of POPGym's tasks, in `holdfast.envs.popgym`. spaces: observation, action; returns: chance, solved."""
+    class_name = name.removesuffix("Easy").removesuffix("Medium").removesuffix("Hard")
+    entry_point = f"holdfast.envs.popgym.{module}:{class_name}"
+    return EnvRow(f"holdfast/{name}-v0", description, *spaces, str(length), *returns, entry_point, kwargs)
+
+
+def _noisy_cartpole(level: str, noise_sigma: float) -> EnvRow:
+    name, text = f"NoisyPositionOnlyCartPole{level}", f"balance a pole, seeing positions with noise of {noise_sigma}"
+    spaces = ("Box(2)", "Discrete(2)")
+    return _popgym(name, text, spaces, "up to 200", (0.111, 1.0), "cartpole", noise_sigma=noise_sigma)
+
+
+def _velocity_only_cartpole(level: str, length: int) -> EnvRow:
+    name, text = f"VelocityOnlyCartPole{level}", "balance a pole, seeing velocities only"
+    spaces, returns = ("Box(2)", "Discrete(2)"), (round(22.3 / length, 3), 1.0)
+    return _popgym(name, text, spaces, f"up to {length}", returns, "cartpole", max_episode_length=length)
+
+
+def _pendulum(level: str, length: int, chance: float, solved: float) -> EnvRow:
+    name, text = f"PositionOnlyPendulum{level}", "swing a pendulum up without seeing its speed"
+    spaces = ("Box(2)", "Box(1)")
+    return _popgym(name, text, spaces, length, (chance, solved), "pendulum", max_episode_length=length)
+
+
+def _noisy_pendulum(level: str, noise_sigma: float) -> EnvRow:
+    name, text = (
+        f"NoisyPositionOnlyPendulum{level}",
+        f"swing a pendulum up, seeing its angle with noise of {noise_sigma}",
     )
+    spaces = ("Box(2)", "Box(1)")
+    return _popgym(name, text, spaces, 200, (0.244, 0.915), "pendulum", noise_sigma=noise_sigma)
 
 
-def _velocity_only_cartpole(level: str, max_episode_length: int) -> EnvRow:
-    return EnvRow(
-        id=f"holdfast/VelocityOnlyCartPole{level}-v0",
-        description="balance a pole, seeing velocities only",
-        observation_space="Box(2)",
-        action_space="Discrete(2)",
-        episode_length=f"up to {max_episode_length}",
-        chance_return=round(22.3 / max_episode_length, 3),
-        solved_return=1.0,
-        entry_point="holdfast.envs.popgym.cartpole:VelocityOnlyCartPole",
-        kwargs={"max_episode_length": max_episode_length},
-    )
+def _multiarmed_bandit(level: str, arms: int, length: int, solved: float) -> EnvRow:
+    name, text = f"MultiarmedBandit{level}", f"find the best of {arms} arms and pull it"
+    spaces, kwargs = ("Discrete(2)", f"Discrete({arms})"), {"num_bandits": arms, "episode_length": length}
+    return _popgym(name, text, spaces, length, (0.0, solved), "multiarmed_bandit", **kwargs)
 
 
-def _multiarmed_bandit(level: str, num_bandits: int, episode_length: int, solved_return: float) -> EnvRow:
-    return EnvRow(
-        id=f"holdfast/MultiarmedBandit{level}-v0",
-        description=f"find the best of {num_bandits} arms and pull it",
-        observation_space="Discrete(2)",
-        action_space=f"Discrete({num_bandits})",
-        episode_length=str(episode_length),
-        chance_return=0.0,
-        solved_return=solved_return,
-        entry_point="holdfast.envs.popgym.multiarmed_bandit:MultiarmedBandit",
-        kwargs={"num_bandits": num_bandits, "episode_length": episode_length},
-    )
+def _higher_lower(level: str, num_decks: int, solved: float) -> EnvRow:
+    name, text, spaces = f"HigherLower{level}", "is the next card higher or lower?", ("Discrete(13)", "Discrete(2)")
+    return _popgym(name, text, spaces, 52 * num_decks - 1, (0.0, solved), "higher_lower", num_decks=num_decks)
 
 
-def _higher_lower(level: str, num_decks: int, solved_return: float) -> EnvRow:
-    return EnvRow(
-        id=f"holdfast/HigherLower{level}-v0",
-        description="guess whether the next card is higher or lower",
-        observation_space="Discrete(13)",
-        action_space="Discrete(2)",
-        episode_length=str(52 * num_decks - 1),
-        chance_return=0.0,
-        solved_return=solved_return,
-        entry_point="holdfast.envs.popgym.higher_lower:HigherLower",
-        kwargs={"num_decks": num_decks},
-    )
+def _autoencode(level: str, num_decks: int) -> EnvRow:
+    name, text = f"Autoencode{level}", f"watch {52 * num_decks} cards, then name their suits in reverse order"
+    spaces = ("Tuple(Discrete(2), Discrete(4))", "Discrete(4)")
+    return _popgym(name, text, spaces, 104 * num_decks - 1, (-0.5, 1.0), "autoencode", num_decks=num_decks)
+
+
+def _count_recall(level: str, num_decks: int, deck_type: str, kinds: int) -> EnvRow:
+    name, text = f"CountRecall{level}", f"how many cards of a kind have been dealt ({deck_type})?"
+    counts = 52 * num_decks // kinds + 1
+    spaces, kwargs = (f"MultiDiscrete({kinds}, {kinds})", f"Discrete({counts})"), {"deck_type": deck_type}
+    returns = (round(2 / counts - 1, 3), 1.0)
+    return _popgym(name, text, spaces, 52 * num_decks - 1, returns, "count_recall", num_decks=num_decks, **kwargs)
+
+
+def _concentration(level: str, num_decks: int, deck_type: str, kinds: int, chance: float) -> EnvRow:
+    name, text, cards = f"Concentration{level}", f"turn up pairs of cards ({deck_type})", 52 * num_decks
+    spaces, kwargs = (f"MultiDiscrete({cards} x {kinds + 1})", f"Discrete({cards})"), {"deck_type": deck_type}
+    returns, length = (chance, 1.0), f"{cards} to {2 * cards}"
+    return _popgym(name, text, spaces, length, returns, "concentration", num_decks=num_decks, **kwargs)
+
+
+def _battleship(level: str, board_size: int, chance: float) -> EnvRow:
+    name, text = f"Battleship{level}", f"sink four ships on a hidden board of {board_size} x {board_size}"
+    spaces = ("Discrete(2)", f"MultiDiscrete({board_size}, {board_size})")
+    return _popgym(name, text, spaces, f"12 to {board_size**2}", (chance, 1.0), "battleship", board_size=board_size)
+
+
+def _minesweeper(level: str, board_size: int, num_mines: int, chance: float) -> EnvRow:
+    name, text = f"MineSweeper{level}", f"avoid {num_mines} mines on a hidden board of {board_size} x {board_size}"
+    spaces = (f"Discrete({num_mines + 1 if num_mines < 10 else 10})", f"MultiDiscrete({board_size}, {board_size})")
+    length, kwargs = f"up to {board_size**2 - num_mines}", {"board_size": board_size, "num_mines": num_mines}
+    return _popgym(name, text, spaces, length, (chance, 1.0), "minesweeper", **kwargs)
 
 
 CATALOG: tuple[EnvRow, ...] = (
@@ -139,18 +170,39 @@ CATALOG: tuple[EnvRow, ...] = (
     _position_only_cartpole("Easy", max_episode_length=200),
     _position_only_cartpole("Medium", max_episode_length=400),
     _position_only_cartpole("Hard", max_episode_length=600),
-    _noisy_position_only_cartpole("Easy", noise_sigma=0.1),
-    _noisy_position_only_cartpole("Medium", noise_sigma=0.2),
-    _noisy_position_only_cartpole("Hard", noise_sigma=0.3),
-    _velocity_only_cartpole("Easy", max_episode_length=200),
-    _velocity_only_cartpole("Medium", max_episode_length=400),
-    _velocity_only_cartpole("Hard", max_episode_length=600),
-    _multiarmed_bandit("Easy", num_bandits=10, episode_length=200, solved_return=0.818),
-    _multiarmed_bandit("Medium", num_bandits=20, episode_length=400, solved_return=0.905),
-    _multiarmed_bandit("Hard", num_bandits=30, episode_length=600, solved_return=0.935),
-    _higher_lower("Easy", num_decks=1, solved_return=0.527),
-    _higher_lower("Medium", num_decks=2, solved_return=0.516),
-    _higher_lower("Hard", num_decks=3, solved_return=0.512),
+    _noisy_cartpole("Easy", noise_sigma=0.1),
+    _noisy_cartpole("Medium", noise_sigma=0.2),
+    _noisy_cartpole("Hard", noise_sigma=0.3),
+    _velocity_only_cartpole("Easy", length=200),
+    _velocity_only_cartpole("Medium", length=400),
+    _velocity_only_cartpole("Hard", length=600),
+    _pendulum("Easy", length=200, chance=0.244, solved=0.915),
+    _pendulum("Medium", length=150, chance=0.242, solved=0.887),
+    _pendulum("Hard", length=100, chance=0.241, solved=0.83),
+    _noisy_pendulum("Easy", noise_sigma=0.1),
+    _noisy_pendulum("Medium", noise_sigma=0.2),
+    _noisy_pendulum("Hard", noise_sigma=0.3),
+    _multiarmed_bandit("Easy", arms=10, length=200, solved=0.818),
+    _multiarmed_bandit("Medium", arms=20, length=400, solved=0.905),
+    _multiarmed_bandit("Hard", arms=30, length=600, solved=0.935),
+    _higher_lower("Easy", num_decks=1, solved=0.527),
+    _higher_lower("Medium", num_decks=2, solved=0.516),
+    _higher_lower("Hard", num_decks=3, solved=0.512),
+    _autoencode("Easy", num_decks=1),
+    _autoencode("Medium", num_decks=2),
+    _autoencode("Hard", num_decks=3),
+    _count_recall("Easy", num_decks=1, deck_type="colors", kinds=2),
+    _count_recall("Medium", num_decks=2, deck_type="suits", kinds=4),
+    _count_recall("Hard", num_decks=4, deck_type="ranks", kinds=13),
+    _concentration("Easy", num_decks=1, deck_type="colors", kinds=2, chance=-0.191),
+    _concentration("Medium", num_decks=2, deck_type="colors", kinds=2, chance=-0.186),
+    _concentration("Hard", num_decks=1, deck_type="ranks", kinds=13, chance=-0.834),
+    _battleship("Easy", board_size=8, chance=-0.45),
+    _battleship("Medium", board_size=10, chance=-0.416),
+    _battleship("Hard", board_size=12, chance=-0.399),
+    _minesweeper("Easy", board_size=4, num_mines=2, chance=-0.234),
+    _minesweeper("Medium", board_size=6, num_mines=6, chance=-0.402),
+    _minesweeper("Hard", board_size=8, num_mines=10, chance=-0.433),
     EnvRow(
         id="holdfast/TMaze-v0",
         description="turn at the end of a corridor (`length` cells, 20) as a sign at its start showed",

@@ -70,6 +70,13 @@ class VectorEnvAdapter:
         self.num_envs: int = env.num_envs
         self.observation_space = input_space(env.single_observation_space, env.single_action_space, self.inputs)
         self.action_space = env.single_action_space
+        # Made once: a captured rollout cannot copy from the host.
+        space = self.action_space
+        self._bounds = (
+            tuple(torch.as_tensor(bound, device=self.device) for bound in (space.low, space.high))
+            if isinstance(space, spaces.Box)
+            else None
+        )
         self.has_dummy_steps = self.mode == AutoresetMode.NEXT_STEP
         self._mask_method = _mask_method(env)
         self._returns_tensors = False
@@ -118,14 +125,13 @@ class VectorEnvAdapter:
 
     def to_env(self, action: Tensor) -> Any:
         """The action as the environment takes it: clipped to its Box, numpy unless it returns tensors."""
-        space = self.action_space
-        if isinstance(space, spaces.Box):
-            low = torch.as_tensor(space.low, device=action.device)
-            action = action.clamp(low, torch.as_tensor(space.high, device=action.device))
+        if self._bounds is not None:
+            action = action.clamp(*self._bounds)
         if self._returns_tensors:
             return action
         array = action.cpu().numpy()
-        return array.astype(space.dtype, copy=False) if space.dtype is not None else array
+        dtype = self.action_space.dtype
+        return array.astype(dtype, copy=False) if dtype is not None else array
 
     # --- saving ------------------------------------------------------------------------------------------------------
 

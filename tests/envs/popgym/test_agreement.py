@@ -99,7 +99,11 @@ class BanditFeed(Feed):
         theirs.np_random = Recorder(theirs.np_random)
 
     def before(self, ours, theirs, actions):
-        self.chances = [env.bandits[action] for env, action in zip(theirs, actions)]
+        # An arm that was pulled before has its chance; what is drawn for it must not matter.
+        known = ours.state["chances"].gather(1, torch.tensor(actions).unsqueeze(1)).squeeze(1) >= 0
+        self.chances = [
+            1 - env.bandits[action] if old else env.bandits[action] for env, action, old in zip(theirs, actions, known)
+        ]
         for env in theirs:
             env.np_random.calls.clear()
 
@@ -113,14 +117,146 @@ class BanditFeed(Feed):
         return int(theirs.bandits.argmax())
 
 
+class PendulumFeed(Feed):
+    """Each step starts from POPGym's motion, as CartPole's does."""
+
+    ends = frozenset({"truncated"})
+    rtol = 1.2e-7
+
+    def before(self, ours, theirs, actions):
+        ours.state = {**ours.state, "motion": self.motion(theirs)}
+
+    def motion(self, theirs):
+        return torch.tensor(np.array([env.state for env in theirs]))
+
+    def draws(self, ours, theirs, obs):
+        return self.motion(theirs)
+
+    def good_action(self, theirs):
+        angle, spin = theirs.state
+        angle = (angle + np.pi) % (2 * np.pi) - np.pi
+        torque = -10 * angle - 3 * spin if abs(angle) < 0.6 else 2 * np.sign(spin)
+        return np.array([torque], np.float32)  # often beyond the limits, which clips it
+
+
+class NoisyPendulumFeed(PendulumFeed):
+    def prepare(self, theirs):
+        theirs.np_random = Recorder(theirs.np_random)
+
+    def before(self, ours, theirs, actions):
+        super().before(ours, theirs, actions)
+        for env in theirs:
+            env.np_random.calls.clear()
+
+    def draws(self, ours, theirs, obs):
+        return torch.cat([self.motion(theirs), noise(theirs)], 1)
+
+
+class AutoencodeFeed(Feed):
+    def draws(self, ours, theirs, obs):
+        full = ours._full.expand(ours.num_envs, -1)
+        if ours.state is None:
+            deck = full
+        else:
+            deck = torch.where((ours.state["steps"] < ours._num_cards - 1).unsqueeze(1), ours.state["deck"], full)
+        return draws_that_deal(deck, [suit for _, suit in obs])
+
+    def good_action(self, theirs):
+        return int(theirs.deck.suits_idx[theirs.deck["system"][-1]])
+
+
+class CountRecallFeed(Feed):
+    def draws(self, ours, theirs, obs):
+        full = ours._full.expand(ours.num_envs, 2, -1)
+        decks = full if ours.state is None else ours.state["decks"]
+        decks = torch.where(decks[:, :, -1:] == 1, full, decks)
+        kinds = torch.as_tensor(np.array(obs))
+        return torch.cat([draws_that_deal(decks[:, i], kinds[:, i]) for i in range(2)], 1)
+
+    def good_action(self, theirs):
+        return int(theirs.counts[theirs.query])
+
+
+class ConcentrationFeed(Feed):
+    ends = frozenset({"terminated", "truncated"})
+
+    def before(self, ours, theirs, actions):
+        self.kinds = [int(env.state[action]) for env, action in zip(theirs, actions)]
+
+    def draws(self, ours, theirs, obs):
+        if ours.state is None:  # nothing is drawn at a reset
+            return torch.zeros(ours.num_envs, 1, dtype=torch.int64)
+        return draws_that_deal(ours.state["deck"], self.kinds).clamp_min(0)  # known cards may be gone from the deck
+
+    def good_action(self, theirs):
+        up, in_play = theirs.deck["face_up_idx"], theirs.deck["in_play_idx"]
+        down = [card for card in range(theirs.deck.num_cards) if card not in up and card not in in_play]
+        if in_play and len(in_play) == 1:
+            down = [card for card in down if theirs.state[card] == theirs.state[in_play[0]]] or down
+        return down[0] if down else 0
+
+
+def board_of(ours, row):
+    """Our ships in one environment as rows of 0 and 1. The columns must say the same as the rows."""
+    size, lines = ours.settings["board_size"], ours.state["ships"][row].tolist()
+    cells = [[line >> bit & 1 for bit in range(size)] for line in lines]
+    assert cells[:size] == [list(column) for column in zip(*cells[size:])]
+    return cells[:size]
+
+
+class BattleshipFeed(Feed):
+    we_choose = True
+    ends = frozenset({"terminated", "truncated"})
+
+    def start_theirs(self, ours, row, theirs):
+        theirs.board = np.array(board_of(ours, row), np.int8)
+        assert theirs.board.sum() == theirs.needed_hits
+
+    def good_action(self, theirs):
+        return np.argwhere((theirs.board == 1) & (theirs.guesses == 0))[0]
+
+
+class MineSweeperFeed(Feed):
+    we_choose = True
+    ends = frozenset({"terminated", "truncated"})
+
+    def start_theirs(self, ours, row, theirs):
+        """POPGym resets once more, and its choice of mines is ours."""
+        mines = int(ours.state["mines"][row])
+        squares = [square for square in range(theirs.dims[0] * theirs.dims[1]) if mines >> square & 1]
+        assert len(squares) == theirs.num_mines
+        generator = theirs.np_random
+        theirs.np_random = ChoosesMines(squares)
+        theirs.reset()
+        theirs.np_random = generator
+
+    def good_action(self, theirs):
+        return np.argwhere(theirs.hidden_grid == 0)[0]
+
+
+class ChoosesMines:
+    def __init__(self, squares):
+        self.squares = squares
+
+    def choice(self, *args, **kwargs):
+        return np.array(self.squares)
+
+
 FEEDS = {
     "RepeatFirst": RepeatFirstFeed,
     "RepeatPrevious": RepeatPreviousFeed,
     "PositionOnlyCartPole": CartPoleFeed,
     "NoisyPositionOnlyCartPole": NoisyCartPoleFeed,
     "VelocityOnlyCartPole": CartPoleFeed,
+    "PositionOnlyPendulum": PendulumFeed,
+    "NoisyPositionOnlyPendulum": NoisyPendulumFeed,
     "MultiarmedBandit": BanditFeed,
     "HigherLower": HigherLowerFeed,
+    "Autoencode": AutoencodeFeed,
+    "CountRecall": CountRecallFeed,
+    "Concentration": ConcentrationFeed,
+    "Battleship": BattleshipFeed,
+    "MineSweeper": MineSweeperFeed,
 }
 TASKS = [(name, level) for name in FEEDS for level in LEVELS]
 

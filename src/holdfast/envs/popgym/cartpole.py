@@ -10,7 +10,7 @@ import torch
 from gymnasium.spaces import Box
 from torch import Tensor
 
-from holdfast.envs.position_only_cartpole import START_RANGE, PositionOnlyCartPole
+from holdfast.envs.position_only_cartpole import PositionOnlyCartPole
 
 
 class NoisyPositionOnlyCartPole(PositionOnlyCartPole):
@@ -33,10 +33,9 @@ class NoisyPositionOnlyCartPole(PositionOnlyCartPole):
 
     def draw(self) -> Tensor:
         """[B, 8]: the start of an episode, noise for its first observation, noise for the next one."""
-        draws = torch.empty(self.num_envs, 8, dtype=self._dtype, device=self.device)
-        draws[:, :4].uniform_(-START_RANGE, START_RANGE, generator=self.generator)
-        draws[:, 4:].normal_(0, self.settings["noise_sigma"], generator=self.generator)
-        return draws
+        noise = torch.empty(self.num_envs, 4, device=self.device)
+        noise = noise.normal_(0, self.settings["noise_sigma"], generator=self.generator)
+        return torch.cat((super().draw(), noise), 1)
 
     def first_obs(self, draws: Tensor) -> Tensor:
         return self._with_noise(draws[:, :2], draws[:, 4:6])

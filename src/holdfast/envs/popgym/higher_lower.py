@@ -12,7 +12,7 @@ from gymnasium.spaces import Discrete
 from torch import Tensor
 
 from holdfast.envs.base import State, TorchVectorEnv, Transition
-from holdfast.envs.cards import CARDS_PER_DECK, RANKS, deal, draw_for_one_card, full_deck, last_card
+from holdfast.envs.cards import CARDS_PER_DECK, NAMES, RANKS, deal, draw_for_one_card, full_deck, last_card
 
 HIGHER, LOWER = 0, 1
 
@@ -21,11 +21,19 @@ class HigherLower(TorchVectorEnv):
     """Observation: the rank just dealt, 0 (ace) to 12 (king). Action: higher (0) or lower (1)."""
 
     can_truncate = False
+    render_modes = ("ansi",)
 
-    def __init__(self, num_envs: int, num_decks: int = 1, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self,
+        num_envs: int,
+        num_decks: int = 1,
+        device: torch.device | str = "cpu",
+        render_mode: str | None = None,
+    ) -> None:
         if num_decks < 1:
             raise ValueError(f"num_decks is {num_decks}; expected at least 1")
-        super().__init__(num_envs, Discrete(RANKS), Discrete(2), {"num_decks": num_decks}, device)
+        settings = {"num_decks": num_decks}
+        super().__init__(num_envs, Discrete(RANKS), Discrete(2), settings, device, render_mode)
         self._full = full_deck(num_decks, self.device, RANKS)
         reward = 1 / (num_decks * CARDS_PER_DECK)
         self._reward = torch.tensor([reward, -reward], dtype=torch.float32, device=self.device)  # of a higher card
@@ -53,3 +61,7 @@ class HigherLower(TorchVectorEnv):
             done=terminated,
             final_obs=dealt,
         )
+
+    def text(self, row: int) -> str:
+        assert self.state is not None
+        return NAMES["ranks"][int(self.state["rank"][row])]
