@@ -11,6 +11,7 @@ import os
 import re
 import sys
 from difflib import get_close_matches
+from types import ModuleType
 from typing import Any
 
 _NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
@@ -37,12 +38,10 @@ def import_named(name: str, *, kind: str) -> Any:
     module_name, _, path = name.partition(":")
     if not is_import_name(name):
         raise ValueError(f"{kind} {name!r}: expected module:Name, such as my_module:MyName")
-    if "" not in sys.path and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # as `python -m` does
     try:
-        found: Any = importlib.import_module(module_name)
-    except Exception as error:  # the module is the user's code and may raise anything
-        raise ValueError(f"{kind} {name!r}: {_why_not_imported(module_name, error)}") from error
+        found: Any = import_module(module_name)
+    except ValueError as error:
+        raise ValueError(f"{kind} {name!r}: {error}") from error
     for part in path.split("."):
         if not hasattr(found, part):
             likely = get_close_matches(part, dir(found), 1)
@@ -50,6 +49,16 @@ def import_named(name: str, *, kind: str) -> Any:
             raise ValueError(f"{kind} {name!r}: {module_name} has no {path}{hint}")
         found = getattr(found, part)
     return found
+
+
+def import_module(module_name: str) -> ModuleType:
+    """A module, from an installed package or the current folder; every failure is a ValueError of one line."""
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # as `python -m` does
+    try:
+        return importlib.import_module(module_name)
+    except Exception as error:  # the module is the user's code and may raise anything
+        raise ValueError(_why_not_imported(module_name, error)) from error
 
 
 def name_of(thing: type) -> str:

@@ -108,6 +108,11 @@ class TorchVectorEnv(VectorEnv[Tensor, Tensor, Tensor]):
         self.state, obs = self.begin(self.draw())
         return obs, {}
 
+    @property
+    def np_random_seed(self) -> int:
+        """The seed of the generator that all environments share: that of the last `reset(seed=...)`."""
+        return self.generator.initial_seed()
+
     def step(self, actions: Tensor | np.ndarray[Any, Any]) -> tuple[Tensor, Tensor, Tensor, Tensor, dict[str, Any]]:
         """One step in every environment; actions [B], integers."""
         if self.state is None:
