@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,6 +14,8 @@ from holdfast.distributed import ranks as distributed
 from holdfast.distributed.ranks import Ranks
 from holdfast.engines import choose
 from holdfast.engines.cuda_graph import gpu_turn
+from holdfast.envs.own import can_be_made_again, recorded_name
+from holdfast.policies import own as own_policy
 from holdfast.policies.actor_critic import ActorCritic
 from holdfast.policies.base import RecurrentPolicy
 from holdfast.rollout.collector import Collector
@@ -32,7 +34,9 @@ class Parts:
     env_share: range  # which of all environments are in this process
     env_failures: FailureLog
     env: Any
-    env_from_config: bool
+    make_env: (
+        Callable[[int], Any] | None
+    )  # more of the same environments; None if the user passed an environment itself
     policy: RecurrentPolicy
     policy_from_config: bool
     collector: Collector
@@ -42,7 +46,18 @@ class Parts:
     update_engines: choose.UpdateEngines
 
 
-def build(config: TrainConfig, env: Any, policy: RecurrentPolicy | None, notify: Callable[[str], None]) -> Parts:
+def with_own(config: TrainConfig, env: Any, policy: Any) -> TrainConfig:
+    """The config of a run whose environment or policy was passed to the trainer: it says what the run really uses."""
+    if env is not None:
+        config = replace(config, env=recorded_name(env))
+        if not can_be_made_again(env):  # it is already made
+            config = replace(config, env_kwargs={}, mask_velocity=False)
+    if policy is not None:
+        config = replace(config, policy=own_policy.recorded_name(policy))
+    return config
+
+
+def build(config: TrainConfig, env: Any, policy: Any, notify: Callable[[str], None]) -> Parts:
     """All parts. `env` and `policy` are the user's own, or None to make the config's."""
     ranks, device = distributed.join(config.device)
     with gpu_turn(device):
@@ -51,8 +66,8 @@ def build(config: TrainConfig, env: Any, policy: RecurrentPolicy | None, notify:
 
 def _build(
     config: TrainConfig,
-    own_env: Any,
-    own_policy: RecurrentPolicy | None,
+    env_given: Any,
+    policy_given: Any,
     notify: Callable[[str], None],
     ranks: Ranks,
     device: torch.device,
@@ -63,9 +78,13 @@ def _build(
     if device.type == "cpu":
         torch.set_num_threads(config.threads or _threads_for(config, len(share)))
     rng_state.seed(config.seed)  # every rank makes the same policy
-    env = training_env(config, len(share), device, failures) if own_env is None else own_env
+
+    def make_env(num_envs: int) -> Any:
+        return training_env(config, num_envs, device, failures, env_given)
+
+    env = make_env(len(share))
     _require_copies(env, share, config, ranks)
-    policy = make_policy(config, env) if own_policy is None else own_policy
+    policy = make_policy(config, env, policy_given)
     policy.to(device)
     collector, rollout_choice = choose.make_collector(env, policy, config, device, ranks.seed(config.seed))
     if not ranks.leads:
@@ -74,7 +93,7 @@ def _build(
         policy,
         config,
         ranks,
-        some_unused=own_policy is not None or config.reset == "learned",
+        some_unused=not isinstance(policy, ActorCritic) or policy_given is not None or config.reset == "learned",
         capturable=rollout_choice.engine == choose.GRAPH,
     )
     return Parts(
@@ -83,9 +102,9 @@ def _build(
         env_share=share,
         env_failures=failures,
         env=env,
-        env_from_config=own_env is None,
+        make_env=make_env if env_given is None or can_be_made_again(env_given) else None,
         policy=policy,
-        policy_from_config=own_policy is None,
+        policy_from_config=policy_given is None or config.policy is not None,
         collector=collector,
         ppo=ppo,
         reward_scale=RewardScale(len(share), config.gamma, device) if config.normalize_reward else None,
@@ -94,9 +113,13 @@ def _build(
     )
 
 
-def make_policy(config: TrainConfig, env: Any) -> ActorCritic:
-    """The policy that a config describes, for the spaces of an environment."""
+def make_policy(config: TrainConfig, env: Any, given: Any = None) -> RecurrentPolicy:
+    """The policy that a config describes, or that the user passed, for the spaces of an environment."""
+    if isinstance(given, RecurrentPolicy):
+        return given
     seen = input_space(env.single_observation_space, env.single_action_space, config.inputs)
+    if given is not None:
+        return own_policy.build(given, seen, env.single_action_space, config)
     return saved_policy.policy_from(config, seen, env.single_action_space)
 
 
