@@ -24,6 +24,7 @@ _CLASSES = {
     "TMaze": "t_maze",
     "VelocityMask": "velocity_mask",
     "NumpyView": "numpy_view",
+    "from_pettingzoo": "pettingzoo",
 }
 
 __all__ = ["EnvRow", "UnknownEnvError", "list_envs", "make", "register_all", *_CLASSES]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from difflib import SequenceMatcher
+from functools import partial
 from typing import Any, Literal
 
 import gymnasium as gym
@@ -100,6 +101,8 @@ def find(env_id: str) -> EnvSpec | Callable[..., Any]:
     register_all()
     if env_id.startswith("popgym:"):
         return _popgym_spec(env_id)
+    if env_id.startswith("pettingzoo:"):
+        return _pettingzoo_maker(env_id)
     own.refuse_object_name(env_id)
     module_name, colon, name = env_id.rpartition(":")
     module = None
@@ -117,6 +120,17 @@ def find(env_id: str) -> EnvSpec | Callable[..., Any]:
             raise UnknownEnvError(own.what_a_module_offers(module, name)) from unknown
         known = [*gym.registry, *_popgym_names().values()]
         raise UnknownEnvError(f"no environment {env_id!r}{_nearest(name, known)}") from unknown
+
+
+def _pettingzoo_maker(env_id: str) -> Callable[..., Any]:
+    from holdfast.envs.pettingzoo import from_pettingzoo, named
+
+    make_game = named(env_id)
+
+    def make_rows(num_envs: int, **kwargs: Any) -> Any:
+        return from_pettingzoo(partial(make_game, **kwargs), num_envs)
+
+    return make_rows
 
 
 def _attribute(module: Any, path: str) -> Any:

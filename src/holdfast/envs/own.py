@@ -23,7 +23,7 @@ from holdfast.envs.velocity_mask import VelocityMask
 from holdfast.named_objects import name_of
 
 VECTOR_ENV = ("num_envs", "single_observation_space", "single_action_space", "reset", "step")
-BRIDGES = ("popgym",)  # what else stands before a colon
+BRIDGES = ("popgym", "pettingzoo")  # what else stands before a colon
 OBJECT = "own-env:"  # no module can have this name
 
 
@@ -97,6 +97,10 @@ def from_callable(
     """From a class, or a function that makes one environment; with a parameter `num_envs`, from a vector environment's."""
     parameters = _parameters(make_env)
     check_arguments(make_env, kwargs)
+    if isinstance(make_env, type) and callable(getattr(make_env, "observation_space", None)):  # a space per agent
+        from holdfast.envs.pettingzoo import from_pettingzoo
+
+        return from_pettingzoo(partial(make_env, **kwargs), num_envs)
     if "num_envs" not in parameters:
         return _vectorize([partial(make_env, **kwargs)] * num_envs, vectorization, mask_velocity)
     if mask_velocity:
@@ -149,7 +153,10 @@ def _vectorize(
     def wrapped(make_one: Callable[[], Any]) -> Any:
         env = make_one()
         if not is_env(env):
-            raise TypeError(f"what it made is a {type(env).__name__}, expected a gymnasium.Env")
+            raise TypeError(
+                f"what it made is a {type(env).__name__}, expected a gymnasium.Env (holdfast.envs.from_pettingzoo takes "
+                "functions that make PettingZoo's parallel environments)"
+            )
         for wrapper in wrappers(mask_velocity):
             env = wrapper(env)
         return env

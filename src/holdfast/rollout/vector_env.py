@@ -71,7 +71,8 @@ class VectorEnvAdapter:
         self.num_envs: int = env.num_envs
         self.observation_space = input_space(env.single_observation_space, env.single_action_space, self.inputs)
         self.action_space = env.single_action_space
-        self.has_dummy_steps = self.mode == AutoresetMode.NEXT_STEP
+        self._has_absent_rows = bool(getattr(env, "has_absent_rows", False))
+        self.has_dummy_steps = self._has_absent_rows or self.mode == AutoresetMode.NEXT_STEP
         self._masks = masks_of(env)
         self._returns_tensors = False
         self._never_overwrites = isinstance(env, TorchVectorEnv)
@@ -84,7 +85,7 @@ class VectorEnvAdapter:
         """Reset every environment."""
         obs, info = self.env.reset(seed=seed)
         self._returns_tensors = isinstance(leaves(obs)[0], Tensor)
-        self.resets, self.valid = self._all_true(), self._all_true()
+        self.resets, self.valid = self._all_true(), self._present(info)
         self.action_mask = self._read_mask(info)
         self.obs = self._compose(self._tensors(obs, "reset"), None, None)
 
@@ -102,11 +103,16 @@ class VectorEnvAdapter:
             rewards = rewards.masked_fill(~played, 0.0)
             self.resets, self.valid = ~played, ~(terminated | truncated)
         else:
+            played = self.valid
+            if self._has_absent_rows:
+                terminated, truncated = terminated & played, truncated & played
+                rewards = rewards.masked_fill(~played, 0.0)
+                self.valid = self._present(info)
             done = terminated | truncated
             if self._any(truncated):
                 raw = obs if self.mode == AutoresetMode.DISABLED else self._final_obs(obs, info, truncated)
                 final = self._compose(raw, action, rewards, fresh=None)
-            self.resets = done
+            self.resets = done | ~played if self._has_absent_rows else done
         mask = self._read_mask(info)
         if self.mode == AutoresetMode.DISABLED and self._any(done):
             obs, info = self.env.reset(options={"reset_mask": done.cpu().numpy()})
@@ -158,6 +164,12 @@ class VectorEnvAdapter:
 
     def _all_true(self) -> Tensor:
         return torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
+
+    def _present(self, info: dict[str, Any]) -> Tensor:
+        """Rows that have an agent, [B]; the steps of the others are dummy steps."""
+        if not self._has_absent_rows:
+            return self._all_true()
+        return ~self._per_env("info['absent']", info["absent"], torch.bool)
 
     def _any(self, flags: Tensor) -> bool:
         return bool(flags.any())

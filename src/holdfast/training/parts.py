@@ -127,7 +127,8 @@ def _require_copies(env: Any, share: range, config: TrainConfig, ranks: Ranks) -
     if env.num_envs != len(share):
         of_this = f", {len(share)} of them for rank {ranks.rank}" if ranks.size > 1 else ""
         raise ValueError(
-            f"the environment has {env.num_envs} copies, the config says num_envs={config.num_envs}{of_this}"
+            f"the environment has {env.num_envs} copies, the config says num_envs={config.num_envs}{of_this}; "
+            "set one to the other"
         )
 
 
