@@ -18,7 +18,7 @@ class TrainConfig:
     """Settings of a training run."""
 
     env: str = "holdfast/RepeatPreviousEasy-v0"
-    """Environment: ours (holdfast/...), any gymnasium id, popgym:Name, or your own, my_module:MyEnv."""
+    """Environment: ours (holdfast/...), any gymnasium id, popgym:Name, envpool:Name, or your own, my_module:MyEnv."""
     core: Literal["lstm", "gru", "none"] = "lstm"
     """Kind of memory: lstm, gru, or none (the memoryless control)."""
     hidden_size: int = 128
@@ -53,7 +53,7 @@ class TrainConfig:
     stop_at: float | None = None
     """Stop early when the mean return of the last 100 episodes reaches this; None: never."""
     vectorization: Literal["sync", "async"] = "sync"
-    """How gymnasium environments run: in this process, or one process each."""
+    """How gymnasium environments run: in this process, or one process each (EnvPool: in batches as they are ready)."""
     env_failure: Literal["rebuild", "stop"] = "rebuild"
     """When an environment raises, hangs or dies: rebuild all of them and continue, or stop the run."""
     max_env_failures: int = 10

@@ -61,6 +61,10 @@ def make(
         with own.constructor_errors(env, kwargs):
             made = _from_spec(source, num_envs, device, vectorization, mask_velocity, kwargs)
     elif own.can_be_made_again(source):
+        if isinstance(env, str) and env.startswith("envpool:") and vectorization == "async":
+            from holdfast.envs import envpool
+
+            kwargs.setdefault("batch_size", envpool.default_batch(num_envs))
         with own.constructor_errors(env, kwargs):
             made = own.from_callable(source, num_envs, device, vectorization, mask_velocity, kwargs)
     else:
@@ -103,6 +107,10 @@ def find(env_id: str) -> EnvSpec | Callable[..., Any]:
         return _popgym_spec(env_id)
     if env_id.startswith("pettingzoo:"):
         return _pettingzoo_maker(env_id)
+    if env_id.startswith("envpool:"):
+        from holdfast.envs import envpool
+
+        return envpool.named(env_id)
     own.refuse_object_name(env_id)
     module_name, colon, name = env_id.rpartition(":")
     module = None

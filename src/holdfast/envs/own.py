@@ -23,7 +23,7 @@ from holdfast.envs.velocity_mask import VelocityMask
 from holdfast.named_objects import name_of
 
 VECTOR_ENV = ("num_envs", "single_observation_space", "single_action_space", "reset", "step")
-BRIDGES = ("popgym", "pettingzoo")  # what else stands before a colon
+BRIDGES = ("popgym", "pettingzoo", "envpool")  # what else stands before a colon
 OBJECT = "own-env:"  # no module can have this name
 
 

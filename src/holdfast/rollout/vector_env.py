@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from gymnasium.vector.utils import create_empty_array
 from torch import Tensor
 
 from holdfast.envs.base import TorchVectorEnv
@@ -124,6 +125,20 @@ class VectorEnvAdapter:
         self.obs = self._compose(obs, action, rewards, fresh=self.resets)
         return EnvStep(rewards, terminated, truncated, final, bool(info.get("env_failure", False)))
 
+    def step_rows(self, rows: Tensor, actions: Tensor, result: Any) -> EnvStep:
+        """Take in what some environments returned: (observations, rewards, terminated, truncated), a row per entry of
+        `rows`. actions: the last of all environments. For NEXT_STEP; `obs`, `resets` and `valid` of the others stay."""
+        obs, rewards, terminated, truncated = result
+        played, count = self.valid.index_select(0, rows), len(rows)
+        rewards = self._per_env("rewards", rewards, torch.float32, count).masked_fill(~played, 0.0)
+        terminated = self._per_env("terminated", terminated, torch.bool, count) & played
+        truncated = self._per_env("truncated", truncated, torch.bool, count) & played
+        self.resets = self.resets.index_copy(0, rows, ~played)
+        self.valid = self.valid.index_copy(0, rows, ~(terminated | truncated))
+        new = self._compose(self._tensors(obs, "recv", count), actions.index_select(0, rows), rewards, fresh=~played)
+        self.obs = tree_map(lambda o, n: o.index_copy(0, rows, n), self.obs, new)
+        return EnvStep(rewards, terminated, truncated, None)
+
     def to_env(self, action: Tensor) -> Any:
         """The action as the environment takes it: clipped to its Box, numpy unless it returns tensors."""
         space = self.action_space
@@ -179,29 +194,31 @@ class VectorEnvAdapter:
         # Segments keep these; an environment may overwrite its arrays in the next step.
         return t if self._never_overwrites else t.clone()
 
-    def _per_env(self, what: str, x: Any, dtype: torch.dtype) -> Tensor:
-        """Numbers or flags [B] that `step` returned."""
+    def _per_env(self, what: str, x: Any, dtype: torch.dtype, count: int | None = None) -> Tensor:
+        """Numbers or flags [B] that `step` returned, or `count` of them."""
+        count = self.num_envs if count is None else count
         try:
             t = self._tensor(x, dtype)
         except (TypeError, ValueError, RuntimeError) as error:
             raise TypeError(
                 f"{self._name()}.step returned {what} of type {type(x).__name__} that are no numbers ({error}); "
-                f"return an array of shape ({self.num_envs},)"
+                f"return an array of shape ({count},)"
             ) from error
-        if t.shape != (self.num_envs,):
+        if t.shape != (count,):
             raise ValueError(
-                f"{self._name()}.step returned {what} of shape {tuple(t.shape)}, expected ({self.num_envs},): one per environment"
+                f"{self._name()}.step returned {what} of shape {tuple(t.shape)}, expected ({count},): one per environment"
             )
         return t
 
-    def _tensors(self, obs: Any, source: str) -> Any:
-        """Observations as tensors. source: where they came from, for errors."""
+    def _tensors(self, obs: Any, source: str, count: int | None = None) -> Any:
+        """Observations as tensors, `count` rows (all by default). source: where they came from, for errors."""
+        count = self.num_envs if count is None else count
 
         def convert(o: Any) -> Tensor:
             t = self._tensor(o)
-            if t.shape[:1] != (self.num_envs,):
+            if t.shape[:1] != (count,):
                 raise ValueError(
-                    f"{self._name()}.{source} returned observations of shape {tuple(t.shape)}, expected {self.num_envs} rows: "
+                    f"{self._name()}.{source} returned observations of shape {tuple(t.shape)}, expected {count} rows: "
                     "one per environment"
                 )
             return t.float() if t.dtype == torch.float64 else t
@@ -216,7 +233,8 @@ class VectorEnvAdapter:
         if self.inputs == ("obs",):
             return obs
         if action is None or reward is None:
-            action = torch.as_tensor(self.env.action_space.sample(), device=self.device)
+            nothing: Any = create_empty_array(self.action_space, self.num_envs, fn=np.zeros)
+            action = torch.as_tensor(nothing, device=self.device)
             reward, fresh = torch.zeros(self.num_envs, device=self.device), self.resets
         if fresh is not None:
             first = int(getattr(self.action_space, "start", 0)) if isinstance(self.action_space, spaces.Discrete) else 0

@@ -18,6 +18,7 @@ OPTIONAL = {
     "matplotlib": "plots; pip install 'holdfast[plot]'",
     "popgym": "POPGym's environments; pip install 'holdfast[popgym]'",
     "pettingzoo": "PettingZoo's games; pip install 'holdfast[pettingzoo]'",
+    "envpool": "EnvPool's environments; pip install envpool",
     "sb3-contrib": "Stable-Baselines3; pip install 'holdfast[sb3]'",
     "torchrl": "TorchRL; pip install 'holdfast[torchrl]'",
     "onnx": "export to ONNX; pip install 'holdfast[onnx]'",
