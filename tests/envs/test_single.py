@@ -9,6 +9,8 @@ from gymnasium.error import ResetNeeded
 from gymnasium.utils.env_checker import check_env
 
 import holdfast.envs
+from holdfast.envs import TMaze
+from holdfast.envs.single import SingleEnv
 from holdfast.state import leaves, tree_map
 
 IDS = [row.id for row in holdfast.envs.list_envs()]
@@ -57,8 +59,23 @@ def test_one_environment_plays_as_a_vector_environment_of_one(env_id, seed):
 
 def test_arguments_reach_the_task_and_rendering_is_refused():
     assert gym.make("holdfast/TMaze-v0", length=3).unwrapped.vector_env.settings == {"length": 3}
-    with pytest.raises(ValueError, match="nothing to render"):
-        gym.make("holdfast/TMaze-v0", render_mode="rgb_array")
+    with pytest.raises(ValueError, match="TMaze can render nothing, not 'rgb_array'; leave it out"):
+        SingleEnv(TMaze, render_mode="rgb_array")
+
+
+def test_a_task_that_draws_is_drawn():
+    class Drawn(TMaze):
+        render_modes = ("ansi",)
+
+        def __init__(self, num_envs, render_mode=None):
+            super().__init__(num_envs)
+
+        def render(self):
+            return tuple(f"maze {row}" for row in range(self.num_envs))
+
+    env = SingleEnv(Drawn, render_mode="ansi")
+    env.reset(seed=0)
+    assert env.render() == "maze 0" and env.metadata["render_modes"] == ["ansi"]
 
 
 @pytest.mark.parametrize("seed", [0, 5, np.int64(7)])

@@ -75,11 +75,10 @@ def test_segments_are_those_of_environments_in_lockstep(batch: int, seed: int, e
     assert batch in (1, 6) or len({tuple(sorted(ids)) for ids in env.batches}) > 2, "the groups did change"
 
 
-@pytest.mark.parametrize("core", ["lstm", "gru"])
-def test_training_replays_ten_thousand_steps_in_shuffled_order(core: str):
+def test_training_replays_ten_thousand_steps_in_shuffled_order():
     env = ShuffledEnv(40, 10, seed=5)
     torch.manual_seed(1)
-    policy = hf.ActorCritic(env.single_observation_space, env.single_action_space, core, hidden_size=16)
+    policy = hf.ActorCritic(env.single_observation_space, env.single_action_space, "lstm", hidden_size=16)
     collector, steps = AsyncCollector(env, policy, 125, bptt=25), 0
     while steps < 10_000:
         segment = collector.rollout()

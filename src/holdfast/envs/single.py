@@ -22,11 +22,17 @@ from holdfast.state import tree_map
 class SingleEnv(gym.Env[Any, Any]):
     """One environment of a task; `settings` are the task's arguments."""
 
-    def __init__(self, task: Callable[..., TorchVectorEnv], render_mode: None = None, **settings: Any) -> None:
+    def __init__(self, task: Callable[..., TorchVectorEnv], render_mode: str | None = None, **settings: Any) -> None:
+        modes = list(getattr(task, "render_modes", ()))
         if render_mode is not None:
-            raise ValueError(f"{getattr(task, '__name__', task)} has nothing to render; leave render_mode out")
+            if render_mode not in modes:
+                can = f"only {', '.join(modes)}" if modes else "nothing"
+                raise ValueError(
+                    f"{getattr(task, '__name__', task)} can render {can}, not {render_mode!r}; leave it out"
+                )
+            settings["render_mode"] = render_mode
         self.vector_env = task(1, **settings)
-        self.metadata = {"render_modes": []}
+        self.metadata, self.render_mode = {"render_modes": modes}, render_mode
         self.observation_space = self.vector_env.single_observation_space
         self.action_space = self.vector_env.single_action_space
         self._over = True
@@ -46,6 +52,11 @@ class SingleEnv(gym.Env[Any, Any]):
         self._over = bool(terminated[0] | truncated[0])
         obs = self._first_row(info["final_obs"])  # the vector environment has begun the next episode already
         return obs, float(rewards[0]), bool(terminated[0]), bool(truncated[0]), {}
+
+    def render(self) -> Any:
+        """What the task draws; after an episode's end, the episode that follows it."""
+        frames = self.vector_env.render()
+        return None if frames is None else frames[0]
 
     def _first_row(self, obs: Any) -> Any:
         return tree_map(lambda o: o[0].cpu().numpy()[()], obs)  # [()]: a number where there is one number
