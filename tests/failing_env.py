@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -12,6 +13,8 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
 
 EPISODE = 6
 
@@ -65,4 +68,59 @@ class FailingEnv(gym.Env[Any, Any]):
         return False
 
 
+class SavingVectorEnv(VectorEnv[Any, Any, Any]):
+    """Random observations and rewards in episodes of 6 steps, from a generator that it saves. Raises once, at step `at`.
+
+    Counted from the first reset, over all rebuilds, by a file in `folder`; `mask_at` raises in `action_masks()` instead.
+    """
+
+    def __init__(self, num_envs: int, folder: str, at: int = 0, mask_at: int = 0) -> None:
+        self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
+        self.num_envs, self.folder, self.at, self.mask_at = num_envs, Path(folder), at, mask_at
+        self.single_observation_space, self.single_action_space = (
+            spaces.Box(-10, 10, (2,), np.float32),
+            spaces.Discrete(2),
+        )
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        self.t = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        return self._obs(), {}
+
+    def step(self, actions: Any) -> tuple[Any, ...]:
+        self.t += 1
+        if self.t == self.at:
+            self._fail_once()
+        last = self._obs()
+        ends = np.full(self.num_envs, self.t % EPISODE == 0)
+        obs = self._obs() if ends.any() else last
+        rewards = self.np_random.random(self.num_envs) * actions
+        info = {"final_obs": last} if ends.any() else {}
+        return obs, rewards, np.zeros(self.num_envs, bool), ends, info
+
+    def action_masks(self) -> Any:
+        if self.t == self.mask_at and self.mask_at:
+            self._fail_once()
+        return np.ones((self.num_envs, 2), bool)
+
+    def _obs(self) -> Any:
+        return self.np_random.normal(size=(self.num_envs, 2)).astype(np.float32)
+
+    def _fail_once(self) -> None:
+        marker = self.folder / "failed"
+        if not marker.exists():
+            marker.touch()
+            raise ValueError("the simulator fell over")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"t": self.t, "generator": json.dumps(self.np_random.bit_generator.state)}
+
+    def load_state_dict(self, d: dict[str, Any]) -> None:
+        self.t = d["t"]
+        self.np_random.bit_generator.state = json.loads(d["generator"])
+
+
 gym.register("Failing-v0", entry_point="failing_env:FailingEnv")
+gym.register("Saving-v0", vector_entry_point="failing_env:SavingVectorEnv")

@@ -58,7 +58,7 @@ def test_the_commands_of_the_readme_exist():
 
 
 def test_links_lead_somewhere():
-    for page in ("README.md", "docs/training.md"):
+    for page in ("README.md", "docs/training.md", "docs/environments.md"):
         for target in re.findall(r"\]\((?!http)([^)#]+)", (ROOT / page).read_text()):
             assert ((ROOT / page).parent / target).exists(), f"{page}: {target}"
 

@@ -18,7 +18,7 @@ class TrainConfig:
     """Settings of a training run."""
 
     env: str = "holdfast/RepeatPreviousEasy-v0"
-    """Environment: ours (holdfast/...), any gymnasium id, or popgym:Name."""
+    """Environment: ours (holdfast/...), any gymnasium id, popgym:Name, envpool:Name, or your own, my_module:MyEnv."""
     core: Literal["lstm", "gru", "none"] = "lstm"
     """Kind of memory: lstm, gru, or none (the memoryless control)."""
     hidden_size: int = 128
@@ -39,6 +39,8 @@ class TrainConfig:
     """Activation of encoder and head layers."""
     inputs: tuple[str, ...] = ()
     """What the policy sees: obs, prev_action, prev_reward; empty: obs, and what the environment says it needs."""
+    policy: str | None = None
+    """A policy class of your own, my_module:MyPolicy, in place of the one that the settings above describe."""
 
     num_envs: int = 0
     """Environments that step together; 0: chosen for the task."""
@@ -51,7 +53,7 @@ class TrainConfig:
     stop_at: float | None = None
     """Stop early when the mean return of the last 100 episodes reaches this; None: never."""
     vectorization: Literal["sync", "async"] = "sync"
-    """How gymnasium environments run: in this process, or one process each."""
+    """How gymnasium environments run: in this process, or one process each (EnvPool: in batches as they are ready)."""
     env_failure: Literal["rebuild", "stop"] = "rebuild"
     """When an environment raises, hangs or dies: rebuild all of them and continue, or stop the run."""
     max_env_failures: int = 10
@@ -184,7 +186,8 @@ class TrainConfig:
         if self.run_dir:
             return Path(self.run_dir)
         env = self.env.removeprefix("holdfast/").replace("/", "-").replace(":", "-")
-        return Path("runs") / env / (self.name or f"{self.core}-seed{self.seed}")
+        kind = self.core if self.policy is None else self.policy.rpartition(":")[2]
+        return Path("runs") / env / (self.name or f"{kind}-seed{self.seed}")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data: strings, numbers, lists, dicts."""

@@ -34,7 +34,7 @@ def test_every_command_has_help(command, run, capsys):
         ("train --config nowhere.json", "nowhere.json: there is no such file"),
         ("train --env CartPoll-v1", "no environment 'CartPoll-v1'; did you mean CartPole-v1"),
         ("train --env-args length", "expected name=value"),
-        ("train --env holdfast/TMaze-v0 --env-args size=4", "unexpected keyword argument 'size'"),
+        ("train --env holdfast/TMaze-v0 --env-args size=4", "there is no argument 'size'; it takes length"),
         ("train --device cuda:x", "Invalid device string"),
         ("eval", "RUN is missing; see holdfast eval --help"),
         ("eval nowhere", "nowhere: there is no such file or run folder"),

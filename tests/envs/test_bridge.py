@@ -92,7 +92,7 @@ def test_popgym_names_are_taken_in_gymnasiums_form_too():
         ("CartPole-v7", "did you mean CartPole-v1"),
         ("Cartpole", "did you mean CartPole-v1"),
         ("qqqqqqqq", "`holdfast envs` lists ours, holdfast/RepeatPreviousEasy-v0"),
-        ("no_such_module:Foo-v0", "no module 'no_such_module'"),
+        ("no_such_module:Foo-v0", "there is no module no_such_module, neither in"),
     ],
 )
 def test_an_unknown_id_is_refused_with_the_nearest(wrong, suggested):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium.utils.env_checker import check_env
 
-from holdfast.envs import make
+from holdfast.envs import VelocityMask, make
 
 
 @pytest.mark.parametrize(
@@ -35,3 +37,13 @@ def test_velocities_and_nothing_else_are_masked(env_id, velocities):
 def test_masking_the_velocity_of_an_unknown_environment_is_refused(env_id):
     with pytest.raises(ValueError, match=r"mask_velocity is not known for .*only for CartPole, MountainCar"):
         make(env_id, 2, mask_velocity=True)
+
+
+@pytest.mark.filterwarnings("ignore:.*WARN")
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
+def test_gymnasiums_checker_passes_and_the_spec_makes_the_masked_environment_again(env_id):
+    env = VelocityMask(gym.make(env_id))
+    check_env(env, skip_render_check=True)
+    again = gym.make(gym.envs.registration.EnvSpec.from_json(env.spec.to_json()))
+    assert isinstance(again, VelocityMask) and again.spec == env.spec
+    assert np.array_equal(again.reset(seed=4)[0], env.reset(seed=4)[0])

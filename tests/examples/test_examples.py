@@ -18,6 +18,7 @@ RUNS = {
         [],
         lambda r: r["others_changed"] == 0 and r["line_2_from_a_newcomer"] < 1e-6 < r["line_2_changed"],
     ),
+    "own_env_and_policy.py": (["--steps", "6000"], lambda r: r["mean_return"] > 0.9),
     "two_agents.py": ([], lambda r: max(r.values()) < 1e-5),
     "several_policies.py": (["--steps", "80"], lambda r: r["changes"] > 3 and r["worst"] < 1e-5),
     "sb3_recurrent_ppo.py": (["--steps", "1024"], lambda r: r["mean_return"] > 5),

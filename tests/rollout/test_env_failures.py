@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,11 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 import holdfast as hf
 from counting_env import CountingEnv
-from failing_env import EPISODE, FailingEnv
+from failing_env import EPISODE, FailingEnv, SavingVectorEnv
 from holdfast.rollout.env_failures import EnvFailedError, RebuildingEnv
 from holdfast.rollout.vector_env import VectorEnvAdapter
 from holdfast.runs import checkpoint
@@ -153,6 +154,114 @@ def test_action_masks_are_those_of_the_environments_built_anew():
     assert feed.action_mask.tolist() == [[True, False]] and feed.resets.all()
     assert not feed.step(torch.tensor([0])).failed
     assert feed.action_mask.tolist() == [[False, True]]
+
+
+def rows_but_time(run: Path) -> list[dict[str, str]]:
+    return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in read_progress(run)]
+
+
+@pytest.mark.parametrize("at", [8 * 2 + 1, 8 * 2 + 5])  # in the first step after the resume, and 5 steps after it
+@pytest.mark.parametrize("seed", [1, 4])
+def test_a_failure_after_a_resume_goes_as_it_would_have_gone_without_the_resume(tmp_path: Path, at: int, seed: int):
+    def settings(name: str, **more: Any) -> hf.TrainConfig:
+        (tmp_path / name).mkdir()
+        run = {"env": "failing_env:Saving-v0", "run_dir": str(tmp_path / name / "run"), "seed": seed, "quiet": True}
+        env_kwargs = {"folder": str(tmp_path / name), "at": at}
+        return hf.TrainConfig(**{**SMALL, **run, "env_kwargs": env_kwargs, "lr_schedule": "constant", **more})
+
+    hf.Trainer(settings("whole")).run()
+    hf.Trainer(settings("parts", total_steps=3 * 8 * 2)).run()
+    assert not (tmp_path / "parts" / "failed").exists()
+    trainer = hf.Trainer.resume(tmp_path / "parts" / "run", total_steps=3 * 8 * 5)
+    trainer.run()
+    assert (tmp_path / "parts" / "failed").exists() and not trainer.episodes_restarted
+    whole, parts = rows_but_time(tmp_path / "whole" / "run"), rows_but_time(tmp_path / "parts" / "run")
+    assert [float(row["env/failures"]) for row in whole] == [0, 0, 1, 1, 1]
+    assert whole == parts
+
+
+def test_rebuilt_environments_are_saved_with_the_seeds_of_their_rebuilds(tmp_path: Path):
+    """A second failure, after a resume, must not repeat the episodes that followed the first."""
+
+    def make() -> Any:
+        return SavingVectorEnv(2, str(tmp_path / "nowhere"))
+
+    first, second = RebuildingEnv(make), RebuildingEnv(make)
+    first.reset(seed=3)
+    action = np.array([1, 1])
+    for env in (first, second):
+        env.env.unwrapped._fail_once = lambda: 1 / 0
+    first.env.at = 1
+    after_one_failure, *_ = first.step(action)
+    second.load_state_dict(first.state_dict())
+    for env in (first, second):
+        env.env.at, env.env._fail_once = 1, lambda: 1 / 0
+    (a, *_, info), (b, *_, other) = first.step(action), second.step(action)
+    assert np.array_equal(a, b) and not np.array_equal(a, after_one_failure)
+    assert np.array_equal(info["final_obs"], after_one_failure) and np.array_equal(
+        other["final_obs"], after_one_failure
+    )
+    assert second.failures == 2
+
+
+def test_an_environment_that_cannot_save_its_state_is_wrapped_in_one_that_cannot(tmp_path: Path):
+    env = RebuildingEnv(lambda: SyncVectorEnv([CountingEnv], autoreset_mode=AutoresetMode.SAME_STEP))
+    assert not hasattr(env, "state_dict") and not hasattr(env, "load_state_dict") and not hasattr(env, "regroup")
+
+
+def test_another_number_of_ranks_shares_out_the_last_observations_too(tmp_path: Path):
+    class Regrouping(SavingVectorEnv):
+        def regroup(self, saved: Any, first: int, part: int, seed: int) -> dict[str, Any]:
+            return dict(saved[min(part, len(saved) - 1)])
+
+    parts = []
+    for seed in (1, 2):
+        adapter = VectorEnvAdapter(RebuildingEnv(lambda: Regrouping(2, str(tmp_path))))
+        adapter.start(seed)
+        parts.append(adapter.state_dict())
+    three = RebuildingEnv(lambda: Regrouping(3, str(tmp_path)))
+    state = three.regroup([part["env"] for part in parts], 1, 0, seed=9)
+    assert torch.equal(state["obs"]["numpy array"], torch.cat([part["obs"] for part in parts])[1:4])
+    assert state["seed"] == 1 and three.regroup([part["env"] for part in parts], 1, 2, seed=9)["seed"] == 9
+
+
+def test_a_state_that_an_older_version_saved_without_the_wrapper_is_restored(tmp_path: Path):
+    env = RebuildingEnv(lambda: SavingVectorEnv(2, str(tmp_path)))
+    plain = SavingVectorEnv(2, str(tmp_path))
+    plain.reset(seed=1)
+    env.reset(seed=2)
+    env.load_state_dict(plain.state_dict())
+    assert np.array_equal(env.step(np.array([0, 1]))[0], plain.step(np.array([0, 1]))[0])
+
+
+def test_masks_that_fail_are_a_failure_of_the_environment(tmp_path: Path):
+    run = {"env": "failing_env:Saving-v0", "run_dir": str(tmp_path / "run"), "quiet": True}
+    hf.Trainer(hf.TrainConfig(**{**SMALL, **run, "env_kwargs": {"folder": str(tmp_path), "mask_at": 11}})).run()
+    assert [float(row["env/failures"]) for row in read_progress(tmp_path / "run")] == [0, 1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("how", ["raise", "hang"])
+def test_masks_of_other_processes_that_fail_or_hang_are_a_failure_too(how: str):
+    class Masked(CountingEnv):
+        def __init__(self) -> None:
+            super().__init__(lengths=(9,), masks="method")
+            self.action_masks = self.failing_masks
+
+        def failing_masks(self) -> Any:
+            if self.t == 2:
+                time.sleep(1000) if how == "hang" else 1 / 0
+            return self._mask()
+
+    def make() -> Any:
+        return AsyncVectorEnv([Masked] * 2, autoreset_mode=AutoresetMode.SAME_STEP)
+
+    env = RebuildingEnv(make, timeout=2.0)
+    feed = VectorEnvAdapter(env)
+    feed.start()
+    assert not feed.step(torch.tensor([0, 0])).failed and feed.action_mask.tolist() == [[False, True]] * 2
+    assert feed.step(torch.tensor([1, 1])).failed and feed.action_mask.tolist() == [[True, False]] * 2
+    assert feed.resets.all() and env.failures == 1
+    env.close()
 
 
 INTERRUPTED = """

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import batch_space
 
+import holdfast as hf
 from counting_env import MODES, CountingEnv, vector_env
 from holdfast import envs
 from holdfast.rollout.vector_env import VectorEnvAdapter
@@ -149,7 +151,11 @@ def test_final_observations_may_be_a_dense_array_or_stacked_per_part():
     assert feed.step(ACTION).final_obs.squeeze(1).tolist() == [5, 6]
     parts.info = {"final_obs": {"a": np.array([np.array([5.0]), None], dtype=object)}}
     feed = started(parts)
-    assert feed._final_obs({"a": torch.tensor([[1.0], [2.0]])}, parts.info)["a"].squeeze(1).tolist() == [5, 2]
+    truncated = torch.tensor([True, False])
+    assert feed._final_obs({"a": torch.tensor([[1.0], [2.0]])}, parts.info, truncated)["a"].squeeze(1).tolist() == [
+        5,
+        2,
+    ]
 
 
 def test_what_was_read_stays_when_the_environment_overwrites_its_arrays():
@@ -199,10 +205,28 @@ def test_box_actions_are_clipped_for_the_environment_only():
 # --- masks ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def vectorized():
+    """Makes vector environments, in this process or in others, and closes them."""
+    made: list[Any] = []
+
+    def vectorized(kind: type[Any], mode: AutoresetMode, *settings: dict[str, Any], **shared: Any) -> Any:
+        makers = [partial(CountingEnv, **{**shared, **one}) for one in settings]
+        made.append(kind(makers, autoreset_mode=mode))
+        return made[-1]
+
+    yield vectorized
+    for env in made:
+        env.close()
+
+
 @pytest.mark.parametrize("source", ["info", "method"])
+@pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])
 @pytest.mark.parametrize("mode", MODES)
-def test_action_masks_belong_to_the_observation_they_came_with(mode: AutoresetMode, source: str):
-    feed = started(vector_env(mode, *TWO, masks=source))
+def test_action_masks_belong_to_the_observation_they_came_with(
+    vectorized: Any, kind: type[Any], mode: AutoresetMode, source: str
+):
+    feed = started(vectorized(kind, mode, *TWO, masks=source))
     for _ in range(12):
         played = feed.valid
         place = feed.obs.squeeze(1) / torch.tensor([1.0, 10.0]) - 1  # the step within the episode
@@ -221,6 +245,110 @@ def test_a_vector_environment_may_have_the_mask_method_itself():
 def test_copies_that_give_no_mask_are_free_to_do_anything():
     feed = started(vector_env(AutoresetMode.SAME_STEP, {"masks": "info"}, {"masks": None}))
     assert feed.action_mask.tolist() == [[True, False], [True, True]]
+
+
+class Verbs(CountingEnv):
+    """Two heads, MultiDiscrete([2, 3]). The first allows `t % 2`, the second everything but `t % 3`."""
+
+    def __init__(self, layout: str) -> None:
+        super().__init__(lengths=(5,), action_space=spaces.MultiDiscrete([2, 3]))
+        self.layout = layout
+        if layout == "method":
+            self.action_masks = self._mask
+
+    def _mask(self) -> Any:
+        heads = np.arange(2) == self.t % 2, np.arange(3) != self.t % 3
+        return heads if self.layout == "a tuple" else np.concatenate(heads)
+
+    def _info(self) -> dict[str, Any]:
+        return {} if self.layout == "method" else {"action_mask": self._mask()}
+
+    def step(self, action: Any) -> Any:
+        assert action[0] == self.t % 2 and action[1] != self.t % 3, "a forbidden action was taken"
+        return super().step(action)
+
+
+@pytest.mark.parametrize("layout", ["one array", "a tuple", "method"])
+@pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])
+def test_masks_of_several_heads_stand_side_by_side(kind: type[Any], layout: str):
+    env = kind([partial(Verbs, layout)] * 2, autoreset_mode=AutoresetMode.SAME_STEP)
+    try:
+        policy = hf.ActorCritic(env.single_observation_space, env.single_action_space, hidden_size=4)
+        segment = next(iter(hf.collect(env, policy, steps=12)))
+        assert segment.action_mask.shape == (12, 2, 5)
+        assert segment.action_mask[1, 0].tolist() == [False, True, True, False, True]
+        ev = policy.evaluate(
+            segment.obs, segment.actions, segment.start_state, segment.resets, action_mask=segment.action_mask
+        )
+        assert torch.allclose(ev.log_prob, segment.log_prob, atol=1e-5)
+    finally:
+        env.close()
+
+
+def test_masks_that_are_not_one_per_environment_are_refused():
+    env = StackedEnv()
+    env.action_masks = lambda: np.ones((1, 2), bool)
+    with pytest.raises(ValueError, match=r"StackedEnv: the action masks have shape \(1, 2\), expected 2 rows"):
+        started(env)
+
+
+# --- shapes that are wrong --------------------------------------------------------------------------------------------
+
+
+class WrongStep(StackedEnv):
+    """`step` returns what `wrong` says, by position: 0 observations, 1 rewards, 2 terminated, 3 truncated."""
+
+    def __init__(self, **wrong: Any) -> None:
+        super().__init__()
+        self.wrong = wrong
+
+    def step(self, actions: Any) -> tuple[Any, ...]:
+        results = list(super().step(actions))
+        names = ["obs", "rewards", "terminated", "truncated"]
+        return (*(self.wrong.get(name, result) for name, result in zip(names, results)), results[4])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"rewards": np.ones((2, 1))}, r"returned rewards of shape \(2, 1\), expected \(2,\): one per environment"),
+        ({"rewards": 1.0}, r"returned rewards of shape \(\)"),
+        ({"rewards": [1.0, None]}, "returned rewards of type list that are no numbers"),
+        ({"terminated": np.zeros(3, bool)}, r"returned terminated of shape \(3,\)"),
+        ({"truncated": np.zeros((1, 2), bool)}, r"returned truncated of shape \(1, 2\)"),
+        ({"obs": np.zeros((1, 1), np.float32)}, r"returned observations of shape \(1, 1\), expected 2 rows"),
+    ],
+)
+def test_a_wrong_shape_from_step_names_the_environment_and_the_shape_expected(wrong: dict[str, Any], said: str):
+    feed = started(WrongStep(**wrong))
+    with pytest.raises((ValueError, TypeError), match=f"WrongStep.step {said}") as error:
+        feed.step(ACTION)
+    assert "\n" not in str(error.value)
+
+
+def rows_of(*rows: Any) -> Any:
+    array = np.empty(len(rows), dtype=object)
+    array[:] = rows
+    return array
+
+
+@pytest.mark.parametrize(
+    ("final", "said"),
+    [
+        (np.zeros((1, 1), np.float32), r"final_obs'\] has shape \(1, 1\), the observations have \(2, 1\)"),
+        (torch.zeros(2, 3), r"final_obs'\] has shape \(2, 3\), the observations have \(2, 1\)"),
+        (rows_of([1.0]), r"final_obs'\] has 1 rows, expected 2"),
+        (rows_of(None, [1.0]), r"environment 0 was truncated, but row 0 of info\['final_obs'\] is None"),
+        (rows_of([1.0, 2.0], None), r"row 0 of info\['final_obs'\] has shape \(2,\), an observation has \(1,\)"),
+    ],
+)
+def test_final_observations_that_do_not_cover_the_truncated_episodes_are_refused(final: Any, said: str):
+    env = StackedEnv()
+    env.info = {"final_obs": final}
+    feed = started(env)
+    feed.step(ACTION)
+    with pytest.raises(ValueError, match=said):
+        feed.step(ACTION)  # environment 0 is truncated
 
 
 # --- saving ---------------------------------------------------------------------------------------------------------

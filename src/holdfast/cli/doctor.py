@@ -31,6 +31,8 @@ class DoctorFlags:
 
     target: str
     """package.module:factory, sb3:model.zip, or run:runs/... (a run folder or checkpoint)."""
+    policy: str | None = None
+    """The policy class, my_module:MyPolicy, of a run that does not say."""
     html: Path | None = None
     """Write the report as a page."""
     json: str | None = None
@@ -56,7 +58,7 @@ def main(argv: list[str]) -> int:
 
     errors = Console(stderr=True)
     try:
-        subject = as_subject(find(flags.target))
+        subject = as_subject(find(flags.target, flags.policy))
     except Exception as error:  # a factory is the user's code and may raise anything
         if os.environ.get("HOLDFAST_TRACEBACK"):
             raise
@@ -89,18 +91,24 @@ def _give_up(console: Any, target: str, why: str) -> int:
     return COULD_NOT_EXAMINE
 
 
-def find(target: str) -> Any:
-    """The policy or subject that a target names."""
+def find(target: str, policy: str | None = None) -> Any:
+    """The policy or subject that a target names. policy: the class of a run's policy, for a run that does not say."""
     kind, colon, rest = target.partition(":")
     if not colon or not rest:
         raise ValueError("a target is package.module:factory, sb3:model.zip or run:runs/...")
     if kind == "sb3":
         return _sb3_model(rest)
     if kind == "run":
-        from holdfast.runs.saved_policy import load
-
-        return load(rest)
+        return _policy_of_run(rest, policy)
     return _from_module(kind, rest)
+
+
+def _policy_of_run(path: str, policy: str | None) -> Any:
+    from holdfast.doctor.subjects import Holdfast
+    from holdfast.runs import saved_policy
+
+    file, saved = saved_policy.read(path)
+    return Holdfast(saved_policy.load(file, policy), saved_policy.spaces(saved)[0])
 
 
 def _from_module(module_name: str, attribute: str) -> Any:

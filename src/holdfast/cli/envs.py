@@ -25,6 +25,8 @@ def main(argv: list[str]) -> int:
     widths = [max(map(len, column)) for column in zip(*table)]
     for row in table:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip())
-    print("\nOthers: any gymnasium id (CartPole-v1, package.module:MyEnv-v0), POPGym's as popgym:RepeatPreviousEasy.")
+    print(
+        "\nOthers: any gymnasium id (CartPole-v1), your own as my_module:MyEnv, POPGym's as popgym:RepeatPreviousEasy."
+    )
     print(f"Presets (holdfast train --preset NAME): {', '.join(PRESETS)}")
     return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -18,6 +19,10 @@ class EvalFlags:
 
     run: Annotated[Path, tyro.conf.arg(metavar="RUN")]
     """A run folder, or one of its checkpoints."""
+    env: str | None = None
+    """Play in this environment instead of the run's, such as my_module:MyEnv."""
+    policy: str | None = None
+    """The policy class, my_module:MyPolicy, of a run that does not say."""
     episodes: int = 100
     """Episodes to play."""
     deterministic: bool = False
@@ -45,7 +50,9 @@ def main(argv: list[str]) -> int:
     with user_errors():
         file, saved = saved_policy.read(flags.run)
         config = TrainConfig.from_dict(saved["config"])
-        policy = hf.load(file, device=flags.device)
+        if flags.env is not None and flags.env != config.env:
+            config = dataclasses.replace(config, env=flags.env, env_kwargs={}, mask_velocity=False)
+        policy = hf.load(file, flags.policy, device=flags.device)
         env = envs.make(
             config.env,
             flags.num_envs or min(config.num_envs, max(1, flags.episodes)),
@@ -64,7 +71,7 @@ def main(argv: list[str]) -> int:
                 inputs=config.inputs,
             )
     actions = "most likely actions" if flags.deterministic else "sampled actions"
-    print(f"{file}: {config.env}, {config.core}, {compact(saved['steps'])} steps")
+    print(f"{file}: {config.env}, {config.policy or config.core}, {compact(saved['steps'])} steps")
     print(
         f"return  {number(result.mean_return)} ± {number(result.std_error)} (mean, standard error), "
         f"{number(min(result.returns))} to {number(max(result.returns))}"

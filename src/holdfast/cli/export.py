@@ -22,6 +22,8 @@ class ExportFlags:
     """The file to write; policy.onnx or policy.pt2 by default."""
     format: Literal["onnx", "pt2"] | None = None
     """onnx, for onnxruntime in any language; pt2, for torch.export.load. By default the file name decides."""
+    policy: str | None = None
+    """The policy class, my_module:MyPolicy, of a run that does not say."""
     masks: bool = False
     """Take action masks as an input."""
 
@@ -34,7 +36,7 @@ def main(argv: list[str]) -> int:
 
     with user_errors():
         file, saved = saved_policy.read(flags.run)
-        policy = saved_policy.load(file)
+        policy = saved_policy.load(file, flags.policy)
         config = TrainConfig.from_dict(saved["config"])
         about = {
             "env": config.env,

@@ -18,7 +18,7 @@ from holdfast.config import TrainConfig, flag_of
 # The weights, rollouts or folder of a run depend on these: they cannot change when it is resumed.
 _FIXED_ON_RESUME = (
     "env", "env_kwargs", "core", "hidden_size", "num_layers", "critic_core", "reset", "encoder_sizes", "head_sizes",
-    "activation", "inputs", "num_envs", "num_steps", "mask_velocity", "normalize_obs", "normalize_reward", "seed",
+    "activation", "inputs", "policy", "num_envs", "num_steps", "mask_velocity", "normalize_obs", "normalize_reward", "seed",
     "name",
 )  # fmt: skip
 
@@ -114,6 +114,7 @@ def _with_free_folder(config: TrainConfig, several: bool) -> TrainConfig:
 
 def _resume(argv: list[str], run: Path) -> None:
     from holdfast.distributed import ranks as distributed
+    from holdfast.envs.own import is_object_name
     from holdfast.runs import checkpoint, saved_policy
     from holdfast.training.trainer import Trainer
 
@@ -126,14 +127,19 @@ def _resume(argv: list[str], run: Path) -> None:
         before = TrainConfig.from_dict(saved["config"])
         if file.parent.name == checkpoint.folder_of(run).name:
             before.run_dir = str(file.parent.parent)  # the run may have been moved
+    # What the run's program passed as an object, and what must therefore be named again.
+    ask_for = {"env": is_object_name(before.env), "policy": not saved["own_policy"]}
+    missing = [name for name, unknown in ask_for.items() if unknown]
     flags, after = _parse(argv, TrainFlags(resume=run), before)
     old, new = before.to_dict(), after.to_dict()
     changed = {name: value for name, value in new.items() if value != old[name]}
+    asked_for = {name: changed.pop(name) for name in missing if name in changed}
     fixed = [name for name in changed if name in _FIXED_ON_RESUME]
     if fixed:
         raise UserError(f"{flag_of(fixed[0])} cannot change when a run is resumed; start a new run with it")
     with user_errors():
-        trainer = Trainer.resume(file, callbacks=callbacks(flags.profile), **{**changed, "run_dir": after.run_dir})
+        changed["run_dir"] = after.run_dir
+        trainer = Trainer.resume(file, callbacks=callbacks(flags.profile), **asked_for, **changed)
     run_and_report(trainer)
 
 

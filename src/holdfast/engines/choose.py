@@ -24,6 +24,7 @@ from holdfast.engines.ranks import copy_weights_from_leader, wrap_for_averaging
 from holdfast.kernels.cpu import recurrence as native_kernel
 from holdfast.policies.base import RecurrentPolicy
 from holdfast.policies.precision import autocast_dtype
+from holdfast.rollout.async_collector import AsyncCollector
 from holdfast.rollout.collector import Collector
 from holdfast.rollout.segment import Segment
 
@@ -39,6 +40,7 @@ class Choice(NamedTuple):
 
 
 STEP_BY_STEP, GRAPH, NATIVE, AUTOGRAD = "step by step", "CUDA graph", "C, without autograd", "autograd"
+IN_BATCHES = "asynchronous batches"
 
 
 # --- rollouts --------------------------------------------------------------------------------------------------------
@@ -46,6 +48,8 @@ STEP_BY_STEP, GRAPH, NATIVE, AUTOGRAD = "step by step", "CUDA graph", "C, withou
 
 def rollout_choice(env: Any, device: torch.device, inputs: tuple[str, ...]) -> Choice:
     """How rollouts in this environment run."""
+    if getattr(env, "is_asynchronous", False):
+        return Choice(IN_BATCHES)
     if device.type != "cuda":
         return Choice(STEP_BY_STEP)
     obstacle = graph_rollout.obstacle(env, device, inputs)
@@ -57,7 +61,7 @@ def make_collector(
 ) -> tuple[Collector, Choice]:
     """The collector of a run."""
     choice = rollout_choice(env, device, config.inputs)
-    kind = GraphCollector if choice.engine == GRAPH else Collector
+    kind = GraphCollector if choice.engine == GRAPH else AsyncCollector if choice.engine == IN_BATCHES else Collector
     collector = kind(
         env,
         policy,

@@ -4,8 +4,8 @@
 >>> env = holdfast.envs.make("holdfast/RepeatPreviousEasy-v0", num_envs=64)
 >>> obs, info = env.reset(seed=1)
 
-Importing this package registers the ids, so that `gymnasium.make_vec` knows them too. It imports nothing heavy: classes
-are imported at first use.
+Importing this package registers the ids, so that `gymnasium.make_vec` and `gymnasium.make` know them too. It imports
+nothing heavy: classes are imported at first use.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ _CLASSES = {
     "Concentration": "popgym.concentration",
     "Battleship": "popgym.battleship",
     "MineSweeper": "popgym.minesweeper",
+    "NumpyView": "numpy_view",
+    "from_pettingzoo": "pettingzoo",
 }
 
 __all__ = ["EnvRow", "UnknownEnvError", "list_envs", "make", "register_all", *_CLASSES]

@@ -121,6 +121,11 @@ class TorchVectorEnv(VectorEnv[Any, Tensor, Tensor]):
         self.state, obs = self.begin(self.draw())
         return obs, {}
 
+    @property
+    def np_random_seed(self) -> int:
+        """The seed of the generator that all environments share: that of the last `reset(seed=...)`."""
+        return self.generator.initial_seed()
+
     def step(self, actions: Tensor | np.ndarray[Any, Any]) -> tuple[Any, Tensor, Tensor, Tensor, dict[str, Any]]:
         """One step in every environment; actions [B, ...] of the action space: integers, or floats for a Box."""
         if self.state is None:

@@ -1,24 +1,27 @@
-"""`make`: a vector environment by name, from Holdfast, gymnasium or POPGym, always with SAME_STEP autoreset.
+"""`make`: a vector environment from an id, a class, a function or an environment, always with SAME_STEP autoreset.
 
 Environments of Holdfast are on `device` and use tensors. All others are a gymnasium `SyncVectorEnv` or `AsyncVectorEnv`
-and use numpy arrays, whatever `device` is. What the trainer does with an environment is in `rollout/vector_env.py`.
+and use numpy arrays, whatever `device` is. `own.py` makes what is not an id. What the trainer does with an environment
+is in `rollout/vector_env.py`.
 """
 
 from __future__ import annotations
 
-import multiprocessing
 import re
-import signal
+from collections.abc import Callable
 from difflib import SequenceMatcher
+from functools import partial
 from typing import Any, Literal
 
 import gymnasium as gym
-import numpy as np
 
+from holdfast.envs import own
 from holdfast.envs.catalog import CATALOG, register_all
-from holdfast.envs.velocity_mask import VelocityMask, require_known_velocities
+from holdfast.envs.velocity_mask import require_known_velocities
+from holdfast.named_objects import import_module
 
 Vectorization = Literal["sync", "async"]
+EnvSpec = gym.envs.registration.EnvSpec
 
 
 class UnknownEnvError(ValueError):
@@ -26,7 +29,7 @@ class UnknownEnvError(ValueError):
 
 
 def make(
-    env_id: str,
+    env: Any,
     num_envs: int,
     *,
     device: Any = "cpu",
@@ -35,13 +38,17 @@ def make(
     mask_velocity: bool = False,
     env_kwargs: dict[str, Any] | None = None,
 ) -> gym.vector.VectorEnv[Any, Any, Any]:
-    """A vector environment with `num_envs` copies of `env_id`.
+    """A vector environment with `num_envs` copies of `env`.
 
-    `env_id` is one of ours ("holdfast/TMaze-v0"), any gymnasium id ("CartPole-v1", "package.module:MyEnv-v0"), or a
-    POPGym name ("popgym:RepeatPreviousEasy"). With `seed` the environments are reset once with it, so that a later
-    `reset()` without a seed and `action_space.sample()` are reproducible. `vectorization` says how gymnasium
-    environments run: "sync", one after another, or "async", each in its own process. `env_kwargs` are the arguments of
-    the environment's constructor.
+    `env` is an id: one of ours ("holdfast/TMaze-v0"), any gymnasium id ("CartPole-v1", "my_module:MyEnv-v0"), a class or
+    function in a module ("my_module:MyEnv"), or a POPGym name ("popgym:RepeatPreviousEasy"). Modules are also found in the
+    current folder. Or it is a class, a function that makes one environment (or, if it has a parameter `num_envs`, a
+    vector environment), one gymnasium environment (row 0 is that object, the others are deep copies), or a vector
+    environment, which stays as it is.
+
+    With `seed` the environments are reset once with it, so that a later `reset()` without a seed and
+    `action_space.sample()` are reproducible. `vectorization` says how gymnasium environments run: "sync", one after
+    another, or "async", each in its own process. `env_kwargs` are the arguments of the environment's constructor.
 
     >>> env = make("holdfast/TMaze-v0", 2, seed=0, env_kwargs={"length": 5})
     >>> env.reset()[0].shape
@@ -49,52 +56,95 @@ def make(
     """
     if vectorization not in ("sync", "async"):
         raise ValueError(f'vectorization is {vectorization!r}; expected "sync" or "async"')
-    spec = find_spec(env_id)
-    if mask_velocity:
-        require_known_velocities(spec.id if spec.entry_point is None else spec.name)
-    kwargs = dict(env_kwargs or {})
-    if spec.entry_point is None:  # a vector environment already: ours, or another package's
-        if spec.id.startswith("holdfast/"):
-            kwargs["device"] = device
-        env = gym.make_vec(spec, num_envs, **kwargs)
+    source, kwargs = find(env) if isinstance(env, str) else env, dict(env_kwargs or {})
+    if isinstance(source, EnvSpec):
+        with own.constructor_errors(env, kwargs):
+            made = _from_spec(source, num_envs, device, vectorization, mask_velocity, kwargs)
+    elif own.can_be_made_again(source):
+        if isinstance(env, str) and env.startswith("envpool:") and vectorization == "async":
+            from holdfast.envs import envpool
+
+            kwargs.setdefault("batch_size", envpool.default_batch(num_envs))
+        with own.constructor_errors(env, kwargs):
+            made = own.from_callable(source, num_envs, device, vectorization, mask_velocity, kwargs)
     else:
-        if spec.id.startswith("popgym-"):
-            kwargs.setdefault("disable_env_checker", True)  # it warns about info dicts that some of them share
-        wrappers: list[Any] = [VelocityMask, _tuple_to_array] if mask_velocity else [_tuple_to_array]
-        wrappers.append(_ignore_ctrl_c_in_worker)
-        env = gym.make_vec(
-            spec,
-            num_envs,
-            vectorization_mode=vectorization,
-            vector_kwargs={"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP},
-            wrappers=wrappers,
-            **kwargs,
-        )
+        made = own.from_object(source, num_envs, vectorization, mask_velocity, kwargs)
     if seed is not None:
-        env.reset(seed=seed)
-        env.action_space.seed(seed)
-    return env
+        made.reset(seed=seed)
+        made.action_space.seed(seed)
+    return made
 
 
-def find_spec(env_id: str) -> gym.envs.registration.EnvSpec:
-    """The gymnasium spec of an id that `make` accepts, or an error that names the most similar ids."""
+def _from_spec(
+    spec: EnvSpec, num_envs: int, device: Any, vectorization: str, mask_velocity: bool, kwargs: dict[str, Any]
+) -> gym.vector.VectorEnv[Any, Any, Any]:
+    ours = spec.id.startswith("holdfast/")
+    vector_only = ours or spec.entry_point is None
+    if mask_velocity:
+        require_known_velocities(spec.id if vector_only else spec.name)
+    if vector_only:
+        if ours:
+            assert isinstance(spec.vector_entry_point, str)
+            own.check_arguments(gym.envs.registration.load_env_creator(spec.vector_entry_point), kwargs)
+            kwargs["device"] = device
+        return gym.make_vec(spec, num_envs, **kwargs)
+    if spec.id.startswith("popgym-"):
+        kwargs.setdefault("disable_env_checker", True)  # it warns about info dicts that some of them share
+    return gym.make_vec(
+        spec,
+        num_envs,
+        vectorization_mode=vectorization,
+        vector_kwargs={"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP},
+        wrappers=own.wrappers(mask_velocity),
+        **kwargs,
+    )
+
+
+def find(env_id: str) -> EnvSpec | Callable[..., Any]:
+    """The gymnasium spec, class or function of an id that `make` accepts, or an error that names the most similar ids."""
     register_all()
     if env_id.startswith("popgym:"):
         return _popgym_spec(env_id)
-    module, colon, name = env_id.rpartition(":")
+    if env_id.startswith("pettingzoo:"):
+        return _pettingzoo_maker(env_id)
+    if env_id.startswith("envpool:"):
+        from holdfast.envs import envpool
+
+        return envpool.named(env_id)
+    own.refuse_object_name(env_id)
+    module_name, colon, name = env_id.rpartition(":")
+    module = None
     if colon:
         try:
-            __import__(module)
-        except ModuleNotFoundError as missing:
-            raise UnknownEnvError(
-                f"{env_id!r}: there is no module {missing.name!r}; expected a gymnasium id, "
-                "module:id, popgym:Name or holdfast/Name"
-            ) from missing
+            module = import_module(module_name)
+        except ValueError as error:
+            raise UnknownEnvError(f"{env_id!r}: {error}") from error
+        if callable(found := _attribute(module, name)) and name not in gym.registry:
+            return found
     try:
         return gym.spec(name)
     except gym.error.Error as unknown:
+        if module is not None:
+            raise UnknownEnvError(own.what_a_module_offers(module, name)) from unknown
         known = [*gym.registry, *_popgym_names().values()]
         raise UnknownEnvError(f"no environment {env_id!r}{_nearest(name, known)}") from unknown
+
+
+def _pettingzoo_maker(env_id: str) -> Callable[..., Any]:
+    from holdfast.envs.pettingzoo import from_pettingzoo, named
+
+    make_game = named(env_id)
+
+    def make_rows(num_envs: int, **kwargs: Any) -> Any:
+        return from_pettingzoo(partial(make_game, **kwargs), num_envs)
+
+    return make_rows
+
+
+def _attribute(module: Any, path: str) -> Any:
+    for part in path.split("."):
+        module = getattr(module, part, None)
+    return module
 
 
 def _popgym_spec(env_id: str) -> gym.envs.registration.EnvSpec:
@@ -136,32 +186,3 @@ def _nearest(wanted: str, known: list[str]) -> str:
 def _short_name(env_id: str) -> str:
     """Without namespace and version, in lower case."""
     return re.sub(r"^.*[/:]|-v\d+$", "", env_id).lower()
-
-
-def _ignore_ctrl_c_in_worker(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
-    """Ctrl-C reaches all processes. Only the one that trains should handle it, not the processes of environments."""
-    if multiprocessing.current_process().name.startswith("Worker<"):  # the names that AsyncVectorEnv gives them
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-    return env
-
-
-class TupleAsMultiDiscrete(gym.ObservationWrapper[Any, Any, Any]):
-    """Turns a tuple of small integers into one array, which a vector environment can stack and a policy can read."""
-
-    def __init__(self, env: gym.Env[Any, Any]) -> None:
-        super().__init__(env)
-        assert isinstance(env.observation_space, gym.spaces.Tuple)
-        parts = [space for space in env.observation_space if isinstance(space, gym.spaces.Discrete)]
-        self.observation_space = gym.spaces.MultiDiscrete(
-            [part.n for part in parts], start=[part.start for part in parts]
-        )
-
-    def observation(self, observation: Any) -> Any:
-        return np.array(observation, dtype=np.int64)
-
-
-def _tuple_to_array(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
-    space = env.observation_space
-    if isinstance(space, gym.spaces.Tuple) and all(isinstance(part, gym.spaces.Discrete) for part in space):
-        return TupleAsMultiDiscrete(env)
-    return env

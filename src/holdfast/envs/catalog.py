@@ -230,4 +230,10 @@ def register_all() -> None:
     """Register the ids with gymnasium. Importing `holdfast.envs` does this; calling it again is a no-op."""
     for row in CATALOG:
         if row.id not in gym.registry:
-            gym.register(row.id, vector_entry_point=row.entry_point, kwargs=dict(row.kwargs))
+            task = row.entry_point.removeprefix("holdfast.envs.").replace(":", ".")
+            gym.register(
+                row.id,
+                entry_point=f"holdfast.envs.single:{task}",
+                vector_entry_point=row.entry_point,
+                kwargs=dict(row.kwargs),
+            )

@@ -19,11 +19,12 @@ VELOCITIES: dict[str, tuple[int, ...]] = {
 """Which entries of the observation are velocities, by the environment's name without version."""
 
 
-class VelocityMask(gym.ObservationWrapper[Any, Any, Any]):
+class VelocityMask(gym.ObservationWrapper[Any, Any, Any], gym.utils.RecordConstructorArgs):
     """Sets the velocities in the observations of a known environment to 0. The space does not change."""
 
     def __init__(self, env: gym.Env[Any, Any]) -> None:
-        super().__init__(env)
+        gym.utils.RecordConstructorArgs.__init__(self)  # so that the spec of the wrapped environment makes it again
+        gym.ObservationWrapper.__init__(self, env)
         name = env.spec.name if env.spec is not None else type(env.unwrapped).__name__
         require_known_velocities(name)
         self._velocities = list(VELOCITIES[name])

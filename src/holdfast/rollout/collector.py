@@ -244,7 +244,10 @@ class Collector:
 
 def collect(env: Any, policy: RecurrentPolicy, steps: int = 128, **options: Any) -> Iterator[Segment]:
     """Endless segments: `for segment in hf.collect(env, policy, steps=128)`. Options as `Collector`'s."""
-    collector = Collector(env, policy, steps, **options)
+    from holdfast.rollout.async_collector import AsyncCollector
+
+    kind = AsyncCollector if getattr(env, "is_asynchronous", False) else Collector
+    collector = kind(env, policy, steps, **options)
     while True:
         yield collector.rollout()
 

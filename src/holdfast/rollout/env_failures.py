@@ -15,19 +15,23 @@ import multiprocessing.connection
 import signal
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
+from torch import Tensor
 
 from holdfast import envs
 from holdfast.config import TrainConfig
 from holdfast.envs.base import TorchVectorEnv
-from holdfast.rollout.vector_env import autoreset_mode
+from holdfast.envs.own import can_be_made_again
+from holdfast.rollout.vector_env import autoreset_mode, masks_of
+from holdfast.state import tree_map
 
+REBUILDING = "rebuilding"  # marks a state that holds more than the environment's own
 LONGEST_REPORT = 20_000  # characters of a traceback
 FAILURES = (Exception, SystemExit)  # an environment that calls exit() must not end the run
 
@@ -64,18 +68,22 @@ class RebuildingEnv(VectorWrapper):  # generic in newer gymnasium only
         self._gone = False
         self._seed: int | None = None
         self._obs: Any = None
-        self._watch_workers()
+        self._masks: Callable[[], Any] | None = None
+        self._attach()
 
-    def __getattr__(self, name: str) -> Any:  # attributes of the wrapped environment: action_masks, state_dict
+    def __getattr__(self, name: str) -> Any:
+        """Attributes of the wrapped environment. If it can save its state, so can this wrapper, with what it adds."""
         if name.startswith("_") or name == "env" or self._gone:
             raise AttributeError(name)
-        return getattr(self.env, name)
+        theirs = getattr(self.env, name)
+        ours = {"state_dict": self._state_dict, "load_state_dict": self._load_state_dict, "regroup": self._regroup}
+        return ours.get(name, theirs)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         self._seed = seed if seed is not None else self._seed
         try:
             self._obs, info = self._wait("reset", seed=seed, options=options)
-            return self._obs, info
+            return self._obs, self._with_masks(info)
         except FAILURES as error:
             failure = error
         info = self._rebuild(failure)
@@ -83,15 +91,47 @@ class RebuildingEnv(VectorWrapper):  # generic in newer gymnasium only
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         try:
-            obs, *rest = self._wait("step", actions)
+            obs, rewards, terminated, truncated, info = self._wait("step", actions)
+            info = self._with_masks(info)
             self._obs = obs
-            return (obs, *rest)
+            return obs, rewards, terminated, truncated, info
         except FAILURES as error:
             failure = error  # handled outside: new processes would inherit it as the context of their own errors
         last, count = self._obs, self.num_envs
         info = self._rebuild(failure)
         ends = {"final_obs": last, "_final_obs": np.ones(count, bool), "env_failure": True}
         return self._obs, np.zeros(count), np.zeros(count, bool), np.ones(count, bool), {**info, **ends}
+
+    # --- saving ------------------------------------------------------------------------------------------------------
+
+    def _state_dict(self) -> dict[str, Any]:
+        """What is needed to continue exactly, also through the next failure."""
+        return {
+            REBUILDING: True,
+            "env": self.env.state_dict(),  # type: ignore[attr-defined]
+            "seed": self._seed,
+            "failures": self.failures,
+            "obs": tree_map(lambda o: o.cpu() if isinstance(o, Tensor) else np.copy(o), self._obs),
+        }
+
+    def _load_state_dict(self, d: Mapping[str, Any]) -> None:
+        """Continue from a `state_dict()`, or from that of the environment alone, which 0.1 saved."""
+        ours = REBUILDING in d
+        self.env.load_state_dict(d["env"] if ours else d)  # type: ignore[attr-defined]
+        if ours:
+            self._seed, self.failures, self._obs = d["seed"], d["failures"], d["obs"]
+
+    def _regroup(self, saved: Sequence[Mapping[str, Any]], first: int, part: int, seed: int) -> dict[str, Any]:
+        """As the environment's own `regroup`. Rebuilds are counted and seeded as in `saved[part]`, or from `seed`."""
+        mine = saved[part] if part < len(saved) else {"seed": seed, "failures": 0}
+        rows = slice(first, first + self.num_envs)
+        return {
+            REBUILDING: True,
+            "env": self.env.regroup([one["env"] for one in saved], first, part, seed),  # type: ignore[attr-defined]
+            "seed": mine["seed"],
+            "failures": mine["failures"],
+            "obs": tree_map(lambda *parts: torch.cat(parts)[rows], *(one["obs"] for one in saved)),
+        }
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
@@ -100,6 +140,12 @@ class RebuildingEnv(VectorWrapper):  # generic in newer gymnasium only
             return getattr(self.env, call)(*args, **options)
         getattr(self.env, f"{call}_async")(*args, **options)
         return getattr(self.env, f"{call}_wait")(timeout=self._timeout)
+
+    def _with_masks(self, info: dict[str, Any]) -> dict[str, Any]:
+        """Asked for here, where an `action_masks()` that fails counts as a failure of its environment."""
+        if self._masks is None or "action_mask" in info:
+            return info
+        return {**info, "action_mask": self._masks()}
 
     def _rebuild(self, error: BaseException) -> dict[str, Any]:
         """Close the environment, build and reset it; `_obs` are first observations then. Returns the reset's info."""
@@ -115,16 +161,18 @@ class RebuildingEnv(VectorWrapper):  # generic in newer gymnasium only
                 raise EnvFailedError(f"the environments {times}: {what_happened(text)}") from error
             try:
                 self.env = self._make()
-                self._watch_workers()
+                self._attach()
                 seed = None if self._seed is None else self._seed + 7_919 * self.failures  # other episodes than before
                 self._obs, info = self._wait("reset", seed=seed)
-                return info
+                return self._with_masks(info)
             except FAILURES as another:
                 error = another
 
-    def _watch_workers(self) -> None:
+    def _attach(self) -> None:
+        """Prepare an environment that was just built."""
         if hasattr(self.env.unwrapped, "error_queue"):
             self.env.unwrapped.error_queue = _Recorder(self.env.unwrapped.error_queue)
+        self._masks = masks_of(self.env, self._timeout)
 
     def _describe(self, error: BaseException) -> str:
         """A traceback, and in its last line what happened."""
@@ -239,12 +287,20 @@ class FailureLog:
         return EnvFailedError(f"{error}. Tracebacks are in {self.file}. {kept}; {more}")
 
 
-def training_env(config: TrainConfig, num_envs: int, device: torch.device, report: FailureLog) -> Any:
-    """The environments of a config, wrapped in `RebuildingEnv` where they can fail."""
+def training_env(
+    config: TrainConfig, num_envs: int, device: torch.device, report: FailureLog, own_env: Any = None
+) -> Any:
+    """The environments of a config, or of what the user passed instead; in a `RebuildingEnv` where they can fail.
+
+    An environment that the user made is not wrapped: it cannot be made again.
+    """
+
+    if own_env is not None and not can_be_made_again(own_env):
+        return envs.make(own_env, num_envs, vectorization=config.vectorization)
 
     def make() -> Any:
         return envs.make(
-            config.env,
+            config.env if own_env is None else own_env,
             num_envs,
             device=device,
             vectorization=config.vectorization,

@@ -6,12 +6,14 @@ and turns the three autoreset modes into one form. It does not act and keeps no 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from gymnasium.vector.utils import create_empty_array
 from torch import Tensor
 
 from holdfast.envs.base import TorchVectorEnv
@@ -77,8 +79,9 @@ class VectorEnvAdapter:
             if isinstance(space, spaces.Box)
             else None
         )
-        self.has_dummy_steps = self.mode == AutoresetMode.NEXT_STEP
-        self._mask_method = _mask_method(env)
+        self._has_absent_rows = bool(getattr(env, "has_absent_rows", False))
+        self.has_dummy_steps = self._has_absent_rows or self.mode == AutoresetMode.NEXT_STEP
+        self._masks = masks_of(env)
         self._returns_tensors = False
         self._never_overwrites = isinstance(env, TorchVectorEnv)
         self.obs: Any = None
@@ -90,16 +93,17 @@ class VectorEnvAdapter:
         """Reset every environment."""
         obs, info = self.env.reset(seed=seed)
         self._returns_tensors = isinstance(leaves(obs)[0], Tensor)
-        self.resets, self.valid = self._all_true(), self._all_true()
+        self.resets, self.valid = self._all_true(), self._present(info)
         self.action_mask = self._read_mask(info)
-        self.obs = self._compose(self._tensors(obs), None, None)
+        self.obs = self._compose(self._tensors(obs, "reset"), None, None)
 
     def step(self, action: Tensor) -> EnvStep:
         """Take an action in every environment and advance to the next observations."""
         obs, rewards, terminated, truncated, info = self.env.step(self.to_env(action))
-        rewards = self._tensor(rewards, torch.float32)
-        terminated, truncated = self._tensor(terminated, torch.bool), self._tensor(truncated, torch.bool)
-        obs = self._tensors(obs)
+        rewards = self._per_env("rewards", rewards, torch.float32)
+        terminated = self._per_env("terminated", terminated, torch.bool)
+        truncated = self._per_env("truncated", truncated, torch.bool)
+        obs = self._tensors(obs, "step")
         final: Any = None
         if self.mode == AutoresetMode.NEXT_STEP:
             played = self.valid
@@ -107,21 +111,40 @@ class VectorEnvAdapter:
             rewards = rewards.masked_fill(~played, 0.0)
             self.resets, self.valid = ~played, ~(terminated | truncated)
         else:
+            played = self.valid
+            if self._has_absent_rows:
+                terminated, truncated = terminated & played, truncated & played
+                rewards = rewards.masked_fill(~played, 0.0)
+                self.valid = self._present(info)
             done = terminated | truncated
             if self._any(truncated):
-                raw = obs if self.mode == AutoresetMode.DISABLED else self._final_obs(obs, info)
+                raw = obs if self.mode == AutoresetMode.DISABLED else self._final_obs(obs, info, truncated)
                 final = self._compose(raw, action, rewards, fresh=None)
-            self.resets = done
+            self.resets = done | ~played if self._has_absent_rows else done
         mask = self._read_mask(info)
         if self.mode == AutoresetMode.DISABLED and self._any(done):
             obs, info = self.env.reset(options={"reset_mask": done.cpu().numpy()})
-            obs, mask = self._tensors(obs), _where_mask(done, self._read_mask(info), mask)
+            obs, mask = self._tensors(obs, "reset"), _where_mask(done, self._read_mask(info), mask)
         if self.has_dummy_steps and mask is not None:
             # After its end an episode may allow nothing. A dummy step's action is ignored, so allow all.
             mask = mask | ~self.valid.view(-1, *(1,) * (mask.dim() - 1))
         self.action_mask = mask
         self.obs = self._compose(obs, action, rewards, fresh=self.resets)
         return EnvStep(rewards, terminated, truncated, final, bool(info.get("env_failure", False)))
+
+    def step_rows(self, rows: Tensor, actions: Tensor, result: Any) -> EnvStep:
+        """Take in what some environments returned: (observations, rewards, terminated, truncated), a row per entry of
+        `rows`. actions: the last of all environments. For NEXT_STEP; `obs`, `resets` and `valid` of the others stay."""
+        obs, rewards, terminated, truncated = result
+        played, count = self.valid.index_select(0, rows), len(rows)
+        rewards = self._per_env("rewards", rewards, torch.float32, count).masked_fill(~played, 0.0)
+        terminated = self._per_env("terminated", terminated, torch.bool, count) & played
+        truncated = self._per_env("truncated", truncated, torch.bool, count) & played
+        self.resets = self.resets.index_copy(0, rows, ~played)
+        self.valid = self.valid.index_copy(0, rows, ~(terminated | truncated))
+        new = self._compose(self._tensors(obs, "recv", count), actions.index_select(0, rows), rewards, fresh=~played)
+        self.obs = tree_map(lambda o, n: o.index_copy(0, rows, n), self.obs, new)
+        return EnvStep(rewards, terminated, truncated, None)
 
     def to_env(self, action: Tensor) -> Any:
         """The action as the environment takes it: clipped to its Box, numpy unless it returns tensors."""
@@ -163,6 +186,12 @@ class VectorEnvAdapter:
     def _all_true(self) -> Tensor:
         return torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
 
+    def _present(self, info: dict[str, Any]) -> Tensor:
+        """Rows that have an agent, [B]; the steps of the others are dummy steps."""
+        if not self._has_absent_rows:
+            return self._all_true()
+        return ~self._per_env("info['absent']", info["absent"], torch.bool)
+
     def _any(self, flags: Tensor) -> bool:
         return bool(flags.any())
 
@@ -171,19 +200,47 @@ class VectorEnvAdapter:
         # Segments keep these; an environment may overwrite its arrays in the next step.
         return t if self._never_overwrites else t.clone()
 
-    def _tensors(self, obs: Any) -> Any:
+    def _per_env(self, what: str, x: Any, dtype: torch.dtype, count: int | None = None) -> Tensor:
+        """Numbers or flags [B] that `step` returned, or `count` of them."""
+        count = self.num_envs if count is None else count
+        try:
+            t = self._tensor(x, dtype)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise TypeError(
+                f"{self._name()}.step returned {what} of type {type(x).__name__} that are no numbers ({error}); "
+                f"return an array of shape ({count},)"
+            ) from error
+        if t.shape != (count,):
+            raise ValueError(
+                f"{self._name()}.step returned {what} of shape {tuple(t.shape)}, expected ({count},): one per environment"
+            )
+        return t
+
+    def _tensors(self, obs: Any, source: str, count: int | None = None) -> Any:
+        """Observations as tensors, `count` rows (all by default). source: where they came from, for errors."""
+        count = self.num_envs if count is None else count
+
         def convert(o: Any) -> Tensor:
             t = self._tensor(o)
+            if t.shape[:1] != (count,):
+                raise ValueError(
+                    f"{self._name()}.{source} returned observations of shape {tuple(t.shape)}, expected {count} rows: "
+                    "one per environment"
+                )
             return t.float() if t.dtype == torch.float64 else t
 
         return tree_map(convert, obs)
+
+    def _name(self) -> str:
+        return type(getattr(self.env, "unwrapped", self.env)).__name__
 
     def _compose(self, obs: Any, action: Tensor | None, reward: Tensor | None, fresh: Tensor | None = None) -> Any:
         """The policy's input: the observation alone, or with the previous action and reward, zero at a fresh start."""
         if self.inputs == ("obs",):
             return obs
         if action is None or reward is None:
-            action = torch.as_tensor(self.env.action_space.sample(), device=self.device)
+            nothing: Any = create_empty_array(self.action_space, self.num_envs, fn=np.zeros)
+            action = torch.as_tensor(nothing, device=self.device)
             reward, fresh = torch.zeros(self.num_envs, device=self.device), self.resets
         if fresh is not None:
             first = int(getattr(self.action_space, "start", 0)) if isinstance(self.action_space, spaces.Discrete) else 0
@@ -192,62 +249,119 @@ class VectorEnvAdapter:
         parts = {"obs": obs, "prev_action": action, "prev_reward": reward}
         return {name: parts[name] for name in self.inputs}
 
-    def _final_obs(self, obs: Any, info: dict[str, Any]) -> Any:
+    def _final_obs(self, obs: Any, info: dict[str, Any], truncated: Tensor) -> Any:
         """Dense final observations: `info["final_obs"]` where an episode ended, `obs` elsewhere."""
         final = info.get("final_obs")
         if final is None:
             raise ValueError(
-                f"{type(self.env).__name__} declares SAME_STEP autoreset, but an episode was truncated and "
+                f"{self._name()} declares SAME_STEP autoreset, but an episode was truncated and "
                 "info['final_obs'] is not there; give its last observation there, one row per environment"
             )
-        if isinstance(leaves(final)[0], Tensor) or (
-            isinstance(final, np.ndarray) and final.dtype != object and final.shape[:1] == (self.num_envs,)
-        ):
-            return self._tensors(final)
+        if isinstance(final, np.ndarray) and final.dtype == object:  # a whole observation per row
+            return self._filled(obs, list(final), truncated)
+        if isinstance(obs, (dict, tuple)):
+            if not isinstance(final, type(obs)):
+                return self._filled(obs, list(final), truncated)
+            return tree_map(lambda o, f: self._final_part(o, f, truncated), obs, final)
+        return self._final_part(obs, final, truncated)
+
+    def _final_part(self, obs: Tensor, final: Any, truncated: Tensor) -> Tensor:
+        """One array of observations: dense, or a value per row with None where no episode ended."""
+        if isinstance(final, Tensor) or (isinstance(final, np.ndarray) and final.dtype != object):
+            dense = self._tensor(final).to(obs.dtype)
+            if dense.shape != obs.shape:
+                raise ValueError(
+                    f"{self._name()}: info['final_obs'] has shape {tuple(dense.shape)}, the observations have "
+                    f"{tuple(obs.shape)}; give one row per environment"
+                )
+            return dense
+        return self._filled(obs, list(final), truncated)
+
+    def _filled(self, obs: Any, final: list[Any], truncated: Tensor) -> Any:
+        """`obs` with the rows of `final` that are not None."""
+        if len(final) != self.num_envs:
+            raise ValueError(
+                f"{self._name()}: info['final_obs'] has {len(final)} rows, expected {self.num_envs}: one per environment, "
+                "None where no episode ended"
+            )
+        missing = [row for row, value in enumerate(final) if value is None]
+        if missing and bool(truncated[missing].any()):
+            row = next(row for row in missing if truncated[row])
+            raise ValueError(
+                f"{self._name()}: environment {row} was truncated, but row {row} of info['final_obs'] is None; give its "
+                "last observation there"
+            )
         dense = tree_map(lambda o: o.clone(), obs)
-        if isinstance(final, (dict, tuple)):  # stacked per part
-            return tree_map(lambda o, f: self._fill_rows(o, f), dense, final)
         for row, value in enumerate(final):
             if value is not None:
-                tree_map(lambda d, v, row=row: d[row].copy_(torch.as_tensor(v)), dense, value)
+                tree_map(lambda d, v, row=row: self._fill_row(d, v, row), dense, value)
         return dense
 
-    def _fill_rows(self, dense: Tensor, final: Any) -> Tensor:
-        for row, value in enumerate(final):
-            if value is not None:
-                dense[row].copy_(torch.as_tensor(value))
-        return dense
+    def _fill_row(self, dense: Tensor, value: Any, row: int) -> None:
+        last = torch.as_tensor(value)
+        if last.shape != dense.shape[1:]:
+            raise ValueError(
+                f"{self._name()}: row {row} of info['final_obs'] has shape {tuple(last.shape)}, an observation has "
+                f"{tuple(dense.shape[1:])}"
+            )
+        dense[row].copy_(last)
 
     def _read_mask(self, info: dict[str, Any]) -> Tensor | None:
         """The actions that each environment allows [B, ...]; all of them where it gives no mask."""
         if "action_mask" in info:
             mask = info["action_mask"]
-        elif self._mask_method is not None:
-            mask = self._mask_method()
+        elif self._masks is not None:
+            mask = self._masks()
         else:
             return None
         if isinstance(mask, Tensor):
-            return mask.to(self.device, torch.bool, copy=True)
-        mask = np.asarray(mask)
-        if mask.dtype == object:
-            known = next(np.asarray(row) for row in mask if row is not None)
-            mask = np.stack([np.ones_like(known) if row is None else np.asarray(row) for row in mask])
-        allowed = torch.as_tensor(mask, device=self.device).bool()
+            allowed = mask.to(self.device, torch.bool, copy=True)
+        else:
+            allowed = torch.as_tensor(_stacked(mask), device=self.device).bool().clone()
+        if allowed.shape[:1] != (self.num_envs,):
+            raise ValueError(
+                f"{self._name()}: the action masks have shape {tuple(allowed.shape)}, expected {self.num_envs} rows: one per "
+                "environment"
+            )
         if "action_mask" in info and "_action_mask" in info:
             given = torch.as_tensor(info["_action_mask"], device=self.device).bool()
             allowed = allowed | ~given.view(-1, *(1,) * (allowed.dim() - 1))
-        return allowed.clone()
+        return allowed
 
 
-def _mask_method(env: Any) -> Any:
-    """The environment's `action_masks()`, or that of all its copies where they run in this process."""
+def masks_of(env: Any, timeout: float | None = None) -> Callable[[], Any] | None:
+    """A function that gives the masks of all rows, if the environment or each of its copies has `action_masks()`.
+
+    Copies may be in this process or in others, which have `timeout` seconds to answer.
+    """
     if hasattr(env, "action_masks"):
         return env.action_masks
-    copies = getattr(getattr(env, "unwrapped", env), "envs", None)
-    if not copies or not all(hasattr(c, "has_wrapper_attr") and c.has_wrapper_attr("action_masks") for c in copies):
+    copies = getattr(env, "unwrapped", env)
+    if not isinstance(copies, (SyncVectorEnv, AsyncVectorEnv)):
         return None
-    # The copies are looked up each time: one that failed has been replaced.
-    return lambda: np.stack([c.get_wrapper_attr("action_masks")() for c in getattr(env, "unwrapped", env).envs])
+    if not all(copies.call("has_wrapper_attr", "action_masks")):
+        return None
+
+    def ask() -> Any:
+        copies = getattr(env, "unwrapped", env)  # looked up each time: those that failed have been replaced
+        if timeout is None or not isinstance(copies, AsyncVectorEnv):
+            return copies.call("action_masks")
+        copies.call_async("action_masks")
+        return copies.call_wait(timeout)
+
+    return ask
+
+
+def _stacked(masks: Any) -> np.ndarray[Any, Any]:
+    """One array [B, ...] from a mask per row. None allows everything; a tuple has one part per head, as in gymnasium's
+    `MultiDiscrete.sample(mask)`."""
+    if isinstance(masks, np.ndarray) and masks.dtype != object:
+        return masks
+    rows = [np.concatenate([np.asarray(head) for head in row]) if isinstance(row, tuple) else row for row in masks]
+    known = next((np.asarray(row) for row in rows if row is not None), None)
+    if known is None:
+        raise ValueError("the action masks are None in every row; leave them out, or give one array per environment")
+    return np.stack([np.ones_like(known) if row is None else np.asarray(row) for row in rows])
 
 
 def _where_mask(rows: Tensor, mask: Tensor | None, other: Tensor | None) -> Tensor | None:

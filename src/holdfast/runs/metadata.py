@@ -17,6 +17,8 @@ OPTIONAL = {
     "tensorboard": "event files; pip install 'holdfast[tensorboard]'",
     "matplotlib": "plots; pip install 'holdfast[plot]'",
     "popgym": "POPGym's environments; pip install 'holdfast[popgym]'",
+    "pettingzoo": "PettingZoo's games; pip install 'holdfast[pettingzoo]'",
+    "envpool": "EnvPool's environments; pip install envpool",
     "sb3-contrib": "Stable-Baselines3; pip install 'holdfast[sb3]'",
     "torchrl": "TorchRL; pip install 'holdfast[torchrl]'",
     "onnx": "export to ONNX; pip install 'holdfast[onnx]'",

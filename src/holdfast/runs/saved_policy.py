@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.config import TrainConfig
+from holdfast.policies import own
 from holdfast.policies.actor_critic import ActorCritic
 from holdfast.policies.base import RecurrentPolicy
 from holdfast.runs import checkpoint, space_data
@@ -14,22 +15,38 @@ NEEDED = {"config", "policy", "own_policy", "ppo", "collector", "rng", "update",
 """What every checkpoint of a trainer has."""
 
 
-def load(path_or_run: str | Path, policy: RecurrentPolicy | None = None, device: str = "cpu") -> RecurrentPolicy:
+def load(path_or_run: str | Path, policy: Any = None, device: str = "cpu") -> RecurrentPolicy:
     """The policy of a checkpoint or of a run's newest one, ready for use: weights and normalizer, fresh memory.
 
-    A policy class of your own is passed as an instance, and gets the weights.
+    A policy of your own is passed as an instance, which gets the weights, or as a class, a function or its name
+    ("my_module:MyPolicy"), unless the run's config names it.
     """
     file, saved = read(path_or_run)
-    if policy is None:
-        if saved["observation_space"] is None or not saved["own_policy"]:
+    if not isinstance(policy, RecurrentPolicy):
+        if policy is None and not saved["own_policy"]:
             raise ValueError(
-                f"{file} holds the weights of a policy of your own: pass an instance, hf.load(path, policy=MyPolicy())"
+                f"{file} holds the weights of a policy of your own: pass it, hf.load(path, policy=MyPolicy()), or name it "
+                "with --policy module:Name"
+            )
+        observation_space, action_space = spaces(saved)
+        if observation_space is None:
+            raise ValueError(
+                f"{file} does not say what its policy observes: pass an instance, hf.load(path, policy=MyPolicy())"
             )
         config = TrainConfig.from_dict(saved["config"])
-        spaces = (space_data.from_data(saved[name]) for name in ("observation_space", "action_space"))
-        policy = policy_from(config, *spaces)
+        if policy is None:
+            policy = policy_from(config, observation_space, action_space)
+        else:
+            policy = own.build(policy, observation_space, action_space, config)
     policy.load_state_dict(saved["policy"])
     return policy.to(device)
+
+
+def spaces(saved: dict[str, Any]) -> tuple[Any, Any]:
+    """What the policy of a checkpoint sees and does: two gymnasium spaces, or None where it does not say."""
+    found = (saved[name] for name in ("observation_space", "action_space"))
+    observation_space, action_space = (None if data is None else space_data.from_data(data) for data in found)
+    return observation_space, action_space
 
 
 def read(path_or_run: str | Path) -> tuple[Path, dict[str, Any]]:
@@ -43,8 +60,10 @@ def read(path_or_run: str | Path) -> tuple[Path, dict[str, Any]]:
     return file, saved
 
 
-def policy_from(config: TrainConfig, observation_space: Any, action_space: Any) -> ActorCritic:
+def policy_from(config: TrainConfig, observation_space: Any, action_space: Any) -> RecurrentPolicy:
     """The policy a config describes."""
+    if config.policy is not None:
+        return own.build(config.policy, observation_space, action_space, config)
     return ActorCritic(
         observation_space,
         action_space,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,6 +15,8 @@ from holdfast.distributed.ranks import Ranks
 from holdfast.engines import choose
 from holdfast.engines.cuda_graph import gpu_turn
 from holdfast.envs.base import TorchVectorEnv
+from holdfast.envs.own import can_be_made_again, is_vector_env, recorded_name
+from holdfast.policies import own as own_policy
 from holdfast.policies.actor_critic import ActorCritic
 from holdfast.policies.base import RecurrentPolicy
 from holdfast.rollout.collector import Collector
@@ -36,7 +38,7 @@ class Parts:
     env_share: range  # which of all environments are in this process
     env_failures: FailureLog
     env: Any
-    env_from_config: bool
+    make_env: Callable[[int], Any] | None  # more of the same; None if the user passed an environment itself
     policy: RecurrentPolicy
     policy_from_config: bool
     collector: Collector
@@ -46,7 +48,18 @@ class Parts:
     update_engines: choose.UpdateEngines
 
 
-def build(config: TrainConfig, env: Any, policy: RecurrentPolicy | None, notify: Callable[[str], None]) -> Parts:
+def with_own(config: TrainConfig, env: Any, policy: Any) -> TrainConfig:
+    """The config of a run whose environment or policy was passed to the trainer: it says what the run really uses."""
+    if env is not None:
+        config = replace(config, env=recorded_name(env))
+        if not can_be_made_again(env):  # it is already made
+            config = replace(config, env_kwargs={}, mask_velocity=False)
+    if policy is not None:
+        config = replace(config, policy=own_policy.recorded_name(policy))
+    return config
+
+
+def build(config: TrainConfig, env: Any, policy: Any, notify: Callable[[str], None]) -> Parts:
     """All parts. `env` and `policy` are the user's own, or None to make the config's."""
     ranks, device = distributed.join(config.device)
     with gpu_turn(device):
@@ -55,25 +68,27 @@ def build(config: TrainConfig, env: Any, policy: RecurrentPolicy | None, notify:
 
 def _build(
     config: TrainConfig,
-    own_env: Any,
-    own_policy: RecurrentPolicy | None,
+    env_given: Any,
+    policy_given: Any,
     notify: Callable[[str], None],
     ranks: Ranks,
     device: torch.device,
 ) -> Parts:
-    fast_env = isinstance(own_env, TorchVectorEnv) if own_env is not None else config.env.startswith("holdfast/")
-    copies = None if own_env is None else own_env.num_envs * ranks.size
-    config, text = chosen.choose_sizes(config, chosen.Task(device.type == "cuda", fast_env, copies, ranks.size))
+    config, text = chosen.choose_sizes(config, _task(config, env_given, ranks, device))
     share = ranks.share(config.num_envs)
     config.require_envs_for(ranks.size)
     failures = FailureLog(config, ranks.rank, notify)
     if device.type == "cpu":
         torch.set_num_threads(config.threads or _threads_for(config, len(share)))
     rng_state.seed(config.seed)  # every rank makes the same policy
-    env = training_env(config, len(share), device, failures) if own_env is None else own_env
+
+    def make_env(num_envs: int) -> Any:
+        return training_env(config, num_envs, device, failures, env_given)
+
+    env = make_env(len(share))
     _require_copies(env, share, config, ranks)
     config = chosen.choose_inputs(config, env)
-    policy = make_policy(config, env) if own_policy is None else own_policy
+    policy = make_policy(config, env, policy_given)
     policy.to(device)
     collector, rollout_choice = choose.make_collector(env, policy, config, device, ranks.seed(config.seed))
     if not ranks.leads:
@@ -82,7 +97,7 @@ def _build(
         policy,
         config,
         ranks,
-        some_unused=own_policy is not None or config.reset == "learned",
+        some_unused=not isinstance(policy, ActorCritic) or policy_given is not None or config.reset == "learned",
         capturable=rollout_choice.engine == choose.GRAPH,
     )
     return Parts(
@@ -93,9 +108,9 @@ def _build(
         env_share=share,
         env_failures=failures,
         env=env,
-        env_from_config=own_env is None,
+        make_env=make_env if env_given is None or can_be_made_again(env_given) else None,
         policy=policy,
-        policy_from_config=own_policy is None,
+        policy_from_config=policy_given is None or config.policy is not None,
         collector=collector,
         ppo=ppo,
         reward_scale=RewardScale(len(share), config.gamma, device) if _scales_rewards(config, policy) else None,
@@ -104,14 +119,25 @@ def _build(
     )
 
 
+def _task(config: TrainConfig, env: Any, ranks: Ranks, device: torch.device) -> chosen.Task:
+    """What the sizes of rollouts depend on."""
+    made = env is not None and is_vector_env(env)
+    fast_env = isinstance(env, TorchVectorEnv) if made else config.env.startswith("holdfast/")
+    return chosen.Task(device.type == "cuda", fast_env, env.num_envs * ranks.size if made else None, ranks.size)
+
+
 def _scales_rewards(config: TrainConfig, policy: RecurrentPolicy) -> bool:
     """A critic that cannot learn normalized values gets smaller rewards instead."""
     return config.normalize_reward or (config.normalize_value and policy.value_scale is None)
 
 
-def make_policy(config: TrainConfig, env: Any) -> ActorCritic:
-    """The policy that a config describes, for the spaces of an environment."""
+def make_policy(config: TrainConfig, env: Any, given: Any = None) -> RecurrentPolicy:
+    """The policy that a config describes, or that the user passed, for the spaces of an environment."""
+    if isinstance(given, RecurrentPolicy):
+        return given
     seen = input_space(env.single_observation_space, env.single_action_space, config.inputs)
+    if given is not None:
+        return own_policy.build(given, seen, env.single_action_space, config)
     return saved_policy.policy_from(config, seen, env.single_action_space)
 
 
@@ -119,7 +145,8 @@ def _require_copies(env: Any, share: range, config: TrainConfig, ranks: Ranks) -
     if env.num_envs != len(share):
         of_this = f", {len(share)} of them for rank {ranks.rank}" if ranks.size > 1 else ""
         raise ValueError(
-            f"the environment has {env.num_envs} copies, the config says num_envs={config.num_envs}{of_this}"
+            f"the environment has {env.num_envs} copies, the config says num_envs={config.num_envs}{of_this}; "
+            "set one to the other"
         )
 
 

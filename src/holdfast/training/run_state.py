@@ -27,7 +27,6 @@ def payload(trainer: Trainer) -> dict[str, Any]:
     parts = trainer.ranks.gather(_part(trainer))
     if not parts:
         return {}
-    known = trainer.policy if isinstance(trainer.policy, ActorCritic) else None
     first, *others = parts
     scale = trainer.reward_scale
     return {
@@ -35,8 +34,7 @@ def payload(trainer: Trainer) -> dict[str, Any]:
         "config": trainer.config.to_dict(),
         "policy": {k: v.cpu() for k, v in trainer.policy.state_dict().items()},
         "own_policy": trainer.parts.policy_from_config,
-        "observation_space": None if known is None else space_data.to_data(known.observation_space),
-        "action_space": None if known is None else space_data.to_data(known.action_space),
+        **_spaces(trainer),
         "ppo": trainer.ppo.state_dict(),
         "collector": first["collector"],
         "reward_scale": None if scale is None else scale.state_dict(),
@@ -50,6 +48,16 @@ def payload(trainer: Trainer) -> dict[str, Any]:
         "recent_returns": list(trainer.progress.recent_returns),
         "recent_lengths": list(trainer.progress.recent_lengths),
     }
+
+
+def _spaces(trainer: Trainer) -> dict[str, Any]:
+    """What the policy sees and does, as data; None for a space that only a policy of your own understands."""
+    policy, adapter = trainer.policy, trainer.collector.adapter
+    source = policy if isinstance(policy, ActorCritic) else adapter
+    try:
+        return {name: space_data.to_data(getattr(source, name)) for name in ("observation_space", "action_space")}
+    except TypeError:
+        return {"observation_space": None, "action_space": None}
 
 
 def _part(trainer: Trainer) -> dict[str, Any]:

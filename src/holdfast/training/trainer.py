@@ -19,7 +19,7 @@ import torch
 from holdfast.config import TrainConfig
 from holdfast.display.live import Display
 from holdfast.engines.cuda_graph import gpu_turn
-from holdfast.policies.base import RecurrentPolicy
+from holdfast.envs.own import can_be_made_again, is_vector_env
 from holdfast.policies.precision import autocast, autocast_dtype
 from holdfast.rollout.env_failures import EnvFailedError, training_env
 from holdfast.rollout.segment import Segment
@@ -50,20 +50,24 @@ class TrainResult:
 
 
 class Trainer:
-    """A training run. `env` (any gymnasium vector environment) and `policy` replace those of the config.
+    """A training run. `env` and `policy` replace those of the config, and `trainer.config` says so.
 
-    eval_env: environments for evaluation, made from the config unless given. Required with `env` and `eval_every`.
+    env: an id, a class, a function, one gymnasium environment (row 0 is that object, the others are deep copies) or a
+    vector environment; see `holdfast.envs.make`. policy: an `hf.RecurrentPolicy`, or a class or function that makes one,
+    or its name, "my_module:MyPolicy". eval_env: environments for evaluation, of the same kinds as `env`. By default they
+    are made like those of training; an environment that is already made needs another one for `eval_every`.
     """
 
     def __init__(
         self,
         config: TrainConfig,
         env: Any = None,
-        policy: RecurrentPolicy | None = None,
+        policy: Any = None,
         callbacks: Sequence[Any] = (),
         eval_env: Any = None,
     ) -> None:
-        if env is not None and eval_env is None and config.eval_every:
+        config = run_parts.with_own(config, env, policy)
+        if env is not None and not can_be_made_again(env) and eval_env is None and config.eval_every:
             raise ValueError(
                 "evaluation during training needs environments of its own: pass eval_env=, or set eval_every=0"
             )
@@ -78,6 +82,9 @@ class Trainer:
         self.ranks, self.device, self.env = parts.ranks, parts.device, parts.env
         self.policy, self.collector, self.ppo = parts.policy, parts.collector, parts.ppo
         self.reward_scale, self.env_failures = parts.reward_scale, parts.env_failures
+        if self.eval_env is not None and not is_vector_env(self.eval_env):
+            num_envs = min(config.num_envs, config.final_eval_episodes)
+            self.eval_env = training_env(config, num_envs, self.device, self.env_failures, self.eval_env)
         self.folder = RunFolder(config, self.ranks, self.save, self._notify_of_update)
         self.nonfinite_guard = NonFiniteGuard(config, self.ranks.rank, self._notify_of_update)
         self._iteration = Iteration(config, parts, self.progress, lambda s: self._run_hooks("on_rollout_end", s))
@@ -174,7 +181,7 @@ class Trainer:
             self.folder.save(self.update)
 
     def _result(self) -> TrainResult:
-        if self.eval_env is None and not self.parts.env_from_config:
+        if self.eval_env is None and self.parts.make_env is None:
             self.eval_env = self.env  # training is done, so evaluation may use it
         final = self.evaluate(self.config.final_eval_episodes)
         return TrainResult(
@@ -198,11 +205,11 @@ class Trainer:
     def _play(self, episodes: int, deterministic: bool) -> EvalResult:
         config = self.config
         if self.eval_env is None:
-            if not self.parts.env_from_config:
+            if self.parts.make_env is None:
                 raise ValueError(
                     "with an env of your own, evaluation needs another: Trainer(config, env, eval_env=...)"
                 )
-            self.eval_env = training_env(config, min(config.num_envs, episodes), self.device, self.env_failures)
+            self.eval_env = self.parts.make_env(min(config.num_envs, episodes))
         seed = config.seed + 1_000_003 * (self.update + 1)
         with autocast(self.device, autocast_dtype(config.precision)):
             return evaluate(
@@ -285,7 +292,7 @@ class Trainer:
         cls,
         path: str | Path,
         env: Any = None,
-        policy: RecurrentPolicy | None = None,
+        policy: Any = None,
         callbacks: Sequence[Any] = (),
         eval_env: Any = None,
         **overrides: Any,
@@ -294,7 +301,10 @@ class Trainer:
         file, saved = saved_policy.read(path)
         config = TrainConfig.from_dict({**saved["config"], **overrides})
         if not saved["own_policy"] and policy is None:
-            raise ValueError(f"{file} was trained with a policy of your own: pass it, Trainer.resume(path, policy=...)")
+            raise ValueError(
+                f"{file} was trained with a policy of your own: pass it, Trainer.resume(path, policy=...), or name it "
+                "with --policy module:Name"
+            )
         if "run_dir" not in overrides and file.parent.name == "checkpoints":
             config.run_dir = str(file.parent.parent)  # where the run is now, not where it was
         torch.set_num_threads(saved["threads"])

@@ -1,0 +1,58 @@
+"""Policies of your own, from a class, a function, or the name of one (`my_module:MyPolicy`).
+
+`ActorCritic` is made in `runs/saved_policy.py`; an instance needs nothing from here.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from holdfast.config import TrainConfig
+from holdfast.named_objects import import_named, name_of
+from holdfast.policies.base import RecurrentPolicy
+
+
+def build(policy: Any, observation_space: Any, action_space: Any, config: TrainConfig) -> RecurrentPolicy:
+    """The policy that a class or function makes. It is given the arguments it names out of `observation_space`,
+    `action_space` and `config`."""
+    make = import_named(policy, kind="policy") if isinstance(policy, str) else policy
+    name = policy if isinstance(policy, str) else getattr(policy, "__qualname__", repr(policy))
+    expected = "expected a class or function that makes an hf.RecurrentPolicy"
+    if not callable(make) or isinstance(make, RecurrentPolicy):
+        raise TypeError(f"policy {name} is of type {type(make).__name__}, {expected}")
+    offered = {"observation_space": observation_space, "action_space": action_space, "config": config}
+    parameters = _parameters(make)
+    unknown = [key for key, p in parameters.items() if key not in offered and p.default is p.empty and p.kind in _NAMED]
+    if unknown:
+        raise TypeError(
+            f"policy {name} needs the argument {unknown[0]!r}; it can have {', '.join(offered)}, and defaults for the others"
+        )
+    made = make(**{key: value for key, value in offered.items() if key in parameters})
+    if not isinstance(made, RecurrentPolicy):
+        raise TypeError(f"policy {name} made an object of type {type(made).__name__}, {expected}")
+    return made
+
+
+def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(function).parameters
+    except ValueError:  # some classes of C modules do not say
+        return {}
+
+
+_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+def recorded_name(policy: Any) -> str | None:
+    """`module:Name` of what was passed as a policy, if another program can find it there; None otherwise."""
+    if isinstance(policy, str):
+        return policy
+    if isinstance(policy, RecurrentPolicy) or not callable(policy):
+        return None
+    try:
+        name = name_of(policy)
+    except (ValueError, AttributeError):
+        return None
+    return None if name.startswith("__main__:") else name
