@@ -56,3 +56,15 @@ def test_the_run_records_what_was_chosen_and_takes_the_number_of_copies_from_you
     trainer = hf.Trainer(config, env=env)
     assert (trainer.config.num_envs, trainer.config.minibatches, trainer.config.inputs) == (6, 6, ("obs",))
     assert "6 environments" in trainer.parts.chosen and config.num_envs == 0
+
+
+@pytest.mark.parametrize("task, inputs", [("MultiarmedBandit", ("obs", "prev_action")), ("HigherLower", ("obs",))])
+def test_a_policy_sees_its_last_action_where_the_environment_says_that_it_must(
+    task: str, inputs: tuple[str, ...], tmp_path: Path
+):
+    config = hf.TrainConfig(env=f"holdfast/{task}Easy-v0", hidden_size=8, run_dir=str(tmp_path / "run"), quiet=True)
+    assert hf.Trainer(config).config.inputs == inputs
+    given_ = hf.TrainConfig(
+        env=f"holdfast/{task}Easy-v0", inputs=("obs",), hidden_size=8, run_dir=str(tmp_path / "two")
+    )
+    assert hf.Trainer(given_).config.inputs == ("obs",)

@@ -58,6 +58,8 @@ class TorchVectorEnv(VectorEnv[Any, Tensor, Tensor]):
     """Which dimension of a part of the state is the environments', where it is not the first."""
     render_modes: ClassVar[tuple[str, ...]] = ()
     """("ansi",) if the task writes `text`."""
+    inputs: tuple[str, ...] = ("obs",)
+    """What a policy must see: ("obs", "prev_action") where the observation alone does not say what it answers."""
     can_truncate: bool = True
     """False if `truncated` is never True. Rollouts then skip what only a truncation needs."""
 
@@ -76,7 +78,11 @@ class TorchVectorEnv(VectorEnv[Any, Tensor, Tensor]):
             raise ValueError(
                 f"render_mode is {render_mode!r}; expected None{''.join(f' or {m}' for m in self.render_modes)}"
             )
-        self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP, "render_modes": list(self.render_modes)}
+        self.metadata = {
+            "autoreset_mode": AutoresetMode.SAME_STEP,
+            "render_modes": list(self.render_modes),
+            "inputs": self.inputs,
+        }
         self.render_mode = render_mode
         self.num_envs = num_envs
         self.single_observation_space = observation_space

@@ -95,7 +95,7 @@ class VectorEnvAdapter:
         self._returns_tensors = isinstance(leaves(obs)[0], Tensor)
         self.resets, self.valid = self._all_true(), self._present(info)
         self.action_mask = self._read_mask(info)
-        self.obs = self._compose(self._tensors(obs, "reset"), None, None)
+        self.obs = self.compose(self._tensors(obs, "reset"), None, None)
 
     def step(self, action: Tensor) -> EnvStep:
         """Take an action in every environment and advance to the next observations."""
@@ -119,7 +119,7 @@ class VectorEnvAdapter:
             done = terminated | truncated
             if self._any(truncated):
                 raw = obs if self.mode == AutoresetMode.DISABLED else self._final_obs(obs, info, truncated)
-                final = self._compose(raw, action, rewards, fresh=None)
+                final = self.compose(raw, action, rewards, fresh=None)
             self.resets = done | ~played if self._has_absent_rows else done
         mask = self._read_mask(info)
         if self.mode == AutoresetMode.DISABLED and self._any(done):
@@ -129,7 +129,7 @@ class VectorEnvAdapter:
             # After its end an episode may allow nothing. A dummy step's action is ignored, so allow all.
             mask = mask | ~self.valid.view(-1, *(1,) * (mask.dim() - 1))
         self.action_mask = mask
-        self.obs = self._compose(obs, action, rewards, fresh=self.resets)
+        self.obs = self.compose(obs, action, rewards, fresh=self.resets)
         return EnvStep(rewards, terminated, truncated, final, bool(info.get("env_failure", False)))
 
     def step_rows(self, rows: Tensor, actions: Tensor, result: Any) -> EnvStep:
@@ -142,7 +142,7 @@ class VectorEnvAdapter:
         truncated = self._per_env("truncated", truncated, torch.bool, count) & played
         self.resets = self.resets.index_copy(0, rows, ~played)
         self.valid = self.valid.index_copy(0, rows, ~(terminated | truncated))
-        new = self._compose(self._tensors(obs, "recv", count), actions.index_select(0, rows), rewards, fresh=~played)
+        new = self.compose(self._tensors(obs, "recv", count), actions.index_select(0, rows), rewards, fresh=~played)
         self.obs = tree_map(lambda o, n: o.index_copy(0, rows, n), self.obs, new)
         return EnvStep(rewards, terminated, truncated, None)
 
@@ -234,7 +234,7 @@ class VectorEnvAdapter:
     def _name(self) -> str:
         return type(getattr(self.env, "unwrapped", self.env)).__name__
 
-    def _compose(self, obs: Any, action: Tensor | None, reward: Tensor | None, fresh: Tensor | None = None) -> Any:
+    def compose(self, obs: Any, action: Tensor | None, reward: Tensor | None, fresh: Tensor | None = None) -> Any:
         """The policy's input: the observation alone, or with the previous action and reward, zero at a fresh start."""
         if self.inputs == ("obs",):
             return obs

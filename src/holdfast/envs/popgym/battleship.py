@@ -28,6 +28,8 @@ LARGEST_BOARD = 12  # the tables have 2^12 lines
 class Battleship(TorchVectorEnv):
     """Observation: whether the last shot hit, 0 at the start. Action: row and column of the shot."""
 
+    inputs = ("obs", "prev_action")
+
     render_modes = ("ansi",)
 
     def __init__(

@@ -30,6 +30,8 @@ class Concentration(TorchVectorEnv):
     `deck_type` says what makes a pair: "colors" or "ranks".
     """
 
+    inputs = ("obs", "prev_action")
+
     render_modes = ("ansi",)
 
     def __init__(

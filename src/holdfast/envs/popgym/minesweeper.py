@@ -22,6 +22,8 @@ MOST_SQUARES = 64
 class MineSweeper(TorchVectorEnv):
     """Observation: mines on the square just looked at and its neighbors, 0 at the start. Action: row and column."""
 
+    inputs = ("obs", "prev_action")
+
     render_modes = ("ansi",)
 
     def __init__(

@@ -22,6 +22,8 @@ UNKNOWN = -1.0
 class MultiarmedBandit(TorchVectorEnv):
     """Observation: whether the last pull paid, 0 at the start. Action: the arm to pull."""
 
+    inputs = ("obs", "prev_action")
+
     def __init__(
         self, num_envs: int, num_bandits: int = 10, episode_length: int = 200, device: torch.device | str = "cpu"
     ) -> None:
