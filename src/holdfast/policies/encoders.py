@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from holdfast.checks import whole_numbers
+
 if TYPE_CHECKING:
     from holdfast.distributed.ranks import Ranks
 
@@ -103,7 +105,7 @@ class OneHot(nn.Module):
         self.nvec, self.starts, self.size = list(nvec), list(starts), int(sum(nvec))
 
     def forward(self, x: Tensor) -> Tensor:
-        x = _rows(x, self.shape).reshape(x.shape[0], len(self.nvec)).long()
+        x = whole_numbers(_rows(x, self.shape).reshape(x.shape[0], len(self.nvec)), "discrete observations")
         parts = [F.one_hot(x[:, i] - self.starts[i], n) for i, n in enumerate(self.nvec)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
