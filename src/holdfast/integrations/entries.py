@@ -133,4 +133,5 @@ def snapshot(memory: Memory, td: TensorDictBase) -> State:
     """What the environments of `td` remember now."""
     batch = rollout_batch(td)
     ids = env_ids(td, batch)
+    memory.take(batch, ids)  # refuses what a step would refuse
     return memory.read(range(batch) if ids is None else ids)
