@@ -31,10 +31,10 @@ def bad_rows(tree: Any, may_wait: bool) -> Flags | None:
         squares = float(flat.dot(flat))  # one pass, a microsecond; not finite also if it is too large
         if squares - squares == 0.0:
             continue
-        finite = np.isfinite(leaf)
+        finite: Flags = np.isfinite(leaf)
         if not finite.all():
             rows = ~finite.reshape(len(finite), -1).all(1)
-            bad = rows if bad is None else bad | rows
+            bad = rows if bad is None else np.logical_or(bad, rows)
     return bad
 
 
