@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from holdfast.cores.base import Core
+from holdfast.deploy import checksum
 from holdfast.deploy.exported_signature import KEY, Port, Signature, batch_size, next_name, take
 from holdfast.policies import heads
 from holdfast.state import RowShape, State
@@ -51,8 +52,11 @@ class ExportedPolicy:
         if not path.is_file():
             raise FileNotFoundError(f"{path}: there is no such file; `holdfast export RUN -o {path}` writes it")
         self.file = path
+        sealed = checksum.verify(path)
         self._run, text = _open_onnx(path, threads) if path.suffix == ".onnx" else _open_pt2(path)
         self.signature = Signature.from_json(text, str(path))
+        if self.signature.about.get("checksum") and not sealed:
+            raise checksum.damaged(path)
         self.core: Core = ExportedState(self.signature.states)
         self.ports = self.signature.observations
         self.first_action = int(self.signature.action.get("start", 0))

@@ -33,8 +33,8 @@ def bad_rows(tree: Any, may_wait: bool) -> Flags | None:
             continue
         finite: Flags = np.isfinite(leaf)
         if not finite.all():
-            rows = ~finite.reshape(len(finite), -1).all(1)
-            bad = rows if bad is None else np.logical_or(bad, rows)
+            rows = np.asarray(~finite.reshape(len(finite), -1).all(1))
+            bad = rows if bad is None else bad | rows
     return bad
 
 
