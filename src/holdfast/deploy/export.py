@@ -24,6 +24,7 @@ from holdfast.deploy import checksum
 from holdfast.deploy.export_graph import ExportError, plain_copy, quietly, trace
 from holdfast.deploy.export_usage import usage_program
 from holdfast.deploy.exported_signature import KEY, Signature, sample_observations
+from holdfast.deploy.feedback import WithPreviousAction
 from holdfast.deploy.runner import Runner
 from holdfast.policies.base import RecurrentPolicy
 from holdfast.state import leaves, ordered_leaves, tree_map
@@ -108,8 +109,10 @@ def compare(policy: RecurrentPolicy, file: Path, examples: Any, steps: int = 30)
 
 
 def _numbers(runner: Runner) -> list[np.ndarray[Any, Any]]:
-    memory = runner.memory
-    return [leaf.float().cpu().numpy() for leaf in ordered_leaves(memory.read(), memory.core.row_shapes())]
+    state, core = runner.memory.read(), runner.memory.core
+    if isinstance(core, WithPreviousAction):  # a discrete action may differ where two are equally likely
+        state, core = state["policy"], core.core
+    return [leaf.float().cpu().numpy() for leaf in ordered_leaves(state, core.row_shapes())]
 
 
 def _target(path: str | Path, format: str | None) -> tuple[Path, str]:
