@@ -53,12 +53,23 @@ def check_resets(resets: Any, shape: tuple[int, ...], device: torch.device) -> N
         )
 
 
+def whole_numbers(x: Tensor, what: str) -> Tensor:
+    """`x` as int64. Floats must be whole numbers; that is checked where values may be read."""
+    if not x.is_floating_point():
+        return x.long()
+    index = x.round()
+    if values_are_readable(x) and not bool((index == x).all()):
+        found = x[index != x][0].item()
+        raise ValueError(f"{what} hold {found:g}, expected whole numbers; convert them where they are made")
+    return index.long()
+
+
 # --- environment ids --------------------------------------------------------------------------------------------------
 
 
-def as_env_ids(env_ids: Any, num_rows: int, max_envs: int) -> Tensor:
-    """Environment ids [B] as a checked LongTensor. `num_rows` ends a slice without an end; ids are below `max_envs`."""
-    ids = _ids_tensor(env_ids, num_rows)
+def as_env_ids(env_ids: Any, end: int) -> Tensor:
+    """Environment ids [B] as a checked LongTensor. `end` ends a slice without an end."""
+    ids = _ids_tensor(env_ids, end)
     if ids.dtype not in (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8):
         hint = "; a mask is not a list of ids: use mask.nonzero().squeeze(1)" if ids.dtype == torch.bool else ""
         raise TypeError(f"env_ids have dtype {ids.dtype}, expected integers{hint}")
@@ -66,15 +77,15 @@ def as_env_ids(env_ids: Any, num_rows: int, max_envs: int) -> Tensor:
         raise ValueError(f"env_ids have shape {tuple(ids.shape)}, expected one dimension [B]")
     ids = ids.long()
     if values_are_readable(ids) and len(ids):
-        _check_id_values(ids, max_envs)
+        _check_id_values(ids)
     return ids
 
 
-def _ids_tensor(env_ids: Any, num_rows: int) -> Tensor:
+def _ids_tensor(env_ids: Any, end: int) -> Tensor:
     if isinstance(env_ids, Tensor):
         return env_ids
     if isinstance(env_ids, slice):
-        stop = env_ids.stop if env_ids.stop is not None else num_rows
+        stop = env_ids.stop if env_ids.stop is not None else end
         env_ids = range(env_ids.start or 0, stop, env_ids.step or 1)
     if isinstance(env_ids, range):
         return torch.arange(env_ids.start, env_ids.stop, env_ids.step)
@@ -87,15 +98,10 @@ def _ids_tensor(env_ids: Any, num_rows: int) -> Tensor:
     return ids.long() if ids.numel() == 0 else ids
 
 
-def _check_id_values(ids: Tensor, max_envs: int) -> None:
-    low, high = int(ids.min()), int(ids.max())
+def _check_id_values(ids: Tensor) -> None:
+    low = int(ids.min())
     if low < 0:
         raise ValueError(f"env_ids hold the negative id {low}")
-    if high >= max_envs:
-        raise ValueError(
-            f"env_ids hold {high}, but ids must be below max_envs={max_envs}; "
-            "ids are row numbers, so number your environments from 0, or raise max_envs"
-        )
     seen, counts = ids.unique(return_counts=True)
     if len(seen) != len(ids):
         raise ValueError(f"env_ids hold {seen[counts > 1].tolist()} more than once; one row per environment")

@@ -16,6 +16,7 @@ from torch import nn
 import holdfast as hf
 from holdfast.cli import commands as cli
 from holdfast.deploy.export import ExportError
+from holdfast.deploy.exported_policy import ExportedPolicy
 from holdfast.deploy.exported_signature import Signature, sample_observations
 from holdfast.state import named_leaves, tree_map
 
@@ -335,7 +336,7 @@ def test_the_command_exports_a_run(run_dir, tmp_path, monkeypatch, capsys):
     assert "obs_prev_action [B] int64" in said and "checked against the policy" in said
     assert cli.main(["export", str(run_dir), "-o", "out/mine.pt2"]) == 0
     runner, policy = hf.Runner("policy.onnx"), hf.load(run_dir)
-    assert runner._model.signature.about["env"] == "holdfast/RepeatPreviousEasy-v0"
+    assert ExportedPolicy(Path("policy.onnx")).signature.about["env"] == "holdfast/RepeatPreviousEasy-v0"
     obs = sample_observations(policy.observation_space, 8)
     want = policy.act(obs, deterministic=True)
     for step in (runner.act(obs), hf.Runner("out/mine.pt2").act(obs), hf.Runner(run_dir).act(obs)):

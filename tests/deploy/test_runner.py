@@ -1,5 +1,9 @@
 """`hf.Runner` keeps the memory of any number of environments, whatever the policy is stored in."""
 
+import sys
+import threading
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -290,3 +294,248 @@ def test_leaves_of_several_dtypes_go_through_every_format(tmp_path):
     assert dtypes(runners[1].memory.read()) == {**DTYPES, "last": torch.bfloat16}
     runners[0].act(observations(1)[0], env_ids=1)
     assert runners[0].num_envs == 3 and runners[0].memory.read()["age"].tolist() == [293, 301, 300]
+
+
+# --- many users ------------------------------------------------------------------------------------------------------
+
+
+def test_ids_are_anything_that_can_be_a_key(source):
+    runner, numbered, obs = hf.Runner(source), hf.Runner(source), observations(4)
+    names = ["alice", ("room", 3), 10**12, frozenset({1})]
+    for t in range(4):
+        few = [t % 4, (t + 2) % 4]
+        step = runner.act(obs[few], env_ids=[names[i] for i in few])
+        want = numbered.act(obs[few], env_ids=few)
+        np.testing.assert_allclose(step.value, want.value, atol=1e-6)
+        one, same = runner.act(obs[1], env_ids=names[1]), numbered.act(obs[1], env_ids=1)
+        assert abs(one.value - same.value) < 1e-6
+    assert runner.num_envs == 4 and runner.memory.num_rows == 4
+    saved, again = runner.state_dict(), hf.Runner(source)
+    again.load_state_dict(saved)
+    want = numbered.act(obs, env_ids=range(4)).value
+    np.testing.assert_allclose(again.act(obs, env_ids=names).value, want, atol=1e-6)
+    runner.reset(["alice"])
+    runner.forget(("room", 3))
+    assert runner.num_envs == 3
+    fresh = hf.Runner(source).act(obs).value
+    np.testing.assert_allclose(runner.act(obs[:2], env_ids=names[:2]).value, fresh[:2], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("ids", "words"),
+    [
+        (["a", "a"], "a more than once"),
+        ("ab", "expected one id per environment"),
+        ([[1], [2]], "can be keys of a dict"),
+        ([True, False], "can be keys"),
+        ([0, -1], "negative id -1"),
+        (np.array([True, False]), "a mask is not a list of ids"),
+        (["a"], "2 observations came with 1 env_ids"),
+    ],
+    ids=str,
+)
+def test_ids_that_are_none_are_refused_and_change_nothing(sources, ids, words):
+    runner = hf.Runner(sources["policy"])
+    with pytest.raises((TypeError, ValueError), match=words):
+        runner.act(observations(2), env_ids=ids)
+    assert runner.num_envs == 0
+    for bad in ([1], {}, True, -3):
+        with pytest.raises(ValueError, match="one observation came with"):
+            runner.act(observations(1)[0], env_ids=bad)
+
+
+@pytest.mark.parametrize("single", [True, False])
+def test_of_too_many_environments_the_least_recently_used_are_forgotten(sources, single):
+    runner, reference, obs = hf.Runner(sources["policy"], max_envs=3), hf.Runner(sources["policy"]), observations(1)
+
+    def act(r, name):
+        return (r.act(obs[0], env_ids=name).value if single else r.act(obs, env_ids=[name]).value[0]).item()
+
+    for name in ("a", "b", "c", "a", "d"):  # b is the one that acted longest ago
+        assert act(runner, name) == act(reference, name)
+    assert runner.num_envs == 3
+    assert act(runner, "a") == act(reference, "a") and act(runner, "c") == act(reference, "c")
+    assert act(runner, "b") == act(hf.Runner(sources["policy"]), "new"), "b starts from a fresh state"
+    assert runner.num_envs == 3 and runner.memory.num_rows == 3
+    with pytest.raises(ValueError, match=r"4 environments came at once, more than max_envs=3"):
+        runner.act(observations(4), env_ids=list("abcd"))
+    with pytest.raises(ValueError, match="max_envs is 0"):
+        hf.Runner(sources["policy"], max_envs=0)
+
+
+@pytest.mark.parametrize("kind", ["policy", "onnx"])
+def test_a_thousand_clients_in_threads_get_what_each_would_get_alone(sources, kind):
+    clients, steps, workers = 1000, 3, 8
+    obs = np.random.default_rng(0).normal(size=(steps, clients, 3)).astype(np.float32)
+    resets = np.random.default_rng(1).random((steps, clients)) < 0.2
+    alone = hf.Runner(sources[kind])
+    want = np.stack([alone.act(o, r).value for o, r in zip(obs, resets)])
+    shared, got, failed = hf.Runner(sources[kind]), np.zeros((steps, clients)), []
+
+    def serve(worker):
+        try:
+            for t in range(steps):
+                for client in range(worker, clients, workers):
+                    got[t, client] = shared.act(obs[t, client], resets[t, client], env_ids=f"user {client}").value
+                if worker == 0:
+                    shared.reset(["nobody"])
+                    saved = shared.state_dict()
+                    assert saved["num_rows"] == len(saved["leaves"][0]) == len(saved["names"])
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=serve, args=(worker,)) for worker in range(workers)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert not failed and shared.num_envs == clients
+    np.testing.assert_allclose(got, want, atol=1e-5)
+
+
+# --- NaN and infinity ------------------------------------------------------------------------------------------------
+
+BAD = pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+
+
+@BAD
+def test_an_observation_that_is_not_finite_is_refused_and_memory_is_as_it_was(source, bad):
+    runner, other, obs = hf.Runner(source), hf.Runner(source), observations(3)
+    for r in (runner, other):
+        r.act(obs)
+    spoiled = obs.copy()
+    spoiled[1, 2] = bad
+    with pytest.raises(FloatingPointError, match=r"observation of environment 1 holds NaN or infinity.*on_nonfinite"):
+        runner.act(spoiled)
+    with pytest.raises(FloatingPointError, match="environment 'x'"):
+        runner.act(spoiled[1], env_ids="x")
+    np.testing.assert_array_equal(runner.act(obs).value, other.act(obs).value)
+
+
+@BAD
+@pytest.mark.parametrize("single", [True, False])
+def test_skipping_keeps_the_last_good_state_and_resetting_starts_afresh(source, bad, single):
+    obs = observations(2)
+    spoiled = obs.copy()
+    spoiled[1, 0] = bad
+
+    def act(runner, row, resets=(False, False)):
+        if not single:
+            return runner.act(row, np.array(resets)).value
+        return np.array([runner.act(row[i], resets[i], env_ids=i).value for i in range(2)])
+
+    skip, reset, clean = (hf.Runner(source, on_nonfinite=how) for how in ("skip", "reset", "raise"))
+    for runner in (skip, reset, clean):
+        act(runner, obs)
+    with pytest.warns(UserWarning, match="environment 1 holds NaN or infinity: its memory stays as it was"):
+        skipped = act(skip, spoiled)
+    with pytest.warns(UserWarning, match="environment 1 holds NaN or infinity: its memory starts afresh"):
+        afresh = act(reset, spoiled)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # said once
+        act(hf.Runner(source), obs)
+        zeroed = np.where(np.isfinite(spoiled), spoiled, 0).astype(np.float32)
+        np.testing.assert_allclose(skipped, clean_value(source, obs, zeroed), atol=1e-5)
+        np.testing.assert_allclose(afresh[1], hf.Runner(source).act(zeroed).value[1], atol=1e-5)
+        after = hf.Runner(source)
+        after.act(obs)
+        want = after.act(obs).value[1]  # as if the bad step had not been
+        np.testing.assert_allclose(act(skip, obs)[1], want, atol=1e-5)
+        assert np.isfinite(act(skip, spoiled)).all()
+        started = act(skip, spoiled, (False, True))  # a first observation that is bad: the episode begins all the same
+        assert np.isfinite(started).all()
+        np.testing.assert_allclose(act(skip, obs)[1], hf.Runner(source).act(obs).value[1], atol=1e-5)
+
+
+def clean_value(source, before, now):
+    runner = hf.Runner(source)
+    runner.act(before)
+    return runner.act(now).value
+
+
+def test_infinity_is_noticed_under_a_normalizer_that_would_clip_it():
+    policy = make_policy(normalize_obs=True)
+    policy.update_normalizer(torch.randn(50, 3))
+    with pytest.raises(FloatingPointError, match="observation of environment 0"):
+        hf.Runner(policy).act(np.array([[np.inf, 0, 0]], np.float32))
+
+
+def test_weights_that_are_not_finite_are_noticed():
+    policy = make_policy()
+    with torch.no_grad():
+        policy.core.weight_ih_l0[0, 0] = np.nan
+    with pytest.raises(FloatingPointError, match="new state of environment 0"):
+        hf.Runner(policy).act(observations(2))
+    gaussian = make_policy(CLIPPED)
+    with torch.no_grad():
+        gaussian.actor.bias[0] = np.nan
+    with pytest.raises(FloatingPointError, match="the policy's action"):
+        hf.Runner(gaussian, on_nonfinite="skip").act(observations(2))
+    with pytest.raises(ValueError, match="on_nonfinite is 'ignore', expected one of raise, skip, reset"):
+        hf.Runner(policy, on_nonfinite="ignore")
+
+
+# --- previous action and reward --------------------------------------------------------------------------------------
+
+
+INPUTS = {"obs": BOX, "prev_action": spaces.Discrete(3, start=1), "prev_reward": spaces.Box(-np.inf, np.inf, ())}
+
+
+def policy_that_sees(names):
+    return make_policy(INPUTS["prev_action"], spaces.Dict({name: INPUTS[name] for name in names}))
+
+
+@pytest.fixture(scope="module")
+def fed(tmp_path_factory):
+    """Policies that see what they did and what that paid, by what they see; one of them exported."""
+    policies = {
+        names: policy_that_sees(names) for names in (tuple(INPUTS), ("obs", "prev_action"), ("obs", "prev_reward"))
+    }
+    return policies, hf.export_policy(policies[tuple(INPUTS)], tmp_path_factory.mktemp("fed") / "policy.pt2").path
+
+
+@pytest.mark.parametrize("names", [tuple(INPUTS), ("obs", "prev_action"), ("obs", "prev_reward"), "exported"], ids=str)
+@pytest.mark.parametrize("single", [True, False])
+def test_a_runner_feeds_back_the_previous_action_and_reward(fed, names, single):
+    policies, file = fed
+    source = file if names == "exported" else policies[names]
+    names = tuple(INPUTS) if names == "exported" else names
+    runner, policy = hf.Runner(source), policies[names]
+    memory, random = hf.Memory(policy.core), np.random.default_rng(0)
+    action, rewards, resets = np.ones(2, np.int64), np.zeros(2, np.float32), np.ones(2, bool)
+    for t in range(12):
+        obs = observations(2, t)
+        # What training gives: zero at a fresh start, for the action its space's first.
+        parts = {"obs": obs, "prev_action": np.where(resets, 1, action), "prev_reward": np.where(resets, 0, rewards)}
+        seen = {name: np.asarray(parts[name], INPUTS[name].dtype) for name in names}
+        want = policy.act(seen, resets, memory=memory, deterministic=True)
+        if single:
+            step = [runner.act(obs[i], resets[i], env_ids=i, rewards=rewards[i]) for i in range(2)]
+            got, value = np.array([s.action for s in step]), np.array([s.value for s in step])
+        else:
+            (got, value, _) = runner.act(obs, resets, rewards=rewards)
+        np.testing.assert_array_equal(got, want.action)
+        np.testing.assert_allclose(value, want.value, atol=1e-5)
+        action, rewards, resets = got, random.normal(size=2).astype(np.float32), random.random(2) < 0.3
+    given = hf.Runner(source)  # a caller who passes all parts is believed
+    np.testing.assert_allclose(
+        given.act(seen, np.ones(2, bool)).value, policy.act(seen, memory=hf.Memory(policy.core)).value, atol=1e-5
+    )
+
+
+def test_a_missing_reward_is_asked_for_where_the_policy_sees_it(fed):
+    policies, obs = fed[0], observations(2)
+    runner = hf.Runner(policies["obs", "prev_reward"])
+    runner.act(obs, np.ones(2, bool))
+    with pytest.raises(ValueError, match=r"sees its previous reward: pass rewards="):
+        runner.act(obs)
+    with pytest.raises(ValueError, match=r"rewards have shape \(3,\), expected \(2,\)"):
+        runner.act(obs, rewards=np.zeros(3))
+    unpaid = hf.Runner(policies["obs", "prev_action"])
+    unpaid.act(obs)
+    unpaid.act(obs)

@@ -341,3 +341,65 @@ def test_slice_sampler_gae_and_clip_ppo_loss_train():
             optimizer.step()
     assert all(not torch.equal(before[name], p) for name, p in lstm.named_parameters())
     collector.shutdown()
+
+
+# --- gradients through ("next", state) ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("theirs, ours", [(LSTMModule, hf.LSTM), (GRUModule, hf.GRU)])
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("slices", [False, True], ids=["episodes", "slices from the middle"])
+def test_the_gradient_of_every_next_state_is_torchrls(theirs, ours, layers, slices):
+    torch.manual_seed(layers)
+    mine = RecurrentModule(ours(I, H, layers), in_key="x", out_key="y")
+    keys = {"in_keys": ["x", *mine.state_keys], "out_keys": ["y", *(("next", k) for k in mine.state_keys)]}
+    other = theirs(input_size=I, hidden_size=H, num_layers=layers, **keys)
+    rnn = other.lstm if theirs is LSTMModule else other.gru
+    rnn.load_state_dict(mine.core.state_dict())
+    batch = batch_of(mine, 4, 10, init=0.3)
+    assert batch["is_init"][:, 1:].any()
+    if slices:  # a trajectory that begins in the middle of an episode, inside the sequence
+        for key in mine.state_keys:
+            batch[key][1, 4] = torch.randn_like(batch[key][1, 4])
+            batch[key][2, 0] = torch.randn_like(batch[key][2, 0])
+        batch["is_init"][1, 4] = True
+    weighting = {key: torch.randn_like(batch[key]) for key in mine.state_keys}
+    grads = []
+    for module, weights in ((mine, mine.core), (other, rnn)):
+        given = batch.clone()
+        x = batch["x"].clone().requires_grad_()
+        given["x"] = x
+        with set_recurrent_mode(True):
+            out = module(given)
+        loss = sum((out["next", k] * weighting[k]).sum() for k in mine.state_keys) + out["y"].square().sum()
+        grads.append(torch.autograd.grad(loss, [x, *weights.parameters()]))
+    for a, b in zip(*grads):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
+
+
+def test_states_inside_a_sequence_cost_no_backward_if_nobody_asks(module, monkeypatch):
+    calls = []
+    replay = type(module.core)._states_of_steps
+    monkeypatch.setattr(type(module.core), "_states_of_steps", lambda *a: calls.append(1) or replay(*a))
+    with set_recurrent_mode(True):
+        module(batch_of(module, 3, 8, init=0.4))["y"].sum().backward()
+        assert not calls
+        out = module(batch_of(module, 3, 8, init=0.4))
+        sum(out["next", key].float().sum() for key in module.state_keys).backward()
+    assert calls
+
+
+def test_keys_are_a_list_and_may_be_torchrls():
+    for bad in ({"in_keys": "abc", "out_key": "y"}, {"in_key": "x", "out_keys": "abc"}):
+        with pytest.raises(
+            TypeError, match=r"_keys is the string 'abc', expected a list of keys; or (in|out)_key='abc'"
+        ):
+            RecurrentModule(hf.LSTM(I, H), **bad)
+    for theirs, core in ((LSTMModule, hf.LSTM(I, H)), (GRUModule, hf.GRU(I, H))):
+        other = theirs(input_size=I, hidden_size=H, in_key="x", out_key="y")
+        mine = RecurrentModule(core, in_key="x", out_key="y", torchrl_keys=True)
+        assert mine.in_keys == other.in_keys and mine.out_keys == other.out_keys
+
+
+def test_methods_that_choose_a_kernel_answer_with_the_module_itself(module):
+    assert module.make_python_based() is module and module.make_cudnn_based() is module

@@ -51,3 +51,63 @@ def test_a_step_has_a_kernel_of_its_own_only_without_gradients() -> None:
         assert dispatch.choose_step(core, x) in (cpu.lstm, portable.lstm)
         core.kernel = "reference"
         assert dispatch.choose_step(core, x) is None
+
+
+# --- torch.func, forward mode, second derivatives ----------------------------------------------------------------------
+
+
+def twins(cell: str, kernel: str, dtype: torch.dtype) -> tuple[hf.Core, hf.Core]:
+    """A core, and the reference with the same weights."""
+    make = hf.LSTM if cell == "lstm" else hf.GRU
+    core, reference = make(3, 4, kernel=kernel).to(dtype), make(3, 4, kernel="reference").to(dtype)
+    reference.load_state_dict(core.state_dict())
+    return core, reference
+
+
+TRANSFORMS = {
+    "jvp": lambda f, x: torch.func.jvp(f, (x,), (torch.ones_like(x),))[1],
+    "grad": lambda f, x: torch.func.grad(lambda x: f(x).sum())(x),
+    "vmap": lambda f, x: torch.func.vmap(f)(torch.stack([x, 2 * x])),
+}
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("transform", ["jvp", "grad", "vmap"])
+@pytest.mark.parametrize("leg", ["sequence", "step", "step without gradients"])
+def test_transforms_of_torch_func_run_through_the_reference(cell, dtype, transform, leg):
+    core, reference = twins(cell, "auto", dtype)
+    x = torch.randn(5, 2, 3, dtype=dtype) if leg == "sequence" else torch.randn(2, 3, dtype=dtype)
+    with torch.set_grad_enabled(leg != "step without gradients"):
+        got = TRANSFORMS[transform](lambda x: core(x)[0], x)
+        expected = TRANSFORMS[transform](lambda x: reference(x)[0], x)
+    torch.testing.assert_close(got, expected)
+    assert got.abs().sum() > 0
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+@pytest.mark.parametrize("kernel", ["portable", pytest.param("native", marks=needs_native)])
+@pytest.mark.parametrize("transform", ["jvp", "grad", "vmap"])
+def test_a_kernel_that_was_named_refuses_transforms_and_names_the_reference(cell, kernel, transform):
+    core, _ = twins(cell, kernel, torch.float32)
+    with pytest.raises(RuntimeError, match=r"cannot run under torch\.func.*kernel=\"reference\""):
+        TRANSFORMS[transform](lambda x: core(x)[0], torch.randn(5, 2, 3))
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+@pytest.mark.parametrize("kernel", ["portable", pytest.param("native", marks=needs_native)])
+def test_a_second_derivative_is_refused_and_never_left_out(cell, kernel):
+    core, _ = twins(cell, kernel, torch.float32)
+    x = torch.randn(5, 2, 3, requires_grad=True)
+    with pytest.raises(RuntimeError, match=r"no second derivative.*kernel=\"reference\""):
+        (slope,) = torch.autograd.grad(core(x)[0].sum(), x, create_graph=True)
+        slope.square().sum().backward()
+
+
+def test_a_core_on_the_meta_device_says_how_to_give_it_numbers() -> None:
+    core = hf.LSTM(3, 4).to("meta")
+    for x in (torch.zeros(2, 3), torch.zeros(5, 2, 3, device="meta")):
+        with pytest.raises(ValueError, match=r"LSTM is on the meta device.*to_empty\(device='cpu'\)"):
+            core(x)
+    core.to_empty(device="cpu").load_state_dict(hf.LSTM(3, 4).state_dict())
+    assert core(torch.zeros(2, 3))[0].shape == (2, 4)

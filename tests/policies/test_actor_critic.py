@@ -158,7 +158,7 @@ def test_the_critic_can_share_the_core_have_its_own_or_have_none(critic_core, co
     has_memory = core is not None and critic_core != "none"
     assert torch.equal(values[0], values[2]) != has_memory
     assert p.has_memory() == (core is not None)
-    ev = p.evaluate(obs, torch.zeros(3, 2, dtype=torch.long), None, None)
+    ev = p.evaluate(obs, torch.zeros(3, 2, dtype=torch.long), p.initial_state(2), None)
     ev.value.sum().backward()
     actor = p.core.cores["actor"] if critic_core != "shared" else None
     if actor is not None:

@@ -16,6 +16,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import holdfast as hf
+import holdfast.rollout.collector
 from counting_env import MODES, CountingEnv, SumPolicy, vector_env
 from holdfast import envs
 from holdfast.state import leaves, tree_map
@@ -384,3 +385,62 @@ def test_where_the_environment_cannot_restore_every_episode_starts_afresh():
     segment = second.rollout()
     assert segment.resets.all() and segment.value[0].tolist() == [1, 10]
     assert second.rollout().episode_lengths == [2], "the open episode is not counted"
+
+
+# --- whose memory ----------------------------------------------------------------------------------------------------
+
+
+def recall_env(num_envs: int = 3) -> Any:
+    return envs.make("holdfast/RepeatPreviousEasy-v0", num_envs=num_envs)
+
+
+def recall_policy() -> hf.ActorCritic:
+    env = recall_env()
+    torch.manual_seed(0)
+    return hf.ActorCritic(env.single_observation_space, env.single_action_space, hidden_size=8)
+
+
+def start_states(segments: list[hf.Segment]) -> list[torch.Tensor]:
+    return [leaf for segment in segments for leaf in leaves(segment.start_state)]
+
+
+def test_acting_elsewhere_between_two_segments_changes_nothing_in_them():
+    def collected(disturbed: bool) -> list[hf.Segment]:
+        policy, segments = recall_policy(), []
+        torch.manual_seed(1)
+        for segment in islice(hf.collect(recall_env(), policy, steps=5, seed=3), 3):
+            segments.append(segment)
+            if disturbed:
+                with torch.random.fork_rng():
+                    policy.act(torch.zeros(3, dtype=torch.long), torch.ones(3, dtype=torch.bool))
+        return segments
+
+    alone, next_to_evaluation = start_states(collected(False)), start_states(collected(True))
+    assert all(torch.equal(a, b) for a, b in zip(alone, next_to_evaluation))
+    assert alone[-1].abs().sum() > 0
+
+
+def test_two_collectors_of_one_policy_do_not_disturb_each_other():
+    policy = recall_policy()
+    one, other = (hf.rollout.collector.Collector(recall_env(), policy, steps=5, seed=seed) for seed in (1, 2))
+    for _ in range(2):
+        segments = one.rollout(), other.rollout()
+        for segment, collector in zip(segments, (one, other)):
+            replayed = policy.evaluate(
+                segment.obs, segment.actions, segment.start_state, segment.resets, return_state=True
+            )
+            torch.testing.assert_close(replayed.log_prob, segment.log_prob)
+            for now, after in zip(leaves(collector.memory.read()), leaves(replayed.state)):
+                torch.testing.assert_close(now, after.detach())
+    assert policy.memory.num_envs == 0 and one.memory is not other.memory
+
+
+def test_a_memory_that_two_loops_share_is_noticed():
+    policy = recall_policy()
+    own = hf.collect(recall_env(), policy, steps=2, memory=policy.memory)
+    next(own), next(own)
+    policy.memory.reset([1])  # no states of anybody else
+    next(own)
+    policy.act(torch.zeros(3, dtype=torch.long))
+    with pytest.warns(UserWarning, match=r"somebody else has acted with this collector's memory.*hf\.Memory"):
+        next(own)

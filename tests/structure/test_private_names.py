@@ -36,6 +36,7 @@ ALLOWED = {
     "_ops": "torch: the module with the class of operators; no public name",
     "_functorch": "torch: whether a vmap is active; no public name",
     "_are_functorch_transforms_active": "torch: the same",
+    "_current_level": "torch: whether forward-mode differentiation is active; no public name",
     "_C": "torch: the module that holds some of these",
     "_cuda_getDevice": "torch: the current device without the checks that torch.cuda adds",
     "_cuda_getCurrentRawStream": "torch: the current stream as a number, for a kernel launch",

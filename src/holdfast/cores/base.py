@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from holdfast import state as state_ops
 from holdfast.checks import check_resets, is_debug, locate_nonfinite
+from holdfast.cores import lazy_gradient
 from holdfast.state import RowShape, State
 
 RESET_MODES = ("zero", "learned", "detach", "never")
@@ -78,6 +79,14 @@ class Core(nn.Module):
             states.append(state_ops.detach(state))
         return torch.stack(ys), state, state_ops.tree_map(lambda *leaves: torch.stack(leaves), *states)
 
+    def _states_of_steps(self, x: Tensor, state: State, resets: Tensor | None) -> State:
+        """The state after every step, differentiable: slow, for a gradient that is rarely asked for."""
+        states = []
+        for t, x_t in enumerate(x.unbind(0)):
+            _, state = self._step(x_t, state, None if resets is None else resets[t])
+            states.append(state)
+        return state_ops.tree_map(lambda *leaves: torch.stack(leaves), *states)
+
     def advance_(self, x: Tensor, state: State, resets: Tensor | None) -> Tensor:
         """One step that updates the tensors of `state` in place: x [B, I], resets [B] -> y [B, O]. No gradients.
 
@@ -126,12 +135,19 @@ class Core(nn.Module):
         return y, state
 
     def trace(self, x: Tensor, state: State, resets: Tensor | None) -> tuple[Tensor, State, State]:
-        """`forward` on a sequence [T, B, I], and the state after every step: leaves [T, B, ...], no gradients."""
+        """`forward` on a sequence [T, B, I], and the state after every step: leaves [T, B, ...].
+
+        The gradient of those states is computed by playing the steps again, if anybody asks for it. Compiled, they have
+        none.
+        """
         self._check_input(x)
         if resets is not None:
             check_resets(resets, tuple(x.shape[:-1]), x.device)
         self.check_state(state, x.shape[-2])
-        return self._trace(x, state, resets)
+        y, final, states = self._trace(x, state, resets)
+        if not torch.compiler.is_compiling():
+            states = lazy_gradient.attach(states, self, self._states_of_steps, x, state, resets)
+        return y, final, states
 
     # For callers that have checked input, state and resets: a core made of cores, a policy in use.
 
@@ -199,6 +215,11 @@ class Core(nn.Module):
                 f"(a sequence, time first) or [B, {self.input_size}] (one step)"
             )
         dtype, device = self.dtype_and_device()
+        if device.type == "meta":
+            raise ValueError(
+                f"{name} is on the meta device, which holds no numbers; give it some with "
+                "core.to_empty(device='cpu'), then core.load_state_dict(...)"
+            )
         if x.device != device:
             raise ValueError(f"{name} is on {device}, its input on {x.device}; move one of them with .to(...)")
         if x.dtype != dtype and not (x.is_floating_point() and torch.is_autocast_enabled(device.type)):

@@ -148,9 +148,9 @@ class GatedCore(Core):
 
     def _step(self, x: Tensor, state: State, resets: Tensor | None) -> tuple[Tensor, State]:
         kernel, dtype = dispatch.choose_step(self, x), self.compute_dtype(x)
-        if kernel is None and (dtype in _HALF or x.is_cuda):
+        if kernel is None and (dtype in _HALF or x.is_cuda or dispatch.is_transformed()):
             # A sequence of one: in half precision the order of roundings shows in the result, so both legs must run the
-            # same code to agree.
+            # same code to agree. And torch.vmap has no rule for torch's cells.
             y, state = self._sequence(x.unsqueeze(0), state, None if resets is None else resets.unsqueeze(0))
             return y.squeeze(0), state
         if kernel is None:

@@ -20,9 +20,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from holdfast.deploy import checksum
 from holdfast.deploy.export_graph import ExportError, plain_copy, quietly, trace
 from holdfast.deploy.export_usage import usage_program
 from holdfast.deploy.exported_signature import KEY, Signature, sample_observations
+from holdfast.deploy.feedback import WithPreviousAction
 from holdfast.deploy.runner import Runner
 from holdfast.policies.base import RecurrentPolicy
 from holdfast.state import leaves, ordered_leaves, tree_map
@@ -107,8 +109,10 @@ def compare(policy: RecurrentPolicy, file: Path, examples: Any, steps: int = 30)
 
 
 def _numbers(runner: Runner) -> list[np.ndarray[Any, Any]]:
-    memory = runner.memory
-    return [leaf.float().cpu().numpy() for leaf in ordered_leaves(memory.read(), memory.core.row_shapes())]
+    state, core = runner.memory.read(), runner.memory.core
+    if isinstance(core, WithPreviousAction):  # a discrete action may differ where two are equally likely
+        state, core = state["policy"], core.core
+    return [leaf.float().cpu().numpy() for leaf in ordered_leaves(state, core.row_shapes())]
 
 
 def _target(path: str | Path, format: str | None) -> tuple[Path, str]:
@@ -143,7 +147,8 @@ def _about(policy: RecurrentPolicy) -> dict[str, Any]:
     from holdfast import __version__
 
     core = f"{type(policy.core).__name__}({policy.core.extra_repr()})"
-    return {"holdfast": __version__, "torch": torch.__version__, "policy": type(policy).__name__, "core": core}
+    versions = {"holdfast": __version__, "torch": torch.__version__, "checksum": "sha256"}
+    return {**versions, "policy": type(policy).__name__, "core": core}
 
 
 # --- formats --------------------------------------------------------------------------------------------------------
@@ -177,8 +182,10 @@ def _write_onnx(
         if value.shape is not None:
             value.shape[0] = "batch"
     written.model.metadata_props[KEY] = signature.to_json()
+    written.model.metadata_props[f"{KEY}_checksum"] = checksum.UNSEALED
     written.model.producer_name = "holdfast"
     written.save(str(path), external_data=False)
+    checksum.seal(path)
 
 
 def _onnx_lacks(error: BaseException, policy: RecurrentPolicy) -> str:
@@ -202,3 +209,4 @@ def _write_pt2(
 ) -> None:
     with quietly("torch.export"):
         torch.export.save(program, path, extra_files={f"{KEY}.json": signature.to_json()})
+    checksum.seal_archive(path)

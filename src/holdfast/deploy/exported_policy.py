@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from holdfast.cores.base import Core
+from holdfast.deploy import checksum
 from holdfast.deploy.exported_signature import KEY, Port, Signature, batch_size, next_name, take
 from holdfast.policies import heads
 from holdfast.state import RowShape, State
@@ -45,13 +46,20 @@ class ExportedState(Core):
 class ExportedPolicy:
     """One step of an exported policy, for any number of environments, in numpy."""
 
+    in_numpy = True
+
     def __init__(self, path: Path, threads: int = 1) -> None:
         if not path.is_file():
             raise FileNotFoundError(f"{path}: there is no such file; `holdfast export RUN -o {path}` writes it")
         self.file = path
+        sealed = checksum.verify(path)
         self._run, text = _open_onnx(path, threads) if path.suffix == ".onnx" else _open_pt2(path)
         self.signature = Signature.from_json(text, str(path))
+        if self.signature.about.get("checksum") and not sealed:
+            raise checksum.damaged(path)
         self.core: Core = ExportedState(self.signature.states)
+        self.ports = self.signature.observations
+        self.first_action = int(self.signature.action.get("start", 0))
         self._next = [(port.name, next_name(port.name)) for port in self.signature.states]
         self._action_dtype = self.signature.action.get("dtype")
         self._bounds = _bounds(self.signature.action)
@@ -59,12 +67,16 @@ class ExportedPolicy:
     def __repr__(self) -> str:
         return str(self.file)
 
-    def inputs(self, obs: Any) -> tuple[Arrays, int | None]:
+    def inputs(self, obs: Any, rewards: Any = None) -> tuple[Arrays, int | None]:
         """Observations by input name with a batch dimension, and B; None: they came without one."""
         ports = self.signature.observations
         feed = {port.name: _as(take(obs, port), port) for port in ports}
         batch = batch_size(ports, [array.shape for array in feed.values()])
         return feed if batch is not None else {name: array[None] for name, array in feed.items()}, batch
+
+    def with_parts(self, inputs: Arrays, parts: dict[Port, Array]) -> Arrays:
+        """Inputs with these parts of the observation replaced."""
+        return {**inputs, **{port.name: _as(part, port) for port, part in parts.items()}}
 
     def flags(self, resets: Any, batch: int) -> Array:
         """[B] bool, checked."""

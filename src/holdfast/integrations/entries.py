@@ -132,5 +132,6 @@ def start_of_segment(core: Core, state: State, resets: Tensor | None, batch: int
 def snapshot(memory: Memory, td: TensorDictBase) -> State:
     """What the environments of `td` remember now."""
     batch = rollout_batch(td)
-    state, _ = memory.take(batch, env_ids(td, batch))
-    return state_ops.without_graph(state)
+    ids = env_ids(td, batch)
+    memory.take(batch, ids)  # refuses what a step would refuse
+    return memory.read(range(batch) if ids is None else ids)

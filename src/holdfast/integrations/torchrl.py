@@ -41,10 +41,12 @@ class RecurrentModule(TensorDictModuleBase):
 
     in_keys: the input, then one key per leaf of the core's state (an LSTM has two, h and c), then "is_init" (added
     when missing). out_keys: the output, then ("next", key) for each of those state keys. With `in_key` and `out_key`
-    the state keys are "recurrent_state_h", ... named for the leaves. default_recurrent_mode: the mode outside
+    the state keys are "recurrent_state_h", ... named for the leaves; torchrl_keys=True takes the names that LSTMModule and
+    GRUModule have by default, which differ for a GRU ("recurrent_state"). default_recurrent_mode: the mode outside
     `set_recurrent_mode`. Reset modes are "zero" and "learned"; TorchRL's primer makes states fresh at every episode.
 
-    In sequence mode ("next", state) is filled where a trajectory or the sequence ends, and zero elsewhere.
+    In sequence mode ("next", state) is filled where a trajectory or the sequence ends, and zero elsewhere. Its gradient is
+    carried as TorchRL's modules carry it; compiled, only that of the last step.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class RecurrentModule(TensorDictModuleBase):
         *,
         in_key: Any = None,
         out_key: Any = None,
+        torchrl_keys: bool = False,
         default_recurrent_mode: bool | None = None,
     ) -> None:
         super().__init__()
@@ -69,6 +72,13 @@ class RecurrentModule(TensorDictModuleBase):
         self.core = core
         names = list(state_ops.named_leaves(core.row_shapes()))
         states = [f"recurrent_state_{name.replace('.', '_')}" for name in names]
+        if torchrl_keys and len(names) == 1:
+            states = ["recurrent_state"]
+        for argument, keys in (("in_keys", in_keys), ("out_keys", out_keys)):
+            if isinstance(keys, str):
+                raise TypeError(
+                    f"{argument} is the string {keys!r}, expected a list of keys; or {argument[:-1]}={keys!r}"
+                )
         if (in_keys is None) == (in_key is None) or (out_keys is None) == (out_key is None):
             raise ValueError("pass in_keys or in_key, and out_keys or out_key: one of each pair")
         in_keys = unravel_key_list([in_key, *states] if in_keys is None else list(in_keys))
@@ -92,6 +102,16 @@ class RecurrentModule(TensorDictModuleBase):
         """Whether sequences are expected now."""
         mode = recurrent_mode()
         return bool(self._default_mode if mode is None else mode)
+
+    def make_python_based(self) -> RecurrentModule:
+        """Itself, for code written for LSTMModule: the core chooses its kernel. `hf.LSTM(kernel="reference")` is the
+        plain one."""
+        return self
+
+    def make_cudnn_based(self) -> RecurrentModule:
+        """Itself, for code written for LSTMModule: the core chooses its kernel, on a GPU one that resets inside the
+        sequence, which cuDNN cannot."""
+        return self
 
     def make_tensordict_primer(self) -> Any:
         """The transform that puts fresh states into an environment's TensorDicts."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from holdfast.kernels import cpu, portable, reference
 from holdfast.kernels.cpu.recurrence import in_use
@@ -35,7 +36,14 @@ def _choose(core: GatedCore, x: Tensor) -> tuple[str, ModuleType]:
     if core.kernel != "auto":
         if core.kernel not in KERNELS:
             raise ValueError(f"unknown kernel {core.kernel!r}; one of 'auto', {', '.join(map(repr, KERNELS))}")
+        if core.kernel != "reference" and is_transformed():
+            raise RuntimeError(
+                f"kernel={core.kernel!r} cannot run under torch.func (jvp, grad, vmap) or forward-mode differentiation; "
+                'use kernel="reference", or "auto"'
+            )
         return core.kernel, KERNELS[core.kernel]
+    if is_transformed():
+        return "reference", reference
     if x.is_cuda:
         from holdfast.kernels import gpu  # imported only where there is a GPU
 
@@ -51,13 +59,20 @@ def choose_step(core: GatedCore, x: Tensor) -> ModuleType | None:
 
     None on a GPU: there a step is a sequence of length 1, so that it computes bit for bit what training computes.
     """
-    if torch.is_grad_enabled() or core.kernel == "reference":
+    if torch.is_grad_enabled() or core.kernel == "reference" or is_transformed():
         return None
     if core.kernel != "portable" and _runs_natively(core, x):
         return getattr(cpu, core.cell)
     if x.device.type != "cpu" or torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
         return None
     return getattr(portable, core.cell) if x.dtype in (torch.float32, torch.float64) else None
+
+
+def is_transformed() -> bool:
+    """Whether torch.func or forward-mode differentiation is at work, which only the reference can run under."""
+    if torch.compiler.is_compiling():
+        return False
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
 def _runs_natively(core: GatedCore, x: Tensor) -> bool:

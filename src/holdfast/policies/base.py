@@ -11,6 +11,7 @@ weights they agree. Losses and rollouts are not here.
 from __future__ import annotations
 
 import inspect
+import warnings
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast import state as state_ops
-from holdfast.checks import is_debug, rows_are
+from holdfast.checks import is_debug, rows_are, values_are_readable
 from holdfast.cores.base import Core
 from holdfast.memory import EnvIds, Memory
 from holdfast.policies.value_scale import ValueScale
@@ -130,12 +131,14 @@ class RecurrentPolicy(nn.Module):
         if memory is None:
             memory = self.memory
             memory.expect(batch, env_ids)
-        state, rows = memory.take(batch, env_ids)
-        dist, value, state = self._step_of_rows(obs, state, resets, action_mask, rows)
+            if env_ids is None and not torch.compiler.is_compiling():
+                self._notice_two_users(memory, resets)
+        state, ids = memory.take(batch, env_ids)
+        dist, value, state = self._step_of_rows(obs, state, resets, action_mask, ids)
         action = dist.mode if deterministic else dist.sample() if noise is None else dist.sample(noise)
         log_prob = dist.log_prob(action)
         _check_batch_shape(log_prob, batch)
-        memory.put(state, rows)  # last, so that an error above leaves memory as it was
+        memory.put(state, ids)  # last, so that an error above leaves memory as it was
         if not isinstance(first, Tensor):
             return Step(to_numpy(action), to_numpy(log_prob), None if value is None else to_numpy(value))
         return Step(action, log_prob, value)
@@ -145,18 +148,31 @@ class RecurrentPolicy(nn.Module):
         """V(obs) [B] with the state each environment has now; memory is left as it was."""
         memory = self.memory if memory is None else memory
         first = leaves(obs)[0]
-        state, rows = memory.take(first.shape[0], env_ids)
-        value = self._step_of_rows(obs, state, resets, None, rows).value
+        state, ids = memory.take(first.shape[0], env_ids)
+        value = self._step_of_rows(obs, state, resets, None, ids).value
         if value is None:
             raise ValueError(f"{type(self).__name__} has no critic, so there is no value; use the full policy")
         return value if isinstance(first, Tensor) else to_numpy(value)
 
-    def _step_of_rows(self, obs: Any, state: State, resets: Any, action_mask: Any, rows: Tensor | None) -> PolicyOutput:
+    def _step_of_rows(self, obs: Any, state: State, resets: Any, action_mask: Any, ids: Tensor | None) -> PolicyOutput:
         """`step`, with environments named by their ids in what `hf.debug` reports."""
         if not is_debug():
             return self.step(obs, state, resets, action_mask=action_mask)
-        with rows_are(rows):
+        with rows_are(ids):
             return self.step(obs, state, resets, action_mask=action_mask)
+
+    def _notice_two_users(self, memory: Memory, resets: Any) -> None:
+        """Warn if a loop in train mode and one in eval mode take turns with the policy's own memory."""
+        user = "train mode" if self.training else "eval mode"
+        before, memory.last_user = memory.last_user, user
+        if before in (None, user) or (resets is not None and _may_all_be_true(resets)):
+            return
+        warnings.warn(
+            f"the policy's own memory was last used in {before} and is now used in {user}, in the middle of episodes: "
+            "an evaluation next to a rollout needs its own, policy.act(..., memory=hf.Memory(policy.core)), or starts "
+            "with policy.reset_memory()",
+            stacklevel=4,
+        )
 
     # --- the training leg -------------------------------------------------------------------------------------------
 
@@ -170,8 +186,14 @@ class RecurrentPolicy(nn.Module):
         action_mask: Any = None,
         return_state: bool = False,
     ) -> Evaluation:
-        """A segment [T, B, ...] from its start state: log_prob, entropy, value [T, B]. Memory is not involved."""
+        """A segment [T, B, ...] from its start state: log_prob, entropy, value [T, B]. Memory is not involved.
+
+        state: what the segment started from, e.g. `segment.start_state`. None only if every environment begins an
+        episode, `resets[0]` all True; `policy.initial_state(B)` says that a fresh state is meant.
+        """
         T, B = segment_shape(obs)
+        if state is None and self.has_memory():
+            _check_starts_with_resets(resets)
         dist, value, state = self.unroll(obs, state, resets, action_mask=action_mask)
         log_prob = dist.log_prob(merge_time(self.as_tensors(actions), T, B, "actions"))
         _check_batch_shape(log_prob, T * B)
@@ -266,13 +288,23 @@ class RecurrentPolicy(nn.Module):
 
     def _decode(self, y: Tensor, action_mask: Any) -> tuple[Any, Any]:
         if self.decode_takes_mask:
-            dist, value = self.decode(y, action_mask)
+            decoded = self.decode(y, action_mask)
         elif action_mask is not None:
             raise ValueError(
                 f"{type(self).__name__}.decode takes no action_mask; write decode(self, features, action_mask=None)"
             )
         else:
-            dist, value = self.decode(y)
+            decoded = self.decode(y)
+        if not isinstance(decoded, (tuple, list)) or len(decoded) != 2 or not hasattr(decoded[0], "log_prob"):
+            raise TypeError(
+                f"decode returned {_in_words(decoded)}, expected (distribution, value): wrap logits in "
+                "torch.distributions.Categorical(logits=...), and give the value, [N], or None without a critic"
+            )
+        dist, value = decoded
+        if value is not None and not isinstance(value, Tensor):
+            raise TypeError(
+                f"decode returned a {type(value).__name__} as value, expected a tensor [{y.shape[0]}] or None"
+            )
         if value is not None and value.shape != y.shape[:1]:
             if value.shape != (y.shape[0], 1):
                 raise ValueError(f"decode returned values of shape {tuple(value.shape)}, expected ({y.shape[0]},)")
@@ -291,12 +323,35 @@ class RecurrentPolicy(nn.Module):
         return torch.as_tensor(np.asarray(resets), device=self.core.device())
 
     def as_mask(self, mask: Any) -> Any:
-        """An action mask (arrays, tensors, nested) as bool tensors; arrays go to the policy's device, None stays."""
+        """An action mask as bool tensors; arrays go to the policy's device, None stays.
+
+        A list of arrays, tensors and None holds one mask per head; lists of flags are one array.
+        """
         if mask is None or isinstance(mask, Tensor):
             return mask
-        if isinstance(mask, np.ndarray):
+        if isinstance(mask, np.ndarray) and mask.dtype.kind in "biuf":
             return torch.as_tensor(mask.astype(bool) if mask.dtype != bool else mask, device=self.core.device())
-        return tree_map(lambda m: m if m is None else self.as_mask(m), mask)
+        if isinstance(mask, (tuple, list)) and len(mask):
+            if any(part is None or isinstance(part, (Tensor, np.ndarray)) for part in leaves(mask)):
+                return [self.as_mask(part) for part in mask]
+            try:
+                return self.as_mask(np.array(mask))
+            except ValueError:  # rows of different lengths: one mask per head
+                if isinstance(leaves(mask[0])[0], (bool, int)) and not isinstance(mask[0], (bool, int)):
+                    return [self.as_mask(part) for part in mask]
+        raise TypeError(
+            f"action_mask is {_in_words(mask)}, expected bools (True = allowed): an array or tensor [N, actions], or a "
+            "list with one per action head"
+        )
+
+
+def _in_words(thing: Any) -> str:
+    """What somebody passed, for an error."""
+    if isinstance(thing, Tensor):
+        return f"a tensor of shape {tuple(thing.shape)}"
+    if isinstance(thing, (tuple, list)):
+        return f"a {type(thing).__name__} of {', '.join(type(part).__name__ for part in thing[:4]) or 'nothing'}"
+    return f"a {type(thing).__name__}"
 
 
 def to_numpy(tensor: Tensor) -> np.ndarray[Any, Any]:
@@ -324,6 +379,23 @@ def segment_shape(obs: Any) -> tuple[int, int]:
     if len(shape) < 2:
         raise ValueError(f"a segment's observations are [T, B, ...]; got shape {tuple(shape)}")
     return shape[0], shape[1]
+
+
+def _may_all_be_true(flags: Any) -> bool:
+    """False only if a flag is known to be False; flags on a GPU or under the compiler are not read."""
+    if isinstance(flags, Tensor):
+        return not values_are_readable(flags) or bool(flags.all())
+    return bool(np.all(flags))
+
+
+def _check_starts_with_resets(resets: Any) -> None:
+    """Without a start state every row must begin an episode; checked where values may be read."""
+    if resets is not None and _may_all_be_true(resets[0]):
+        return
+    raise ValueError(
+        "state is None, but not every environment begins an episode at the first step (resets[0]); pass the state that "
+        "the segment started from (segment.start_state), or policy.initial_state(B) if a fresh one is meant"
+    )
 
 
 def _check_batch_shape(log_prob: Tensor, n: int) -> None:

@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from holdfast.checks import whole_numbers
+
 if TYPE_CHECKING:
     from holdfast.distributed.ranks import Ranks
 
@@ -103,7 +105,7 @@ class OneHot(nn.Module):
         self.nvec, self.starts, self.size = list(nvec), list(starts), int(sum(nvec))
 
     def forward(self, x: Tensor) -> Tensor:
-        x = _rows(x, self.shape).reshape(x.shape[0], len(self.nvec)).long()
+        x = whole_numbers(_rows(x, self.shape).reshape(x.shape[0], len(self.nvec)), "discrete observations")
         if len(set(self.nvec)) == 1 and len(set(self.starts)) == 1:  # one operation, also for a board of 104 cards
             return F.one_hot(x - self.starts[0], self.nvec[0]).flatten(1)
         parts = [F.one_hot(x[:, i] - self.starts[i], n) for i, n in enumerate(self.nvec)]

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from holdfast.checks import values_are_readable
+from holdfast.checks import values_are_readable, whole_numbers
 
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
@@ -72,7 +72,7 @@ class Categorical:
         return index + self.start if self.start else index
 
     def log_prob(self, action: Tensor) -> Tensor:
-        index = action.long() - self.start if self.start else action.long()
+        index = whole_numbers(action, "discrete actions") - self.start
         return self.log_probs.gather(-1, index.unsqueeze(-1)).squeeze(-1)
 
     def entropy(self) -> Tensor:
@@ -203,7 +203,7 @@ class Bernoulli:
         return (self.logits > 0).to(torch.int8)
 
     def log_prob(self, action: Tensor) -> Tensor:
-        logits = self.logits
+        logits, action = self.logits, whole_numbers(action, "binary actions")
         sign = torch.where(action > 0, 1.0, -1.0).to(logits.dtype)
         return F.logsigmoid(logits * sign).sum(-1)
 

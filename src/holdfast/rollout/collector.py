@@ -11,6 +11,7 @@ environment.
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -31,9 +32,10 @@ from holdfast.state import State, tree_map
 class Collector:
     """Rolls a policy through an environment, a segment at a time.
 
-    bptt: length of the training chunks whose start states are kept (None: the whole segment). reward_scale: rewards are
-    multiplied by it before advantages are formed; `segment.rewards` stay raw. noise_correlation: of the exploration noise
-    from step to step, Box actions only (`exploration.py`).
+    memory: the collector's own unless given, so acting elsewhere with the same policy does not touch it. bptt: length of
+    the training chunks whose start states are kept (None: the whole segment). reward_scale: rewards are multiplied by it
+    before advantages are formed; `segment.rewards` stay raw. noise_correlation: of the exploration noise from step to
+    step, Box actions only (`exploration.py`).
     """
 
     def __init__(
@@ -60,7 +62,8 @@ class Collector:
             raise ValueError(f"steps must be at least 1, got {steps}")
         if steps % self.bptt:
             raise ValueError(f"bptt={bptt} must divide steps={steps}")
-        self.memory = policy.memory if memory is None else memory
+        self.memory = Memory(policy.core) if memory is None else memory
+        self._writes: int | None = None  # of the memory, after the last segment
         self.autocast = autocast
         self.seed = seed
         self.reward_scale = 1.0
@@ -80,6 +83,7 @@ class Collector:
         self.adapter.start(self.seed)
         self.memory.reserve(self.adapter.num_envs)
         self.memory.reset()
+        self._writes = None
         self._forget_open_episodes()
         self.started = True
 
@@ -90,8 +94,19 @@ class Collector:
     @torch.no_grad()
     def rollout(self) -> Segment:
         """The next segment."""
+        self._notice_other_writers()
         with span("rollout"):
-            return self._rollout()
+            segment = self._rollout()
+        self._writes = self.memory.writes
+        return segment
+
+    def _notice_other_writers(self) -> None:
+        if self._writes is not None and self._writes != self.memory.writes:
+            warnings.warn(
+                "somebody else has acted with this collector's memory since its last segment, so its environments "
+                "continue from states that are not theirs; give each its own: memory=hf.Memory(policy.core)",
+                stacklevel=4,
+            )
 
     def _rollout(self) -> Segment:
         if not self.started:
@@ -234,6 +249,7 @@ class Collector:
             self.start()
             return False
         self.memory.load_state_dict(d["memory"])
+        self._writes = None
         self._open_return = d["open_return"].to(self.adapter.device, copy=True)
         self._open_length = d["open_length"].to(self.adapter.device, copy=True)
         if self.noise is not None and "noise" in d:

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple, Optional
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.library import custom_op
 
 from holdfast.kernels.cpu import build, library
@@ -160,10 +159,14 @@ class _Eager(torch.autograd.Function):
         return y, h_n, c_n, cells
 
     @staticmethod
-    @once_differentiable
     def backward(
         ctx: Any, dy: Tensor | None, dh_n: Tensor | None, dc_n: Tensor | None, _: Any
     ) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "the C kernel has no second derivative (backward was called with create_graph=True); "
+                'use kernel="reference"'
+            )
         return _grad(_run_flat_backward, ctx, dy, dh_n, dc_n)
 
 

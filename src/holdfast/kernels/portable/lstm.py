@@ -18,6 +18,7 @@ from holdfast.kernels.portable.time_loop import (
     input_and_weight_grads,
     masks_by_step,
     mm,
+    no_second_derivative,
     project,
     reset,
     reset_flagged,
@@ -207,6 +208,7 @@ def _grad(ctx, dy, dh_n, dc_n, *_):
 
 
 _forward.register_autograd(_grad, setup_context=_save)
+_backward.register_autograd(no_second_derivative)
 
 
 def sequence(x: Tensor, h0: Tensor, c0: Tensor, resets: Resets, weights: Weights) -> tuple[Tensor, Tensor, Tensor]:

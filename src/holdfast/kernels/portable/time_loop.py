@@ -11,6 +11,11 @@ from torch import Tensor
 _CHUNK = 32768
 
 
+def no_second_derivative(*_: object) -> None:
+    """The autograd of a backward."""
+    raise RuntimeError('the portable kernel has no second derivative; use kernel="reference"')
+
+
 def chunks_from_the_end(T: int, B: int, H: int) -> Iterator[tuple[int, int]]:
     """(begin, end) of the chunks of steps that the backward takes, last first."""
     steps = max(1, _CHUNK // max(1, B * H))

@@ -1,0 +1,131 @@
+"""Feeds a policy its previous action and reward, for one that was trained with `inputs=("obs", "prev_action", ...)`.
+
+The previous action is kept as a part of each environment's state, so memory, resets and saving treat it as such. At the
+first step of an episode it is 0 (a Discrete space's first), and the reward is 0.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from holdfast.cores.base import Core
+from holdfast.deploy import nonfinite
+from holdfast.deploy.exported_signature import Port, batch_size, take
+from holdfast.state import RowShape, State
+
+ACTION, REWARD = "prev_action", "prev_reward"
+
+
+class WithPreviousAction(Core):
+    """The state of `core` next to the previous action, for `hf.Memory`."""
+
+    def __init__(self, core: Core, action: Port, first: int) -> None:
+        super().__init__()
+        self.input_size, self.output_size = core.input_size, core.output_size
+        self.core = core
+        self._action = RowShape(action.shape, getattr(torch, action.dtype))
+        self._first = first
+
+    def row_shapes(self) -> State:
+        return {"policy": self.core.row_shapes(), ACTION: self._action}
+
+    def initial_state(self, batch_size: int) -> State:
+        device = self.core.device()
+        action = torch.full((batch_size, *self._action.shape), self._first, dtype=self._action.dtype, device=device)
+        return {"policy": self.core.initial_state(batch_size), ACTION: action}
+
+    def dtype_and_device(self) -> tuple[torch.dtype, torch.device]:
+        return self.core.dtype_and_device()
+
+
+class FeedBack:
+    """A step model that sees "obs", and its previous action or reward; the caller passes the observation alone.
+
+    An observation that holds all parts is used as it is.
+    """
+
+    def __init__(self, model: Any, ports: list[Port]) -> None:
+        self.model = model
+        self._seen = [port for port in ports if port.path[0] == "obs"]
+        # The observation alone: paths without the leading "obs".
+        self._alone = [Port(port.name, port.shape, port.dtype, port.path[1:]) for port in self._seen]
+        self._fed = {str(port.path[0]): port for port in ports if port.path[0] != "obs"}
+        action = self._fed.get(ACTION) or Port(ACTION, (0,), "float32")  # none: a leaf without numbers
+        self.core: Core = WithPreviousAction(model.core, action, model.first_action)
+
+    def __repr__(self) -> str:
+        return repr(self.model)
+
+    def inputs(self, obs: Any, rewards: Any = None) -> tuple[Any, int | None]:
+        """(the model's inputs, rewards [B] or None, whether the caller gave all parts), and B."""
+        if isinstance(obs, dict) and obs.keys() >= {"obs", *self._fed}:
+            inputs, batch = self.model.inputs(obs)
+            return (inputs, None, True), batch
+        batch = batch_size(self._alone, [np.shape(take(obs, port)) for port in self._alone])
+        lead = () if batch is None else (batch,)
+        parts = {name: np.zeros((*lead, *port.shape), port.dtype) for name, port in self._fed.items()}
+        inputs, _ = self.model.inputs({"obs": obs, **parts})
+        return (inputs, self._rewards(rewards, batch or 1), False), batch
+
+    def _rewards(self, rewards: Any, batch: int) -> Any:
+        if rewards is None:
+            return None
+        paid = rewards.detach().cpu().numpy() if isinstance(rewards, Tensor) else np.asarray(rewards)
+        if paid.size != batch or paid.ndim > 1:
+            raise ValueError(f"rewards have shape {paid.shape}, expected ({batch},): one per environment")
+        return paid.reshape(batch).astype(np.float32)
+
+    def flags(self, resets: Any, batch: int) -> Any:
+        return self.model.flags(resets, batch)
+
+    def from_memory(self, state: State) -> Any:
+        previous = state[ACTION].numpy() if self.model.in_numpy else state[ACTION]
+        return {"policy": self.model.from_memory(state["policy"]), ACTION: previous}
+
+    def to_memory(self, state: Any) -> State:
+        return {"policy": self.model.to_memory(state["policy"]), ACTION: torch.as_tensor(state[ACTION])}
+
+    def step(
+        self, given: Any, flags: Any, state: Any, action_mask: Any, deterministic: bool
+    ) -> tuple[Any, Any, Any, Any]:
+        inputs, rewards, complete = given
+        previous = state[ACTION]
+        if not complete:
+            fresh = nonfinite.as_rows(flags, len(previous))
+            start = self.core.initial_state(len(previous))[ACTION]
+            start = start if isinstance(previous, Tensor) else start.numpy()
+            parts = {
+                ACTION: nonfinite.where(fresh, start, previous),
+                REWARD: self._seen_rewards(rewards, fresh, previous),
+            }
+            inputs = self.model.with_parts(inputs, {self._fed[name]: parts[name] for name in self._fed})
+        action, value, raw, after = self.model.step(inputs, flags, state["policy"], action_mask, deterministic)
+        if ACTION not in self._fed:
+            raw_kept = previous
+        else:
+            raw_kept = raw.to(previous.dtype) if isinstance(raw, Tensor) else raw.astype(previous.dtype)
+        return action, value, raw, {"policy": after, ACTION: raw_kept}
+
+    def _seen_rewards(self, rewards: Any, fresh: nonfinite.Flags, like: Any) -> Any:
+        if rewards is None:
+            if REWARD in self._fed and not fresh.all():
+                raise ValueError(
+                    "this policy sees its previous reward: pass rewards=, what each environment paid for its last "
+                    "action, or resets=True where an episode begins"
+                )
+            rewards = np.zeros(len(fresh), np.float32)
+        paid = np.where(fresh, np.float32(0), rewards)
+        return torch.as_tensor(paid, device=like.device) if isinstance(like, Tensor) else paid
+
+    def result(self, array: Any, numpy: bool) -> Any:
+        return self.model.result(array, numpy)
+
+
+def wants_feedback(ports: list[Port] | None) -> bool:
+    """Whether a policy with these observations sees its previous action or reward next to an observation."""
+    names = {port.path[0] for port in ports or [] if port.path}
+    return "obs" in names and len(names) > 1 and names <= {"obs", ACTION, REWARD}
