@@ -37,6 +37,7 @@ class Holdfast(Subject):
     `(count, generator) -> masks` makes its own.
     """
 
+    framework = "holdfast"
     takes_env_ids = True
     flags_optional = True
     makes_own_state = True
@@ -50,7 +51,7 @@ class Holdfast(Subject):
         num_envs: int = 5,
         name: str | None = None,
     ) -> None:
-        super().__init__(space_of(policy, observation_space), name=name or type(policy).__name__)
+        super().__init__(space_of(policy, observation_space, policy.encode), name=name or type(policy).__name__)
         self.policy = policy
         self.num_envs = num_envs
         self.carries_across_episodes = carries(policy)

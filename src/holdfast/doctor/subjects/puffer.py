@@ -21,6 +21,8 @@ class Puffer(Subject):
     trainer passes to training as the first state: `"stored"`, or `"nothing"` as PufferLib's own trainer does.
     """
 
+    framework = "puffer"
+
     def __init__(
         self,
         policy: nn.Module,

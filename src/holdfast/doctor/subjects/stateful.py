@@ -29,6 +29,7 @@ class Stateful(Subject):
     `torch.no_grad()`; otherwise the doctor also trains through live steps, segment after segment, as such scripts do.
     """
 
+    framework = "stateful"
     makes_own_state = True
     trains_apart = False
 

@@ -22,6 +22,7 @@ class TensorDictPolicy(Subject):
     used if the policy has them; in a policy without `reset_memory`, the plain attributes it began with are restored.
     """
 
+    framework = "tensordict"
     takes_env_ids = True
     flags_optional = True
 

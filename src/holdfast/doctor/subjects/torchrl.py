@@ -24,6 +24,8 @@ class TorchRL(Subject):
     `out_keys`: the entries to compare, by default what the module writes except states and sampled actions.
     """
 
+    framework = "torchrl"
+
     def __init__(
         self,
         module: nn.Module,
