@@ -172,6 +172,8 @@ def main() -> None:
                     f"{row.patient} seed {row.seed} {row.sizes}: {row.first}, not {row.expected}; all errors {row.errors}",
                     flush=True,
                 )
+            if len(rows) % 500 == 0:
+                print(f"{len(rows)} of {len(jobs)} examinations, {time.perf_counter() - started:.0f} s", flush=True)
     rows.sort(key=lambda row: (row.patient, row.seed))
     figures, table = summary(rows), confusion(rows)
     print(json.dumps(figures, indent=2))
