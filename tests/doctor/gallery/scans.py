@@ -82,7 +82,7 @@ EXHIBITS = [
         ResetsOnTheTerminalBefore, Scan,
     ),
     exhibit(
-        "jaxmarl-127", 26, "early-by-one", "https://github.com/FLAIROx/JaxMARL/pull/127", StoresTheNewDone, Scan,
+        "jaxmarl-127", 26, "early-by-one", "https://github.com/bold-lab-ai/JaxMARL/pull/127", StoresTheNewDone, Scan,
     ),
     exhibit(
         "mava-1006", 6, "never-resets", "https://github.com/instadeepai/Mava/issues/1006", WaitsForAFirstStep, Scan,

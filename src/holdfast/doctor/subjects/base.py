@@ -119,7 +119,7 @@ class Subject:
     """A policy to examine. The text of this module shows the shortest useful subclass."""
 
     name: str = "policy"
-    #: whose words fixes are shown in: a table of `holdfast.doctor.report.patches`
+    #: whose words fixes are shown in: a file of `holdfast.doctor.report.patches`
     framework: str = "torch"
     #: over how many steps gradients flow on purpose (truncated backpropagation); None: over the whole segment
     bptt: int | None = None
