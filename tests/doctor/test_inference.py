@@ -9,8 +9,7 @@ from torch import nn
 
 import holdfast as hf
 from holdfast import doctor
-from holdfast.doctor.inference import infer_space
-from holdfast.doctor.observations import UnknownObservation
+from holdfast.doctor.inference import UnknownObservation, infer_space
 from holdfast.doctor.subjects.choose import as_subject
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
@@ -62,6 +61,20 @@ def test_the_shape_fits_the_first_layer_that_is_reached(policy, shape):
 def test_an_embedding_observes_whole_numbers():
     policy = Encoder(lambda m, x: m.table(x), table=nn.Embedding(7, 64))
     assert infer_space(policy.encode, policy).n == 7
+
+
+def test_without_a_layer_before_the_core_the_core_says_it():
+    class Plain(hf.RecurrentPolicy):
+        def __init__(self):
+            super().__init__(core=hf.LSTM(6, 4))
+
+        def encode(self, obs):
+            return obs
+
+        def decode(self, features):
+            return torch.distributions.Categorical(logits=features), features[:, 0]
+
+    assert as_subject(Plain()).space.space == (6,)
 
 
 def test_a_policy_that_cannot_be_read_is_asked_for_in_one_line():

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from holdfast.doctor.observations import Observations, device_of
+
 #: sides of square images to try, the usual ones first
 SIDES = (84, 64, 96, 32, 28, 128, 16, 8, *range(1, 65))
 _PROBES = ((11,), (5, 6, 7), (5, 6), ())  # a vector, an image, rows of a board, a number
@@ -23,18 +25,57 @@ class _Reached(Exception):
         self.layer, self.x = layer, x
 
 
-def infer_space(encode: Callable[[Any], Any], module: nn.Module) -> Any:
-    """A shape, or a Discrete space, of observations `[N, ...]` that `encode` accepts; None if none was found."""
+def space_of(module: Any, given: Any = None, call: Callable[[Any], Any] | None = None) -> Any:
+    """What a policy observes: `given`, its own observation space, or what fits the first layer that an observation reaches.
+
+    `call`: a function of observations `[N, ...]` that runs the policy, if it is known. Without it the first layer is the first
+    that was assigned.
+    """
+    if given is not None:
+        return given
+    for holder in (module, getattr(module, "policy", None)):
+        space = getattr(holder, "observation_space", None)
+        if space is not None:
+            return space
+    if call is not None:
+        space = infer_space(call, module)
+        if space is None:
+            raise UnknownObservation(module)
+        return space
+    for layer in module.modules() if isinstance(module, nn.Module) else ():
+        size = getattr(layer, "in_features", None) or getattr(layer, "input_size", None)
+        if size is not None:
+            return (int(size),)
+        if isinstance(layer, (nn.modules.conv._ConvNd, nn.Embedding)):
+            break
+    raise UnknownObservation(module)
+
+
+class UnknownObservation(TypeError):
+    """A policy does not say what it observes, and it could not be found out."""
+
+    def __init__(self, module: Any) -> None:
+        super().__init__(
+            f"{type(module).__name__} does not say what it observes: pass observation_space=, or on the command line "
+            "--obs-shape, such as --obs-shape 3 84 84"
+        )
+
+
+def infer_space(call: Callable[[Any], Any], module: nn.Module) -> Any:
+    """A shape, or a Discrete space, of observations `[N, ...]` that `call` accepts; None if none was found."""
     for probe in _PROBES:
-        reached = _first_layer(encode, module, probe)
+        reached = _first_layer(call, module, probe)
         if reached is not None:
             for space in _candidates(reached, probe):
-                if _accepts(encode, module, space):
+                if _accepts(call, module, space):
                     return space
-    return None
+    # Nothing before the core: it refuses a probe of another size before any hook is called.
+    cores: list[Any] = [layer for layer in module.modules() if _recurrent(layer)]
+    sizes = [(int(core.input_size),) for core in cores]
+    return next((space for space in sizes if _accepts(call, module, space)), None)
 
 
-def _first_layer(encode: Callable[[Any], Any], module: nn.Module, probe: tuple[int, ...]) -> _Reached | None:
+def _first_layer(call: Callable[[Any], Any], module: nn.Module, probe: tuple[int, ...]) -> _Reached | None:
     """The first layer with a known input size that a probe of this shape reaches."""
 
     def stop(layer: nn.Module, args: Any) -> None:
@@ -45,7 +86,7 @@ def _first_layer(encode: Callable[[Any], Any], module: nn.Module, probe: tuple[i
     with _hooked(layers, stop):
         for dtype in (torch.float32, torch.int64):
             try:
-                encode(torch.ones(2, *probe, dtype=dtype))
+                call(torch.ones(2, *probe, dtype=dtype, device=device_of([module])))
             except _Reached as reached:
                 return reached
             except Exception:
@@ -66,6 +107,8 @@ def _candidates(reached: _Reached, probe: tuple[int, ...]) -> Iterator[Any]:
         from gymnasium import spaces
 
         yield spaces.Discrete(layer.num_embeddings)
+        for count in range(2, 17):
+            yield spaces.MultiDiscrete([layer.num_embeddings] * count)
     elif isinstance(layer, _CONVOLUTIONS):
         sides = layer.weight.dim() - 2
         last = x.dim() > 1 and len(probe) == sides + 1 and x.shape[1] == probe[-1] and x.shape[1] != probe[0]
@@ -76,15 +119,13 @@ def _candidates(reached: _Reached, probe: tuple[int, ...]) -> Iterator[Any]:
         yield (size,)
 
 
-def _accepts(encode: Callable[[Any], Any], module: nn.Module, space: Any) -> bool:
-    from holdfast.doctor.observations import Observations, device_of
-
+def _accepts(call: Callable[[Any], Any], module: nn.Module, space: Any) -> bool:
     obs = Observations(space).sample(2, torch.Generator().manual_seed(0), device_of([module]))
     training = module.training
     try:
         with torch.no_grad():
             module.eval()
-            encode(obs)
+            call(obs)
     except Exception:
         return False
     finally:

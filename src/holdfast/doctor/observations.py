@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from holdfast.doctor.inference import infer_space
 from holdfast.doctor.trees import map_tensors
 
 #: standard deviation of unbounded observations: wide enough to move a hidden state
@@ -42,42 +41,6 @@ class Observations:
         is_function = callable(self.space) and not hasattr(self.space, "sample")
         drawn = self.space(count, generator) if is_function else _draw(self.space, count, generator)
         return map_tensors(lambda x: x.to(device), drawn)
-
-
-def space_of(module: Any, given: Any = None, encode: Callable[[Any], Any] | None = None) -> Any:
-    """What a policy observes: `given`, its own observation space, or what fits the first layer that an observation reaches.
-
-    `encode`: the call that receives observations `[N, ...]`, if it is known. Without it the first layer is the first
-    that was assigned.
-    """
-    if given is not None:
-        return given
-    for holder in (module, getattr(module, "policy", None)):
-        space = getattr(holder, "observation_space", None)
-        if space is not None:
-            return space
-    if encode is not None:
-        space = infer_space(encode, module)
-        if space is None:
-            raise UnknownObservation(module)
-        return space
-    for layer in module.modules() if isinstance(module, nn.Module) else ():
-        size = getattr(layer, "in_features", None) or getattr(layer, "input_size", None)
-        if size is not None:
-            return (int(size),)
-        if isinstance(layer, (nn.modules.conv._ConvNd, nn.Embedding)):
-            break
-    raise UnknownObservation(module)
-
-
-class UnknownObservation(TypeError):
-    """A policy does not say what it observes, and it could not be found out."""
-
-    def __init__(self, module: Any) -> None:
-        super().__init__(
-            f"{type(module).__name__} does not say what it observes: pass observation_space=, or on the command line "
-            "--obs-shape, such as --obs-shape 3 84 84"
-        )
 
 
 def _draw(space: Any, count: int, generator: torch.Generator) -> Any:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.doctor.columns import columns
-from holdfast.doctor.observations import space_of
+from holdfast.doctor.inference import space_of
 from holdfast.doctor.subjects.base import RecordedSegment, Replay, Subject, SubjectStep
 from holdfast.doctor.trees import map_tensors
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.doctor.columns import columns
-from holdfast.doctor.observations import device_of, space_of
+from holdfast.doctor.inference import space_of
+from holdfast.doctor.observations import device_of
 from holdfast.doctor.subjects.base import NotOffered, RecordedSegment, Replay, Subject, SubjectStep
 from holdfast.doctor.subjects.holdfast import carries
 from holdfast.doctor.trees import map_tensors
