@@ -5,21 +5,20 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from broken.base import HIDDEN, OBS, Broken, first_line
+from broken.base import Broken, first_line, size
 from holdfast.doctor.subjects import Module
 
 
 class Core(nn.Module):
     """`(x [T, B, I], state, resets [T, B]) -> (y, state)`, right."""
 
-    input_size = OBS
-
     def __init__(self):
         super().__init__()
-        self.cell = nn.GRUCell(OBS, HIDDEN)
+        self.input_size = size.obs
+        self.cell = nn.GRUCell(size.obs, size.hidden)
 
     def start(self, x):
-        return x.new_zeros(x.shape[1], HIDDEN)
+        return x.new_zeros(x.shape[1], size.hidden)
 
     def forward(self, x, state, resets):
         state = self.start(x) if state is None else state
@@ -49,7 +48,7 @@ class SinglePrecisionStart(Core):
     """The first state is always float32."""
 
     def start(self, x):
-        return torch.zeros(x.shape[1], HIDDEN, dtype=torch.float32)
+        return torch.zeros(x.shape[1], size.hidden, dtype=torch.float32)
 
 
 class IgnoresTruncationInTraining(Module):
@@ -64,7 +63,7 @@ def _healthy():
 
 
 def _healthy_lstm():
-    return Module(nn.LSTM(OBS, HIDDEN))
+    return Module(nn.LSTM(size.obs, size.hidden))
 
 
 def _broken(name, case, does, cause, subject, twin=_healthy):
@@ -91,7 +90,7 @@ BROKEN = [
         15,
         "A bidirectional layer sees later observations.",
         "sees-the-future",
-        lambda: Module(nn.LSTM(OBS, HIDDEN, bidirectional=True)),
+        lambda: Module(nn.LSTM(size.obs, size.hidden, bidirectional=True)),
         _healthy_lstm,
     ),
     _broken(
@@ -99,7 +98,7 @@ BROKEN = [
         1,
         "Training runs nn.LSTM over the whole segment.",
         "reset-dropped-in-training",
-        lambda: Module(nn.LSTM(OBS, HIDDEN), resets="nobody"),
+        lambda: Module(nn.LSTM(size.obs, size.hidden), resets="nobody"),
         _healthy_lstm,
     ),
     _broken(
@@ -107,7 +106,7 @@ BROKEN = [
         18,
         "Dropout between the layers is active.",
         "random-training-leg",
-        lambda: Module(nn.GRU(OBS, HIDDEN, 2, dropout=0.3)),
-        lambda: Module(nn.GRU(OBS, HIDDEN, 2)),
+        lambda: Module(nn.GRU(size.obs, size.hidden, 2, dropout=0.3)),
+        lambda: Module(nn.GRU(size.obs, size.hidden, 2)),
     ),
 ]

@@ -11,7 +11,20 @@ from torch import Tensor
 
 from holdfast.doctor import Subject
 
-OBS, HIDDEN, ACTIONS = 4, 16, 3
+OBS, HIDDEN, ACTIONS, ENVS = 4, 16, 3, 5
+
+
+@dataclass
+class Sizes:
+    """The sizes of the policies that are built next. Tests leave them alone; benchmarks/doctor_accuracy.py draws others."""
+
+    obs: int = OBS
+    hidden: int = HIDDEN
+    actions: int = ACTIONS
+    envs: int = ENVS
+
+
+size = Sizes()
 
 
 @dataclass(frozen=True)

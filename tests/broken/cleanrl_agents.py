@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.distributions import Categorical
 
-from broken.base import ACTIONS, HIDDEN, OBS, Broken, early_by_one, first_line, late_by_one
+from broken.base import Broken, early_by_one, first_line, late_by_one, size
 from holdfast.doctor.subjects import CleanRL
 
 
@@ -15,10 +15,10 @@ class Agent(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.network = nn.Sequential(nn.Linear(OBS, HIDDEN), nn.Tanh())
-        self.lstm = nn.LSTM(HIDDEN, HIDDEN)
-        self.actor = nn.Linear(HIDDEN, ACTIONS)
-        self.critic = nn.Linear(HIDDEN, 1)
+        self.network = nn.Sequential(nn.Linear(size.obs, size.hidden), nn.Tanh())
+        self.lstm = nn.LSTM(size.hidden, size.hidden)
+        self.actor = nn.Linear(size.hidden, size.actions)
+        self.critic = nn.Linear(size.hidden, 1)
 
     def reset(self, state, done):
         return tuple(torch.where(done.bool().view(1, -1, 1), torch.zeros_like(s), s) for s in state)
@@ -31,7 +31,7 @@ class Agent(nn.Module):
         return torch.cat(outputs), state
 
     def rows(self, hidden, batch):
-        return hidden.reshape(-1, batch, HIDDEN)
+        return hidden.reshape(-1, batch, size.hidden)
 
     def get_states(self, x, state, done):
         batch = state[0].shape[1]
@@ -106,7 +106,7 @@ class DropsOut(Agent):
 
     def __init__(self):
         super().__init__()
-        self.network = nn.Sequential(nn.Linear(OBS, HIDDEN), nn.Dropout(0.2), nn.Tanh())
+        self.network = nn.Sequential(nn.Linear(size.obs, size.hidden), nn.Dropout(0.2), nn.Tanh())
 
 
 class NormalisesTheBatch(Agent):
@@ -114,7 +114,7 @@ class NormalisesTheBatch(Agent):
 
     def __init__(self):
         super().__init__()
-        self.network = nn.Sequential(nn.Linear(OBS, HIDDEN), nn.BatchNorm1d(HIDDEN), nn.Tanh())
+        self.network = nn.Sequential(nn.Linear(size.obs, size.hidden), nn.BatchNorm1d(size.hidden), nn.Tanh())
 
 
 class NormalisesTheLayer(Agent):
@@ -122,7 +122,7 @@ class NormalisesTheLayer(Agent):
 
     def __init__(self):
         super().__init__()
-        self.network = nn.Sequential(nn.Linear(OBS, HIDDEN), nn.LayerNorm(HIDDEN), nn.Tanh())
+        self.network = nn.Sequential(nn.Linear(size.obs, size.hidden), nn.LayerNorm(size.hidden), nn.Tanh())
 
 
 class Normalises(Agent):
@@ -130,7 +130,7 @@ class Normalises(Agent):
 
     def __init__(self):
         super().__init__()
-        self.register_buffer("mean", torch.zeros(OBS))
+        self.register_buffer("mean", torch.zeros(size.obs))
 
     def get_states(self, x, state, done):
         return super().get_states(x - self.mean, state, done)
@@ -149,7 +149,7 @@ class ReadsRowsAsTime(Agent):
     """[T * B] is reshaped to [B, T]."""
 
     def rows(self, hidden, batch):
-        return hidden.reshape(batch, -1, HIDDEN).transpose(0, 1)
+        return hidden.reshape(batch, -1, size.hidden).transpose(0, 1)
 
 
 class DetachesEveryStep(Agent):
@@ -237,7 +237,7 @@ class AveragesEnvironments(Agent):
 
 
 def _subject(agent_class, **arguments):
-    return lambda: CleanRL(agent_class(), (OBS,), **arguments)
+    return lambda: CleanRL(agent_class(), (size.obs,), **arguments)
 
 
 def _only_terminated(terminated, truncated):

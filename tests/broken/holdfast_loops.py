@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 import holdfast as hf
-from broken.base import Broken, early_by_one, first_line, late_by_one
+from broken.base import Broken, early_by_one, first_line, late_by_one, size
+from broken.holdfast_policies import sized_policy
 from conformance.driver import Acted, Evaluated, PolicyDriver, either
 from conformance.policies import actor_critic
 from holdfast import state as state_ops
@@ -266,8 +267,12 @@ def driver_of(kind):
     return kind(healthy.policy, healthy.reset, healthy.obs_shape)
 
 
+def _subject(kind):
+    return LoopSubject(kind(sized_policy(hf.ActorCritic), obs_shape=(size.obs,)))
+
+
 def _healthy():
-    return LoopSubject(driver_of(Loop))
+    return _subject(Loop)
 
 
 def _broken(kind, case, doctor, *conformance, replay_check=None, severity="error"):
@@ -276,7 +281,7 @@ def _broken(kind, case, doctor, *conformance, replay_check=None, severity="error
         case=case,
         does=first_line(kind),
         doctor=doctor,
-        subject=lambda: LoopSubject(driver_of(kind)),
+        subject=lambda: _subject(kind),
         healthy=_healthy,
         severity=severity,
         driver=lambda: driver_of(kind),

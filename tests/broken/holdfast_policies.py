@@ -7,7 +7,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 import holdfast as hf
-from broken.base import OBS, Broken, first_line
+from broken.base import Broken, first_line, size
 from conformance.driver import PolicyDriver
 from conformance.policies import ACTIONS, core_of, loud
 from holdfast.doctor.subjects import Holdfast
@@ -62,8 +62,8 @@ class WithLayer(hf.RecurrentPolicy):
     """A policy that a user wrote, with a layer of the user's choice in its encoder."""
 
     def __init__(self, layer: nn.Module) -> None:
-        super().__init__(core=hf.LSTM(8, 8))
-        self.first, self.layer, self.out = nn.Linear(OBS, 8), layer, nn.Linear(8, 4)
+        super().__init__(core=hf.LSTM(8, size.hidden))
+        self.first, self.layer, self.out = nn.Linear(size.obs, 8), layer, nn.Linear(size.hidden, 4)
 
     def encode(self, obs):
         return self.layer(self.first(obs))
@@ -104,15 +104,23 @@ class WithNoise(WithLayer):
 def _driver(kind):
     torch.manual_seed(0)
     if issubclass(kind, WithLayer):
-        return PolicyDriver(kind(), obs_shape=(OBS,))
+        return PolicyDriver(kind(), obs_shape=(size.obs,))
     space = spaces.Box(-10, 10, (3,))
     policy = kind(space, spaces.Discrete(ACTIONS), core=core_of("lstm", "zero"), encoder_sizes=(6,))
     return PolicyDriver(loud(policy))
 
 
+def sized_policy(kind):
+    """A policy of this kind with the sizes asked for."""
+    if issubclass(kind, WithLayer):
+        return kind()
+    space = spaces.Box(-10, 10, (size.obs,))
+    core = hf.LSTM(6, size.hidden)
+    return loud(kind(space, spaces.Discrete(size.actions), core=core, encoder_sizes=(6,)))
+
+
 def _subject(kind):
-    driver = _driver(kind)
-    return Holdfast(driver.policy, driver.obs_shape)
+    return Holdfast(sized_policy(kind), (size.obs,))
 
 
 def _healthy():

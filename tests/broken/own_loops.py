@@ -7,7 +7,7 @@ import copy
 import torch
 from torch import nn
 
-from broken.base import HIDDEN, OBS, Broken, early_by_one, first_line
+from broken.base import Broken, early_by_one, first_line, size
 from holdfast.doctor import Replay, Subject, SubjectStep
 
 
@@ -19,16 +19,16 @@ class Loop(Subject):
     pads = True
 
     def __init__(self):
-        super().__init__((OBS,))
-        self.cell = nn.GRUCell(OBS, HIDDEN)
-        self.value = nn.Linear(HIDDEN, 1)
+        super().__init__((size.obs,))
+        self.cell = nn.GRUCell(size.obs, size.hidden)
+        self.value = nn.Linear(size.hidden, 1)
         self.rows = {}
 
     def output(self, h):
         return torch.cat([h, self.value(h)], dim=-1)
 
     def begin(self, num_envs):
-        self.rows = {"h": torch.zeros(num_envs, HIDDEN)}
+        self.rows = {"h": torch.zeros(num_envs, size.hidden)}
 
     def read(self, env_ids):
         return self.rows["h"][env_ids]
@@ -187,7 +187,7 @@ class SharesRows(Loop):
         self.cell.rows = {}
 
     def begin(self, num_envs):
-        self.cell.rows["h"] = torch.zeros(num_envs, HIDDEN)
+        self.cell.rows["h"] = torch.zeros(num_envs, size.hidden)
 
     def read(self, env_ids):
         return self.cell.rows["h"][env_ids]
@@ -286,7 +286,7 @@ class Accumulates(Loop):
 class _Integrator(nn.Module):
     def __init__(self):
         super().__init__()
-        self.weight = nn.Linear(OBS, HIDDEN)
+        self.weight = nn.Linear(size.obs, size.hidden)
 
     def forward(self, obs, h):
         return h + self.weight(obs).abs()
@@ -318,7 +318,7 @@ class TrainsOnCachedWeights(Loop):
 
     def __init__(self):
         super().__init__()
-        self.cell, self.value = _LinearCell(self.linear), self.linear(HIDDEN, 1)
+        self.cell, self.value = _LinearCell(self.linear), self.linear(size.hidden, 1)
 
 
 class TrainsOnFreshWeights(TrainsOnCachedWeights):
@@ -346,7 +346,7 @@ class InferenceStart(Loop):
 
     def begin(self, num_envs):
         with torch.inference_mode():
-            self.rows = {"h": torch.zeros(num_envs, HIDDEN)}
+            self.rows = {"h": torch.zeros(num_envs, size.hidden)}
 
     def mark(self):
         return {"h": self.rows["h"]}
@@ -362,7 +362,7 @@ class InferenceStart(Loop):
 class _LinearCell(nn.Module):
     def __init__(self, linear):
         super().__init__()
-        self.inner = linear(OBS + HIDDEN, HIDDEN)
+        self.inner = linear(size.obs + size.hidden, size.hidden)
 
     def forward(self, obs, h):
         return torch.tanh(self.inner(torch.cat([obs, h], dim=-1)))

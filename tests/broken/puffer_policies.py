@@ -5,21 +5,20 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from broken.base import ACTIONS, HIDDEN, OBS, Broken, first_line
+from broken.base import Broken, first_line, size
 from holdfast.doctor.subjects import Puffer
 
 
 class Policy(nn.Module):
     """Right in everything."""
 
-    hidden_size = HIDDEN
-
     def __init__(self):
         super().__init__()
-        self.encoder = nn.Linear(OBS, HIDDEN)
-        self.cell = nn.LSTMCell(HIDDEN, HIDDEN)
-        self.actor = nn.Linear(HIDDEN, ACTIONS)
-        self.critic = nn.Linear(HIDDEN, 1)
+        self.hidden_size = size.hidden
+        self.encoder = nn.Linear(size.obs, size.hidden)
+        self.cell = nn.LSTMCell(size.hidden, size.hidden)
+        self.actor = nn.Linear(size.hidden, size.actions)
+        self.critic = nn.Linear(size.hidden, 1)
 
     def reset(self, h, c, done):
         zeros = torch.zeros_like(h)
@@ -34,7 +33,7 @@ class Policy(nn.Module):
         rows, steps = obs.shape[:2]
         h, c = state["lstm_h"], state["lstm_c"]
         if h is None:
-            h = c = obs.new_zeros(rows, HIDDEN)
+            h = c = obs.new_zeros(rows, size.hidden)
         x = self.time_first(torch.tanh(self.encoder(obs)), rows, steps)
         outputs = []
         for t in range(steps):
@@ -71,7 +70,7 @@ class HandsTheStateOn(Policy):
 
 
 def _subject(policy_class, **arguments):
-    return lambda: Puffer(policy_class(), (OBS,), **arguments)
+    return lambda: Puffer(policy_class(), (size.obs,), **arguments)
 
 
 HEALTHY = _subject(Policy)

@@ -6,7 +6,7 @@ import functools
 
 import torch
 
-from broken.base import Broken
+from broken.base import Broken, size
 from holdfast.doctor.subjects import SB3
 
 
@@ -33,9 +33,9 @@ def shipped(observation_space=None, action_space=None, policy="MlpLstmPolicy", *
     from gymnasium import spaces
     from sb3_contrib import RecurrentPPO
 
-    observation_space = observation_space or spaces.Box(-np.inf, np.inf, (4,), np.float32)
-    env = env_of(observation_space, action_space or spaces.Discrete(3))
-    kwargs = {"lstm_hidden_size": 16, "net_arch": [16], **policy_kwargs}
+    observation_space = observation_space or spaces.Box(-np.inf, np.inf, (size.obs,), np.float32)
+    env = env_of(observation_space, action_space or spaces.Discrete(size.actions))
+    kwargs = {"lstm_hidden_size": size.hidden, "net_arch": [size.hidden], **policy_kwargs}
     return RecurrentPPO(policy, env, n_steps=16, batch_size=16, policy_kwargs=kwargs, device="cpu")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from broken.base import ACTIONS, HIDDEN, OBS, Broken, first_line
+from broken.base import Broken, first_line, size
 from holdfast.doctor.subjects import Stateful
 
 
@@ -14,12 +14,12 @@ class Policy(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.lstm = nn.LSTM(OBS, HIDDEN)
-        self.head = nn.Linear(HIDDEN, ACTIONS + 1)
+        self.lstm = nn.LSTM(size.obs, size.hidden)
+        self.head = nn.Linear(size.hidden, size.actions + 1)
         self.lstm_hidden = None
 
     def fresh(self, rows):
-        return tuple(self.head.weight.new_zeros(1, rows, HIDDEN) for _ in range(2))
+        return tuple(self.head.weight.new_zeros(1, rows, size.hidden) for _ in range(2))
 
     def keep(self, state):
         self.lstm_hidden = tuple(s.detach() for s in state)
@@ -79,13 +79,13 @@ class MadeForFive(Policy):
 
     def __init__(self):
         super().__init__()
-        self.lstm_hidden = self.fresh(5)
+        self.lstm_hidden = self.fresh(size.envs)
 
     def state_for(self, rows):
         return tuple(s.to(self.head.weight) for s in self.lstm_hidden)
 
     def forget(self):
-        self.lstm_hidden = self.fresh(5)
+        self.lstm_hidden = self.fresh(size.envs)
 
 
 class KeepsTheOldBatch(Policy):
@@ -146,7 +146,7 @@ class ReadsRowsAsTime(Policy):
     def forward(self, obs, done):
         state = self.reset(self.state_for(len(obs)), done)
         y, new = self.lstm(obs, tuple(s[:, 0] for s in state))
-        self.keep(tuple(s.unsqueeze(1).expand(1, len(obs), HIDDEN) for s in new))
+        self.keep(tuple(s.unsqueeze(1).expand(1, len(obs), size.hidden) for s in new))
         return self.head(y)
 
 
@@ -154,7 +154,7 @@ class SinglePrecisionOnly(Policy):
     """The first state is always float32."""
 
     def fresh(self, rows):
-        return tuple(torch.zeros(1, rows, HIDDEN, dtype=torch.float32) for _ in range(2))
+        return tuple(torch.zeros(1, rows, size.hidden, dtype=torch.float32) for _ in range(2))
 
 
 class ResetsOnlyFirstLayer(Policy):
@@ -162,10 +162,10 @@ class ResetsOnlyFirstLayer(Policy):
 
     def __init__(self):
         super().__init__()
-        self.lstm = nn.LSTM(OBS, HIDDEN, num_layers=2)
+        self.lstm = nn.LSTM(size.obs, size.hidden, num_layers=2)
 
     def fresh(self, rows):
-        return tuple(self.head.weight.new_zeros(2, rows, HIDDEN) for _ in range(2))
+        return tuple(self.head.weight.new_zeros(2, rows, size.hidden) for _ in range(2))
 
     def reset(self, state, mask):
         first = torch.tensor([True, False]).view(2, 1, 1)
@@ -181,7 +181,7 @@ class TwoLayers(ResetsOnlyFirstLayer):
 
 def _subject(policy_class, **arguments):
     arguments = {"reset": "done", "train": "sequence", "forget": "forget", **arguments}
-    return lambda: Stateful(policy_class(), observation_space=(OBS,), **arguments)
+    return lambda: Stateful(policy_class(), observation_space=(size.obs,), **arguments)
 
 
 def _broken(name, case, cause, kind, twin=Policy, **arguments):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from broken.base import ACTIONS, HIDDEN, OBS, Broken
+from broken.base import Broken, size
 from holdfast.doctor.subjects import TorchRL
 
 
@@ -13,12 +13,12 @@ def lstm_policy():
     from torchrl.modules import LSTMModule
 
     lstm = LSTMModule(
-        input_size=OBS,
-        hidden_size=HIDDEN,
+        input_size=size.obs,
+        hidden_size=size.hidden,
         in_keys=["observation", "rs_h", "rs_c"],
         out_keys=["features", ("next", "rs_h"), ("next", "rs_c")],
     )
-    head = TensorDictModule(torch.nn.Linear(HIDDEN, ACTIONS), in_keys=["features"], out_keys=["logits"])
+    head = TensorDictModule(torch.nn.Linear(size.hidden, size.actions), in_keys=["features"], out_keys=["logits"])
     return TensorDictSequential(lstm, head)
 
 
@@ -27,17 +27,17 @@ def gru_policy():
     from torchrl.modules import GRUModule
 
     gru = GRUModule(
-        input_size=OBS,
-        hidden_size=HIDDEN,
+        input_size=size.obs,
+        hidden_size=size.hidden,
         in_keys=["observation", "rs"],
         out_keys=["features", ("next", "rs")],
     )
-    head = TensorDictModule(torch.nn.Linear(HIDDEN, ACTIONS), in_keys=["features"], out_keys=["logits"])
+    head = TensorDictModule(torch.nn.Linear(size.hidden, size.actions), in_keys=["features"], out_keys=["logits"])
     return TensorDictSequential(gru, head)
 
 
 def _subject(policy=lstm_policy, **wiring):
-    return lambda: TorchRL(policy(), (OBS,), **wiring)
+    return lambda: TorchRL(policy(), (size.obs,), **wiring)
 
 
 HEALTHY = _subject()

@@ -26,6 +26,9 @@ def make_broken():
         raise RuntimeError("out of order")
     return Module(broken, input_size=4)
 
+def make_unseeded():
+    return Module(nn.LSTM(4, 16), resets="nobody")
+
 layer = make_healthy()
 number = 3
 """
@@ -97,3 +100,29 @@ def test_doctor_examines_a_run(run, train, folder, capsys):
 
 def test_find_follows_dots(package):
     assert find("somebodys_policy:layer").hidden_size == 16
+
+
+def test_the_same_seed_gives_the_same_report_though_the_factory_does_not_seed(run, package, capsys):
+    def report(seed):
+        run("doctor", "somebodys_policy:make_unseeded", "--json", "-", "--seed", seed)
+        return json.loads(capsys.readouterr().out)["findings"]
+
+    first = report("5")
+    assert report("5") == first
+    assert report("6") != first
+
+
+def test_the_shape_of_observations_can_be_given(run, package, capsys):
+    assert run("doctor", "somebodys_policy:make_healthy", "--quiet", "--obs-shape", "4") == 0
+    assert run("doctor", "somebodys_policy:make_healthy", "--quiet", "--obs-shape", "2", "4") == 2
+    assert "shown observations of (2, 4)" in capsys.readouterr().err.replace("\n", "")
+
+
+def test_formats_of_continuous_integration(run, package, capsys):
+    files = ["--sarif", "r.sarif", "--junit", "r.xml"]
+    assert run("doctor", "somebodys_policy:make_sick", "--format", "github", *files) == 1
+    line = 1 + MODULE.splitlines().index("def make_sick():")
+    assert capsys.readouterr().out.startswith(f"::error file=somebodys_policy.py,line={line},title=")
+    log = json.loads((package / "r.sarif").read_text())
+    assert log["runs"][0]["results"][0]["locations"][0]["physicalLocation"]["region"]["startLine"] == line
+    assert (package / "r.xml").read_text().startswith("<?xml")

@@ -56,4 +56,4 @@ def test_github_actions_snippet_runs(tmp_path):
     for command in commands:
         result = _run(tmp_path, "bash", "-ec", command)
         assert result.returncode == 0, result.stdout + result.stderr
-    assert (tmp_path / "report.html").exists() and (tmp_path / "report.json").exists()
+    assert (tmp_path / "report.html").exists() and (tmp_path / "doctor.sarif").exists()

@@ -44,6 +44,8 @@ ELSEWHERE = {
     "tests/structure": "the shape of the source tree",
     "tests/benchmarks": "benchmarks/",
     "tests/examples": "examples/",
+    "tests/doctor/gallery": "docs/gallery.md",
+    "tests/test_holdfast_pytest.py": "src/holdfast_pytest.py",
     "tests/test_import.py": "src/holdfast/__init__.py",
     "tests/test_readme.py": "README.md",
 }

@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import inspect
+import json
 import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from holdfast.cli.errors import user_errors
 from holdfast.cli.flags import parse
+from holdfast.doctor.report import ci
 
 if TYPE_CHECKING:
+    from holdfast.doctor import Report, Subject
     from holdfast.doctor.examine import OnProgress
 
 COULD_NOT_EXAMINE = 2
@@ -40,11 +44,21 @@ class DoctorFlags:
     png: Path | None = None
     """Draw how far back gradients reach."""
     seed: int = 0
-    """Seed for the data that the policy is examined on."""
+    """Seed for the weights that a factory makes, and for the data that the policy is examined on."""
     compile: bool = False
     """Examine it under torch.compile too."""
     tolerance: float | None = None
     """Largest difference that counts as equal; by default the precision decides."""
+    obs_shape: tuple[int, ...] = ()
+    """Shape of an observation, such as 4, or 3 84 84; by default what the policy says, or what fits its first layer."""
+    bptt: int | None = None
+    """Over how many steps gradients flow, if training cuts them on purpose; a cut there is then a note."""
+    format: Literal["text", "github"] = "text"
+    """What is printed: text, or annotations for GitHub Actions."""
+    sarif: Path | None = None
+    """Write the findings as SARIF, for code scanning."""
+    junit: Path | None = None
+    """Write the checks as JUnit XML, one test case each."""
     quiet: bool = False
     """Print the verdict only."""
 
@@ -54,11 +68,10 @@ def main(argv: list[str]) -> int:
     from rich.console import Console
 
     from holdfast.doctor.examine import CannotExamine, examine
-    from holdfast.doctor.subjects.choose import as_subject
 
     errors = Console(stderr=True)
     try:
-        subject = as_subject(find(flags.target, flags.policy))
+        subject = subject_of(flags.target, flags.seed, flags.obs_shape or None, flags.policy)
     except Exception as error:  # a factory is the user's code and may raise anything
         if os.environ.get("HOLDFAST_TRACEBACK"):
             raise
@@ -66,19 +79,20 @@ def main(argv: list[str]) -> int:
     try:
         with _progress_bar(errors, flags.quiet or flags.json == "-") as progress:
             report = examine(
-                subject, seed=flags.seed, compile=flags.compile, tolerance=flags.tolerance, progress=progress
+                subject,
+                seed=flags.seed,
+                compile=flags.compile,
+                tolerance=flags.tolerance,
+                bptt=flags.bptt,
+                progress=progress,
             )
     except CannotExamine as error:
         return _give_up(errors, flags.target, str(error))
-    if flags.html is not None:
-        report.to_html(flags.html)
-    if flags.png is not None and report.credit is not None:
-        with user_errors():
-            report.credit.to_png(flags.png)
-    if flags.json is not None and flags.json != "-":
-        report.to_json(flags.json)
+    _write_files(report, flags)
     if flags.json == "-":
         print(report.to_json())
+    elif flags.format == "github":
+        print(ci.github(report, location_of(flags.target)))
     elif flags.quiet:
         print(report.verdict)
     else:
@@ -86,12 +100,52 @@ def main(argv: list[str]) -> int:
     return report.exit_code
 
 
+def _write_files(report: Report, flags: DoctorFlags) -> None:
+    if flags.html is not None:
+        report.to_html(flags.html)
+    if flags.png is not None and report.credit is not None:
+        with user_errors():
+            report.credit.to_png(flags.png)
+    if flags.json is not None and flags.json != "-":
+        report.to_json(flags.json)
+    if flags.sarif is not None:
+        flags.sarif.write_text(
+            json.dumps(ci.sarif(report, location_of(flags.target)), indent=2) + "\n", encoding="utf-8"
+        )
+    if flags.junit is not None:
+        flags.junit.write_text(ci.junit(report), encoding="utf-8")
+
+
 def _give_up(console: Any, target: str, why: str) -> int:
     console.print(f"could not examine {target}: {why}", style="bold red", markup=False, highlight=False)
     return COULD_NOT_EXAMINE
 
 
-def find(target: str, policy: str | None = None) -> Any:
+def subject_of(target: str, seed: int = 0, observation_space: Any = None, policy: str | None = None) -> Subject:
+    """The subject that a target names. The weights that a factory makes follow from the seed."""
+    from holdfast.doctor.subjects.choose import as_subject
+
+    return as_subject(find(target, seed, policy), observation_space)
+
+
+def location_of(target: str) -> ci.Location | None:
+    """Where the code of a target is written, relative to the current folder; None if it is not in a module there."""
+    module_name, _, attribute = target.partition(":")
+    module = sys.modules.get(module_name)
+    file = getattr(module, "__file__", None)
+    if file is None:
+        return None
+    thing = getattr(module, attribute.split(".")[0], None)
+    try:
+        line = inspect.getsourcelines(thing)[1] if thing is not None else 1
+    except (TypeError, OSError):
+        line = 1
+    with contextlib.suppress(ValueError):
+        return ci.Location(Path(file).resolve().relative_to(Path.cwd()).as_posix(), line)
+    return None
+
+
+def find(target: str, seed: int = 0, policy: str | None = None) -> Any:
     """The policy or subject that a target names. policy: the class of a run's policy, for a run that does not say."""
     kind, colon, rest = target.partition(":")
     if not colon or not rest:
@@ -100,7 +154,7 @@ def find(target: str, policy: str | None = None) -> Any:
         return _sb3_model(rest)
     if kind == "run":
         return _policy_of_run(rest, policy)
-    return _from_module(kind, rest)
+    return _from_module(kind, rest, seed)
 
 
 def _policy_of_run(path: str, policy: str | None) -> Any:
@@ -111,19 +165,22 @@ def _policy_of_run(path: str, policy: str | None) -> Any:
     return Holdfast(saved_policy.load(file, policy), saved_policy.spaces(saved)[0])
 
 
-def _from_module(module_name: str, attribute: str) -> Any:
-    """An object, or what a function without arguments returns."""
+def _from_module(module_name: str, attribute: str, seed: int) -> Any:
+    """An object, or what a function without arguments returns. Both the import and the function begin with the seed."""
     from torch import nn
 
     from holdfast.doctor import Subject
+    from holdfast.runs import rng_state
 
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # as `python -m` does: the user's package is in the current folder
+    rng_state.seed(seed)
     thing: Any = importlib.import_module(module_name)
     for part in attribute.split("."):
         thing = getattr(thing, part)
     if isinstance(thing, (Subject, nn.Module)) or not callable(thing):
         return thing
+    rng_state.seed(seed)
     return thing()
 
 

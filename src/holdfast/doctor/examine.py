@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from holdfast.doctor.checks import REGISTRY, Case, Check, NotApplicable
+from holdfast.doctor.checks import ITSELF, REGISTRY, Case, Check, NotApplicable
 from holdfast.doctor.recordings import Recordings
 from holdfast.doctor.report import Finding, Outcome, Report, make_finding
-from holdfast.doctor.report.consequences import FOLLOWS
+from holdfast.doctor.report.consequences import follows_from
 from holdfast.doctor.subjects.base import NotOffered, Subject
 from holdfast.doctor.subjects.choose import as_subject
 
@@ -36,6 +36,7 @@ def examine(
     seed: int = 0,
     compile: bool = False,
     tolerance: float | None = None,
+    bptt: int | None = None,
     progress: OnProgress | None = None,
 ) -> Report:
     """Examine a recurrent policy and report what is wrong with its memory.
@@ -43,23 +44,30 @@ def examine(
     `subject`: a subject (`holdfast.doctor.subjects`, or your own), or anything the doctor knows: a Holdfast policy or
     core, `nn.LSTM`, `nn.GRU`, a `RecurrentPPO`. Deterministic for a seed. The policy is left as it was: weights,
     buffers, memory and all random generators. `compile` adds the (slow) torch.compile check. `tolerance`: differences
-    that count as rounding; by default 1e-5, and 1e-2 for half precision. Raises `CannotExamine` if it does not run.
+    that count as rounding; by default 1e-5, and 1e-2 for half precision. `bptt`: over how many steps gradients flow on
+    purpose, if training cuts them (`Subject.bptt`). Raises `CannotExamine` if it does not run.
     """
     given = as_subject(subject)
     started = time.perf_counter()
     with _everything_restored(given) as copy:
+        declared, copy.bptt = copy.bptt, copy.bptt if bptt is None else bptt
         report = _examine(copy, seed, compile, tolerance, progress)
         if not report.ok:
             report = _blame_on_alternatives(copy, report, seed, tolerance)
+        copy.bptt = declared
         if copy is given:
             note = make_finding("repeatable", "examined-in-place", f"{type(given).__name__}.isolated() failed")
             report = replace(report, findings=(*report.findings, note))
     return replace(report, seconds=time.perf_counter() - started)
 
 
-def assert_healthy(subject: Any, *, seed: int = 0, tolerance: float | None = None) -> Report:
-    """For pytest: raises AssertionError with the findings if the policy has an error."""
-    report = examine(subject, seed=seed, tolerance=tolerance)
+def assert_healthy(
+    subject: Any, *, seed: int = 0, tolerance: float | None = None, bptt: int | None = None, warnings: bool = False
+) -> Report:
+    """For pytest: raises AssertionError with the findings if the policy has an error (`warnings`: or a warning)."""
+    report = examine(subject, seed=seed, tolerance=tolerance, bptt=bptt)
+    if warnings and any(f.severity == "warning" for f in report.findings):
+        raise AssertionError(report.to_text())
     if not report.ok:
         raise AssertionError(report.to_text())
     return report
@@ -114,14 +122,15 @@ def _run_check(check: Check, recordings: Recordings, roots: list[Finding]) -> Ou
         outcome.status = "failed" if outcome.status == "passed" else outcome.status
         outcome.findings = [f for f, _ in case.findings]
     for found, because_of in case.findings:
-        _add(found, because_of, roots)
+        _add(found, because_of, roots, recordings.removed)
     return outcome
 
 
-def _add(found: Finding, because_of: str | None, roots: list[Finding]) -> None:
+def _add(found: Finding, because_of: str | None, roots: list[Finding], removed: set[str]) -> None:
     for i, root in enumerate(roots):
-        follows = found.cause in FOLLOWS.get(root.cause, frozenset()) or found.cause == root.cause
-        if root.severity == "error" and (follows or because_of in ("any", root.cause)):
+        can_cause = root.severity == "error" and root.cause not in removed and because_of != ITSELF
+        follows = can_cause and (follows_from(found, root) or because_of in ("any", root.cause))
+        if follows or found.cause == root.cause:
             roots[i] = replace(root, consequences=(*root.consequences, found))
             return
     roots.append(found)
@@ -147,10 +156,10 @@ def _why_it_does_not_run(subject: Subject, error: Exception, seed: int) -> Findi
             recordings.replayed(*recordings.windows()[0])
             cause = other_cause
     if cause == "check-failed-to-run":
-        shown = f"it was shown observations of {subject.space.space}; observation_space= sets others"
+        shown = f"it was shown observations of {subject.space.space}; observation_space= or --obs-shape sets others"
         hint = f" ({shown})" if hasattr(subject, "space") else ""
         raise CannotExamine(f"{subject.name} does not run as {type(subject).__name__} runs it: {said}{hint}") from error
-    return make_finding("replay", cause, said.splitlines()[0])
+    return make_finding("replay", cause, said.splitlines()[0], framework=subject.framework)
 
 
 def _blame_on_alternatives(subject: Subject, report: Report, seed: int, tolerance: float | None) -> Report:
@@ -162,7 +171,7 @@ def _blame_on_alternatives(subject: Subject, report: Report, seed: int, toleranc
             errors = [f for f in report.findings if f.severity == "error"]
             rest = [f for f in report.findings if f.severity != "error"]
             evidence = f"without this, all {len(errors)} errors are gone; the first was: {errors[0].evidence}"
-            root = make_finding(errors[0].check, cause, evidence)
+            root = make_finding(errors[0].check, cause, evidence, framework=subject.framework)
             flat = [inner for f in errors for inner in (replace(f, consequences=()), *f.consequences)]
             return replace(report, findings=(replace(root, consequences=tuple(flat)), *rest))
     return report

@@ -43,23 +43,6 @@ class Observations:
         return map_tensors(lambda x: x.to(device), drawn)
 
 
-def space_of(module: Any, given: Any = None) -> Any:
-    """`given`, or the module's observation space, or the input size of its first layer if that layer is linear or recurrent."""
-    if given is not None:
-        return given
-    for holder in (module, getattr(module, "policy", None)):
-        space = getattr(holder, "observation_space", None)
-        if space is not None:
-            return space
-    for layer in module.modules() if isinstance(module, nn.Module) else ():
-        size = getattr(layer, "in_features", None) or getattr(layer, "input_size", None)
-        if size is not None:
-            return (int(size),)
-        if isinstance(layer, (nn.modules.conv._ConvNd, nn.Embedding)):
-            break
-    raise TypeError(f"{type(module).__name__} does not say what it observes: pass observation_space=")
-
-
 def _draw(space: Any, count: int, generator: torch.Generator) -> Any:
     if isinstance(space, tuple):
         return torch.randn(count, *space, generator=generator) * SPREAD

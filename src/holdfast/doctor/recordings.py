@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from holdfast.doctor.comparison import Difference, Recording, Tolerances, record, record_replay, to_numbers
+from holdfast.doctor.moving_parts import moving_parts
 from holdfast.doctor.report.credit import CreditMap
 from holdfast.doctor.script import SEGMENTS, STEPS, TOTAL, Script, write_script
 from holdfast.doctor.subjects.base import RecordedSegment, Replay, Subject, SubjectStep
@@ -33,9 +34,14 @@ class Recordings:
         self.seed = seed
         self.script: Script = write_script(subject, seed)
         self.tolerance = tolerance if tolerance is not None else tolerance_of(subject)
+        #: buffers and plain attributes, with their values before anything was run
+        self.parts = moving_parts(subject.modules())
         self.frozen: list[tuple[Tensor, Tensor]] = []
         #: set when training was found to depend on the live memory, which is then cleared before each training call
         self.clear_before_training = False
+        self._train_from_copies = False
+        #: causes that were found and then taken out of the copy: nothing later follows from them
+        self.removed: set[str] = set()
         self._alone: dict[int, Recording] = {}
         self._rollout: Recording | None = None
         self._replays: dict[tuple[int, int], Recording] = {}
@@ -183,7 +189,7 @@ class Recordings:
             actions=None if rollout.actions is None else map_tensors(lambda x: x[first:last], rollout.actions),
             terminated=self.script.terminated[first:last],
             truncated=self.script.truncated[first:last],
-            marks=tuple(rollout.marks[first : last + 1]),
+            marks=tuple((rollout.mark_copies if self._train_from_copies else rollout.marks)[first : last + 1]),
             begins=first == 0,
             log_prob=None if rollout.log_prob is None else rollout.log_prob[first:last].float(),
             action_mask=None if masks is None else masks[first:last],
@@ -234,6 +240,11 @@ class Recordings:
         with torch.no_grad():
             for buffer, value in self.frozen:
                 buffer.copy_(value)
+
+    def use_copies_of_marks(self) -> None:
+        """From now on, train from copies of the stored states, made when they were stored."""
+        self._train_from_copies = True
+        self._replays = {}
 
     def forget_recordings(self) -> None:
         self._alone, self._rollout, self._replays, self._tolerances = {}, None, {}, None

@@ -1,10 +1,13 @@
 """The HTML report: as text, and in a real browser. `make test-browser` installs one; without it those are skipped."""
 
+import re
 from dataclasses import replace
 
 import pytest
 
 from doctor.report import chromium
+from holdfast.doctor.report.causes import CAUSES
+from holdfast.doctor.report.html import prose
 
 in_a_browser = pytest.mark.skipif(chromium.find() is None, reason="no chromium; make test-browser installs it")
 
@@ -20,6 +23,16 @@ def test_html_is_one_page_without_script_or_address(reports, tmp_path):
 def test_names_are_escaped(reports, tmp_path):
     text = replace(reports["healthy"], subject="<b>A&B").to_html(tmp_path / "x.html").read_text()
     assert "&lt;b&gt;A&amp;B" in text and "<b>A&B" not in text
+
+
+def test_emphasis_and_code_are_shown_as_such(reports, tmp_path):
+    text = reports["leaking"].to_html(tmp_path / "x.html").read_text()
+    assert '<pre class="patch">' in text and "<ins>+ " in text and "<del>- " in text
+    body = text.split("</style>")[1]
+    assert not re.search(r"\*\w+\*", body)
+    for cause, entry in CAUSES.items():
+        shown = prose(entry.meaning + entry.fix)
+        assert "`" not in shown and not re.search(r"\*\w+\*", shown), cause
 
 
 @pytest.fixture

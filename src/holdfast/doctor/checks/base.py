@@ -13,6 +13,8 @@ from holdfast.doctor.script import STEPS
 if TYPE_CHECKING:
     from holdfast.doctor.recordings import Recordings
 
+#: in the place of an earlier cause: the finding follows from nothing else
+ITSELF = "itself"
 CARRIES_ON = "by declaration: memory goes on across episodes"
 
 
@@ -32,10 +34,30 @@ class Case:
     findings: list[tuple[Finding, str | None]]
     earlier: frozenset[str]
 
-    def report(self, cause: str, evidence: str, because_of: str | None = None) -> None:
-        """Add a finding. `because_of`: an earlier cause that it follows from, or "any"."""
+    def report(
+        self,
+        cause: str,
+        evidence: str,
+        because_of: str | None = None,
+        *,
+        removed: bool = False,
+        explained: bool = False,
+    ) -> None:
+        """Add a finding. `because_of`: an earlier cause that it follows from, or "any".
+
+        `removed`: the mistake has no effect on later checks, because the doctor took it out of its copy. `explained`: a
+        rule reproduces the whole run, so this is a mistake of its own, whatever else was found.
+        """
         assert cause in CAUSES, cause
-        self.findings.append((make_finding(self.check, cause, evidence), because_of))
+        framework = self.recordings.subject.framework
+        self.findings.append(
+            (
+                make_finding(self.check, cause, evidence, framework=framework),
+                because_of or (ITSELF if explained else None),
+            )
+        )
+        if removed:
+            self.recordings.removed.add(cause)
 
 
 @dataclass(frozen=True)

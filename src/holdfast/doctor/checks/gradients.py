@@ -25,7 +25,7 @@ def gradient_flow(case: Case) -> str:
         return ""
     values = _credit(recordings, first, last)  # [T, T, B]
     recordings.credit = CreditMap(values, recordings.script.resets[first:last].cpu(), first)
-    return _judge_flow(case, values, recordings.credit.same_episode)
+    return _judge_flow(case, values, recordings.credit.same_episode, recordings.subject.bptt)
 
 
 def _reaches_parameters(case: Case, segment: RecordedSegment) -> bool:
@@ -45,8 +45,11 @@ def _reaches_parameters(case: Case, segment: RecordedSegment) -> bool:
     return alive > 0
 
 
-def _judge_flow(case: Case, values: Tensor, same: Tensor) -> str:
-    """Look for zeros where credit belongs, lag by lag. Steps without a gradient of their own (dead units) do not count."""
+def _judge_flow(case: Case, values: Tensor, same: Tensor, bptt: int | None) -> str:
+    """Look for zeros where credit belongs, lag by lag. Steps without a gradient of their own (dead units) do not count.
+
+    `bptt`: the number of steps that were declared. A cut after every `bptt` steps leaves credit for `bptt - 1` steps back.
+    """
     alive = torch.einsum("ttb->tb", values) > 0
     eligible = same & alive[:, None, :] & alive[None, :, :]
     zero = eligible & (values == 0)
@@ -60,10 +63,12 @@ def _judge_flow(case: Case, values: Tensor, same: Tensor) -> str:
         if lost < 0.9 * int(cells.sum()):
             reach = lag
     if total and (missing > 0.2 * total or reach < _longest(eligible)):
+        as_declared = bptt is not None and reach >= min(bptt - 1, _longest(eligible))
+        declared = f"; bptt={bptt} is declared" if bptt is not None else ""
         case.report(
-            "over-detached",
+            "truncated-bptt" if as_declared else "over-detached",
             f"{missing} of {total} pairs of steps inside one episode have a gradient of exactly 0; in a segment of "
-            f"{len(values)} steps credit reaches {reach} step{'s' if reach != 1 else ''} back",
+            f"{len(values)} steps credit reaches {reach} step{'s' if reach != 1 else ''} back{declared}",
         )
     return f"credit reaches {reach} steps back in a segment of {len(values)}"
 

@@ -4,28 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from holdfast.doctor.checks.base import Case, NotApplicable, check
 from holdfast.doctor.comparison import Difference
+from holdfast.doctor.moving_parts import MovingPart
 from holdfast.doctor.recordings import Recordings
 from holdfast.doctor.script import STEPS
 from holdfast.doctor.trees import tensors_in
+
+OTHER_SEED = 5000
 
 
 @check("repeatable", "the same data gives the same result")
 def repeatable(case: Case) -> str:
     recordings = case.recordings
-    before = _buffers(recordings)
-    difference = _second_run(recordings)
-    if difference.any:
-        _explain_movement(case, difference, before)
-    difference = _second_run(recordings, seed_shift=5000)
-    if difference.any:
-        _explain_noise(case, difference, "rollout leg", lambda: _second_run(recordings, seed_shift=5000))
-    difference = _second_replay(recordings, same_seed=True)
-    if difference.any and not _second_replay(recordings, same_seed=True, after_the_same_play=True).any:
+    _leg_repeats(case, "rollout", lambda shift: _second_run(recordings, shift))
+    difference = _second_replay(recordings, 0)
+    if difference.any and not _second_replay(recordings, 0, after_the_same_play=True).any:
         case.report(
             "training-moves-memory",
             f"training twice on the same segment differs by {difference.largest:.2g}, unless the same steps were played "
@@ -34,24 +30,37 @@ def repeatable(case: Case) -> str:
         recordings.clear_before_training = True
         recordings.forget_recordings()
         return ""
-    difference = _second_replay(recordings)
-    if difference.any:
-        _explain_noise(case, difference, "training leg", lambda: _second_replay(recordings))
+    _leg_repeats(case, "training leg", lambda shift: _second_replay(recordings, shift))
     return "two runs of each leg with different random seeds agree"
 
 
-def _second_run(recordings: Recordings, seed_shift: int = 0) -> Difference:
+#: runs a leg twice, the second time with another seed if the argument is not 0
+Again = Callable[[int], Difference]
+
+
+def _leg_repeats(case: Case, leg: str, again: Again) -> None:
+    """With the same random numbers a difference is something that moved, with other random numbers it is noise."""
+    difference = again(0)
+    if difference.any:
+        _explain_movement(case, leg, difference, again)
+        return
+    difference = again(OTHER_SEED)
+    if difference.any:
+        _explain_noise(case, leg, difference, again)
+
+
+def _second_run(recordings: Recordings, seed_shift: int) -> Difference:
     steps = 2 * STEPS
     return recordings.compare(recordings.rollout().cut(0, steps), recordings.run(0, steps, seed_shift=seed_shift))
 
 
-def _second_replay(recordings: Recordings, same_seed: bool = False, after_the_same_play: bool = False) -> Difference:
+def _second_replay(recordings: Recordings, seed_shift: int, after_the_same_play: bool = False) -> Difference:
     segment = recordings.segment(*recordings.windows()[1])
     replays = []
-    for seed_shift in (100, 100 if same_seed else 200):
+    for shift in (100, 100 + seed_shift):
         if after_the_same_play:
             recordings.run()
-        replays.append(recordings.replay(segment, seed_shift=seed_shift))
+        replays.append(recordings.replay(segment, seed_shift=shift))
     return recordings.compare(*replays)
 
 
@@ -72,42 +81,48 @@ def training_apart(case: Case) -> str:
     return "the rollout continues after training as if there had been none"
 
 
-def _explain_movement(case: Case, difference: Difference, before: list[tuple[str, Tensor, Tensor]]) -> None:
-    """The same rollout differs the second time: report what moved."""
+def _explain_movement(case: Case, leg: str, difference: Difference, again: Again) -> None:
+    """The same leg on the same data differs the second time: report what moved."""
     recordings, size = case.recordings, difference.largest
-    if hold_batch_norm(recordings) and not _second_run(recordings).any:
+    if hold_batch_norm(recordings) and not again(0).any:
         case.report(
             "batch-statistics",
-            f"a second run of the same rollout differs by {size:.2g}; with BatchNorm in eval mode it does not",
+            f"a second run of the same {leg} differs by {size:.2g}; with BatchNorm in eval mode it does not",
+            removed=True,
         )
         return
     carried = {x.data_ptr() for x in tensors_in(recordings.subject.state())}
-    moved = [
-        (name, buffer, float((buffer - old).abs().max()))
-        for name, buffer, old in before
-        if buffer.data_ptr() not in carried and buffer.shape == old.shape and not torch.equal(buffer, old)
-    ]
-    if moved:
-        name, _, distance = max(moved, key=lambda item: item[2])
-        recordings.freeze([buffer for _, buffer, _ in moved])
-        if not _second_run(recordings).any:
+    moved = [part for part in recordings.parts if part.moved() and part.address() not in carried]
+    buffers = [part for part in moved if part.is_buffer]
+    if buffers:
+        largest = max(buffers, key=MovingPart.distance)
+        distance = largest.distance()
+        recordings.freeze([part.now() for part in buffers])
+        if not again(0).any:
             case.report(
                 "normaliser-moved",
-                f"buffer `{name}` moved by {distance:.2g} while stepping, and a second run of the same rollout differs "
-                f"by {size:.2g}; with the buffer frozen it does not",
+                f"buffer `{largest.name}` moved by {distance:.2g}, and a second run of the same "
+                f"{leg} differs by {size:.2g}; with the buffer frozen it does not",
             )
             return
-    case.report("not-repeatable", f"a second run of the same rollout differs by {size:.2g}")
+    names = ", ".join(f"`{part.name}`" for part in moved[:3])
+    what = f"; {names} changed meanwhile" if names else ""
+    case.report(
+        "not-repeatable", f"a second run of the same {leg} with the same random numbers differs by {size:.2g}{what}"
+    )
 
 
-def _explain_noise(case: Case, difference: Difference, leg: str, again: Callable[[], Difference]) -> None:
+def _explain_noise(case: Case, leg: str, difference: Difference, again: Again) -> None:
     size, layers = difference.largest, silence_dropout(case.recordings)
-    if layers and not again().any:
-        evidence = f"two runs of the {leg} differ by {size:.2g}; without dropout ({', '.join(layers)}) they agree"
-    else:
-        hint = "if sampled actions are among its outputs, select the others with output="
-        evidence = f"two runs of the {leg} on the same data differ by {size:.2g} ({hint})"
-    case.report("random-training-leg", evidence)
+    if layers and not again(OTHER_SEED).any:
+        case.report(
+            "random-training-leg",
+            f"two runs of the {leg} differ by {size:.2g}; without dropout ({', '.join(layers)}) they agree",
+            removed=True,
+        )
+        return
+    hint = "if sampled actions are among its outputs, select the others with output="
+    case.report("random-training-leg", f"two runs of the {leg} on the same data differ by {size:.2g} ({hint})")
 
 
 def silence_dropout(recordings: Recordings) -> list[str]:
@@ -142,12 +157,3 @@ def hold_batch_norm(recordings: Recordings) -> bool:
 
 def _stay(layer: nn.Module, mode: bool = True) -> nn.Module:
     return layer
-
-
-def _buffers(recordings: Recordings) -> list[tuple[str, Tensor, Tensor]]:
-    """(name, buffer, a copy of it) for all modules."""
-    return [
-        (name, buffer, buffer.detach().clone())
-        for module in recordings.subject.modules()
-        for name, buffer in module.named_buffers()
-    ]

@@ -45,7 +45,7 @@ def environments_apart(case: Case) -> str:
     if not any(rows for _, rows, _ in touched):
         return "changing one environment's observation changes no other's output"
     if hold_batch_norm(recordings) and not any(rows for _, rows, _ in _touched(recordings)):
-        case.report("batch-statistics", _who(touched) + "; with BatchNorm in eval mode they do not")
+        case.report("batch-statistics", _who(touched) + "; with BatchNorm in eval mode they do not", removed=True)
         return ""
     # A sequence layer takes a 2-D input for one sequence, so row b reaches the rows after it in the same step.
     downward = all(all(row > mine for row in at_once) for mine, _, at_once in touched)
@@ -86,9 +86,9 @@ def rollout_resets(case: Case) -> str:
     for guess in hypotheses.of_a_rollout(recordings.script):
         if not recordings.compare(rollout, recordings.alone(guess.resets)).any:
             recordings.rollout_resets = guess.resets
-            case.report(
-                guess.causes[0], f"{_first_difference(difference)}; the whole run is explained by: {guess.story}"
-            )
+            evidence = f"{_first_difference(difference)}; the whole run is explained by: {guess.story}"
+            for cause in guess.causes:
+                case.report(cause, evidence, explained="layout-swapped" not in case.earlier)
             return ""
     recordings.rollout_resets = None
     cause, evidence = _unexplained(recordings, difference)
@@ -97,25 +97,20 @@ def rollout_resets(case: Case) -> str:
 
 
 def _unexplained(recordings: Recordings, difference: Difference) -> tuple[str, str]:
-    """No rule fits. Differences that begin at episode starts come from an incomplete reset."""
-    starts, clean = _onsets(difference, recordings.true_resets)
+    """No rule fits. If every row is right until its first episode ends, its resets are incomplete."""
+    episode = episode_numbers(recordings.true_resets)
     where = _first_difference(difference)
-    if starts and not any(not at_start for at_start in starts):
-        return "partial-reset", f"{where}; {sum(starts)} of {sum(starts) + clean} episode starts are not clean"
+    if not bool((difference.where & (episode == 1)).any()):
+        rows = torch.arange(recordings.rows).expand_as(episode)
+        unclean = torch.stack([rows, episode], -1)[difference.where].unique(dim=0)
+        following = int((episode[-1] - 1).sum())
+        return "partial-reset", f"{where}; {len(unclean)} of {following} episodes that follow another are not clean"
     return "wrong-environment", f"{where}, where no episode had ended: no rule of resets explains it"
 
 
-def _onsets(difference: Difference, resets: Tensor) -> tuple[list[bool], int]:
-    """For every place where a difference begins, whether it is an episode start; and how many starts are clean."""
-    differs = difference.where
-    found = []
-    for row in range(differs.shape[1]):
-        for step in range(differs.shape[0]):
-            fresh = bool(resets[step, row])
-            if differs[step, row] and (step == 0 or fresh or not differs[step - 1, row]):
-                found.append(fresh)
-    clean = int((resets.cpu() & ~differs)[1:].sum())
-    return found, clean
+def episode_numbers(resets: Tensor) -> Tensor:
+    """`[N, B]` which episode of its row each step belongs to, from 1."""
+    return resets.cpu().long().cumsum(0)
 
 
 def _first_difference(difference: Difference) -> str:

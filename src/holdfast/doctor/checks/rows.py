@@ -31,7 +31,9 @@ def stored_state(case: Case) -> str:
                 case.report(
                     "start-state-aliased",
                     f"the state stored before t={t} had changed by {moved:.2g} at the end of the run",
+                    removed=True,
                 )
+                recordings.use_copies_of_marks()
                 return ""
     return f"{len(stored)} stored states, none changed afterwards"
 
@@ -41,7 +43,7 @@ def training_rows(case: Case) -> str:
     recordings = case.recordings
     found = _influences(recordings)
     if _stray(found) and hold_batch_norm(recordings) and not _stray(_influences(recordings)):
-        case.report("batch-statistics", _describe(found) + "; with BatchNorm in eval mode it does not")
+        case.report("batch-statistics", _describe(found) + "; with BatchNorm in eval mode it does not", removed=True)
         return ""
     if not _stray(found):
         return _start_states_separate(case)

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from holdfast.doctor import hypotheses
 from holdfast.doctor.checks.base import Case, check, place
-from holdfast.doctor.comparison import Difference, record_replay
+from holdfast.doctor.comparison import Difference, Recording, record, record_replay
 from holdfast.doctor.recordings import Recordings
 from holdfast.doctor.script import STEPS
 from holdfast.doctor.subjects.base import NotOffered
 from holdfast.doctor.trees import tensors_in
+
+#: causes of a wrong start state, and the earlier findings that they may follow from
+STARTS = frozenset({"starts-from-zeros", "wrong-start-state", "late-by-one"})
+MOVES_STARTS = frozenset({"training-moves-memory", "wrong-environment", "layout-swapped", "index-not-mask"})
 
 
 @check("replay", "training on unchanged weights gives what the rollout gave")
@@ -27,6 +33,9 @@ def replay(case: Case) -> str:
     window, difference = next((w, g) for w, g in differences.items() if g.any)
     evidence = _ratio(recordings, window, difference)
     if recordings.rollout_resets is None:
+        for cause, story in _as_the_rollout_would(recordings):
+            case.report(cause, f"{evidence}; all segments are explained by: {story}", explained=True)
+            return ""
         case.report("legs-differ", f"{evidence}; the rollout leg itself follows no rule", because_of="any")
         return ""
     if not right and _follows(recordings, recordings.rollout_resets, recordings.true_resets):
@@ -37,12 +46,14 @@ def replay(case: Case) -> str:
     ):
         case.report("legs-differ", f"{evidence}: the rollout carries memory on, as declared, and training clears it")
         return ""
-    for causes, story in _explanations(recordings):
+    explained = _explanation(recordings)
+    if explained is not None:
+        causes, story = explained
         for cause in causes:
             same = cause in case.earlier or (cause == "reset-dropped-in-training" and "never-resets" in case.earlier)
-            case.report(
-                cause, f"{evidence}; all segments are explained by: {story}", because_of="any" if same else None
-            )
+            because_of = ("never-resets" if cause not in case.earlier else cause) if same else None
+            own = not case.earlier & MOVES_STARTS if cause in STARTS else "layout-swapped" not in case.earlier
+            case.report(cause, f"{evidence}; all segments are explained by: {story}", because_of, explained=own)
         return ""
     cause, story = _unexplained(recordings, differences)
     case.report(cause, f"{evidence}; {story}")
@@ -59,56 +70,100 @@ def _follows(recordings: Recordings, before: Tensor, resets: Tensor) -> bool:
     return True
 
 
-def _explanations(recordings: Recordings) -> list[tuple[tuple[str, ...], str]]:
-    """The rules that training follows in every segment; empty if there is none."""
+def _explanation(recordings: Recordings) -> tuple[tuple[str, ...], str] | None:
+    """The mistakes that give what training gave in every segment, and what they are; None if none do."""
     assert recordings.rollout_resets is not None
     by_window = [hypotheses.of_training(recordings.script, recordings.rollout_resets, *w) for w in recordings.windows()]
-    fits = []
     for guesses in zip(*by_window):
         if all(
             not recordings.compare(recordings.replayed(*w), recordings.alone(guess.resets, *w)).any
             for w, guess in zip(recordings.windows(), guesses)
         ):
-            fits.append((guesses[0].causes, guesses[0].story))
-    if not fits and all(_starts_one_late(recordings, *w) for w in recordings.windows()[1:]):
-        fits.append((("late-by-one",), "the stored start state is the one after the segment's first step"))
-    return fits
+            return guesses[0].causes, guesses[0].story
+    return _wrong_start(recordings)
 
 
-def _starts_one_late(recordings: Recordings, first: int, last: int) -> bool:
+def _as_the_rollout_would(recordings: Recordings) -> list[tuple[str, str]]:
+    """For a rollout that resets by no known rule: mistakes of training that its own steps can reproduce."""
+
+    def goes_on(first: int, last: int) -> Recording:
+        recordings.play(0, first)
+        return record(
+            [recordings.step(t, recordings.script.obs, recordings.flags_at(t, "false")) for t in range(first, last)],
+            first,
+        )
+
+    trials: list[tuple[str, str, Callable[[int, int], Recording]]] = [
+        ("starts-from-zeros", "each segment starts from an empty memory", lambda a, b: recordings.run(a, b)),
+        ("reset-dropped-in-training", "no episode end clears anything", goes_on),
+    ]
+    return [
+        (cause, story)
+        for cause, story, play in trials
+        if all(not recordings.compare(recordings.replayed(*w), play(*w)).any for w in recordings.windows())
+    ]
+
+
+def _wrong_start(recordings: Recordings) -> tuple[tuple[str, ...], str] | None:
+    """Differences that begin with a segment and are gone after its first reset, under some rule of resets."""
+    windows = recordings.windows()
+    for guesses in zip(*[hypotheses.of_resets_in_training(recordings.script, *w) for w in windows]):
+        guess, resets = guesses[0], [each.resets for each in guesses]
+        if not _right_after_the_first_reset(recordings, resets):
+            continue
+        if all(_starts_one_late(recordings, *w, r) for w, r in list(zip(windows, resets))[1:]):
+            cause, story = "late-by-one", "the stored start state is the one after the segment's first step"
+        else:
+            cause, story = "wrong-start-state", "the difference begins with a segment and ends with its first reset"
+        return (cause, *guess.causes), f"{story}{', and ' if guess.story else ''}{guess.story}"
+    return None
+
+
+def _right_after_the_first_reset(recordings: Recordings, resets: list[Tensor]) -> bool:
+    """Whether training equals the episodes played alone once a row was reset, and differs in some row before that.
+
+    `resets`: for each segment, the resets `[N, B]` that it is supposed to follow.
+    """
+    differs_before = reset_after = False
+    for (first, last), followed in zip(recordings.windows(), resets):
+        difference = recordings.compare(recordings.replayed(first, last), recordings.alone(followed, first, last))
+        after = _after_first_reset(followed, first, last)
+        if bool((difference.where & after).any()):
+            return False
+        rows = (difference.where & ~after)[:2].any(0)  # a wrong start shows in a segment's first steps
+        if bool((difference.where & ~after)[:, ~rows].any()):
+            return False
+        differs_before |= bool(rows.any())
+        reset_after |= bool(after[:, rows].any())
+    return differs_before and reset_after
+
+
+def _after_first_reset(resets: Tensor, first: int, last: int) -> Tensor:
+    """`[T, B]` past a row's first reset in this segment. The start of a run is no reset."""
+    inside = resets[first:last].cpu().clone()
+    inside[0] &= first > 0
+    return inside.long().cumsum(0) > 0
+
+
+def _starts_one_late(recordings: Recordings, first: int, last: int, resets: Tensor) -> bool:
     """Whether training starts from the state after the segment's first step: that step is then played twice."""
     recordings.play(0, first + 1)
-    again = recordings.play(first, last, begin=False)
-    return not recordings.compare(recordings.replayed(first, last), again).any
+    none = torch.zeros_like(resets[0])
+    steps = [recordings.step(t, recordings.script.obs, (resets[t], none)) for t in range(first, last)]
+    difference = recordings.compare(recordings.replayed(first, last), record(steps, first))
+    return not bool((difference.where & ~_after_first_reset(resets, first, last)).any())
 
 
 def _unexplained(recordings: Recordings, differences: dict[tuple[int, int], Difference]) -> tuple[str, str]:
     """No rule of resets fits. Where the difference begins says what it is."""
-    if _only_until_the_first_reset(recordings, differences):
-        return "wrong-start-state", "the difference begins with a segment and ends with its first episode end"
     rounding = _rounding(recordings, differences)
     if bool(differences[recordings.windows()[0]].where[0].any()):
         story = "they differ at the first step of a run already, where there is no memory yet"
         return "legs-differ", story + rounding
-    for (first, _), difference in differences.items():
-        for row in range(recordings.rows):
-            differing = difference.where[:, row].nonzero().flatten().tolist()
-            if differing and differing[0] != 0 and not recordings.true_resets[first + differing[0], row]:
-                return "legs-differ", "they diverge in the middle of an episode, where nothing is reset" + rounding
-    return "partial-reset", "the difference begins where training should have cleared the state"
-
-
-def _only_until_the_first_reset(recordings: Recordings, differences: dict[tuple[int, int], Difference]) -> bool:
-    """All differences begin with a segment and are gone when its first episode ends."""
-    gone = False
     for (first, last), difference in differences.items():
-        for row in range(recordings.rows):
-            differing = difference.where[:, row].nonzero().flatten().tolist()
-            ends = [t for t in range(int(first == 0), last - first) if recordings.true_resets[first + t, row]]
-            if differing and (differing[0] > 1 or (ends and max(differing) >= ends[0])):
-                return False
-            gone |= bool(differing and ends)
-    return gone
+        if bool((difference.where & ~_after_first_reset(recordings.true_resets, first, last))[int(first == 0) :].any()):
+            return "legs-differ", "they diverge in the middle of an episode, where nothing is reset" + rounding
+    return "partial-reset", "the difference begins where training should have cleared the state"
 
 
 def _rounding(recordings: Recordings, differences: dict[tuple[int, int], Difference]) -> str:

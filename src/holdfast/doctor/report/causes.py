@@ -73,12 +73,12 @@ CAUSES: dict[str, Cause] = {
     ),
     "late-by-one": Cause(
         "The state is off by one step: cleared one step after the episode began, or stored one step too late.",
-        "Reset *before* the first observation of the new episode is processed, and store the start state *before* the "
+        "Reset before the first observation of the new episode is processed, and store the start state before the "
         "first step of the segment, as a copy.",
     ),
     "early-by-one": Cause(
         "Memory is cleared one step before the episode ends, so its last step is played without memory.",
-        "The flag of step t belongs to the observation that it came with: store the flag that was known *before* acting.",
+        "The flag of step t belongs to the observation that it came with: store the flag that was known before acting.",
     ),
     "partial-reset": Cause(
         "At the start of an episode only a part of the state is cleared.",
@@ -170,7 +170,12 @@ CAUSES: dict[str, Cause] = {
     "over-detached": Cause(
         "Gradients do not flow through time: the policy cannot learn what to remember.",
         "Detach the state between segments only, never between the steps of one training segment; with TorchRL, train "
-        "inside set_recurrent_mode(True).",
+        "inside set_recurrent_mode(True). If the truncation is deliberate, declare it: bptt=, the number of steps.",
+    ),
+    "truncated-bptt": Cause(
+        "Gradients are cut after the number of steps that was declared: truncated backpropagation through time.",
+        "Nothing, if you mean it. What must be remembered for longer than that cannot be learned.",
+        "note",
     ),
     "gradients-severed": Cause(
         "The training leg gives no gradient to the recurrent weights at all.",
@@ -198,6 +203,10 @@ CAUSES: dict[str, Cause] = {
         "The value of an episode's final observation is computed after the memory was cleared, or with another state "
         "than the current one.",
         "Evaluate V(final observation) with the state before the reset.",
+    ),
+    "bootstrap-of-another-step": Cause(
+        "At a time limit, the value of the step before is used in place of the value of the final observation.",
+        "Evaluate the final observation itself, with the current memory, and keep that memory as it was.",
     ),
     "bootstrap-moves-memory": Cause(
         "Asking for a value changes the memory.",

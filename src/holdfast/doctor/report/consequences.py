@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from holdfast.doctor.report.findings import Finding
+
 
 def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
@@ -15,10 +17,13 @@ _STARTS = _words("starts-from-zeros wrong-start-state late-by-one depends-on-chu
 _GAPS = _RESETS | _STARTS | _words("legs-differ eval-differs eval-never-resets eval-memoryless")
 _ANYTHING = _GAPS | _words("""
     wrong-environment layout-swapped sees-the-future padding-leaks shared-between-agents gradient-crosses-reset
-    over-detached bootstrap-after-reset bootstrap-moves-memory reset-does-nothing memory-lost-on-resume nan-survives
+    over-detached bootstrap-after-reset bootstrap-of-another-step bootstrap-moves-memory reset-does-nothing
+    memory-lost-on-resume nan-survives
     missing-flags-reset start-state-aliased memoryless check-failed-to-run not-repeatable random-training-leg
+    training-moves-memory
 """)
-_AT_A_RESET = _words("gradient-crosses-reset nan-survives depends-on-chunking eval-never-resets")
+_SCATTERED = _words("wrong-environment over-detached")
+_AT_A_RESET = _words("gradient-crosses-reset nan-survives depends-on-chunking")
 
 #: cause: the causes that it produces in later checks
 FOLLOWS: dict[str, frozenset[str]] = {
@@ -31,7 +36,6 @@ FOLLOWS: dict[str, frozenset[str]] = {
     "wrong-environment": _ANYTHING,
     "layout-swapped": _ANYTHING,
     "sees-the-future": _GAPS | {"gradient-crosses-reset"},
-    "start-state-aliased": _GAPS | {"wrong-environment"},
     "gradients-severed": frozenset({"over-detached"}),
     "graph-kept": frozenset({"check-failed-to-run"}),
     "starts-from-zeros": frozenset({"depends-on-chunking", "state-of-another-step"}),
@@ -42,5 +46,22 @@ FOLLOWS: dict[str, frozenset[str]] = {
     "missing-flags-reset": frozenset({"eval-memoryless"}),
     "flags-not-bool": _ANYTHING,
     **{cause: _AT_A_RESET | {"truncation-ignored"} for cause in _RESETS - {"late-by-one"}},
-    **{cause: _ANYTHING - {"memoryless"} for cause in ("index-not-mask", "resets-everybody", "early-by-one")},
+    "index-not-mask": _ANYTHING - {"memoryless", "starts-from-zeros"},
+    **{cause: _AT_A_RESET | _GAPS | _SCATTERED for cause in ("resets-everybody", "early-by-one")},
 }
+
+#: checks of what training computes, and checks of the rollout leg alone: the first explain nothing in the second
+_TRAINING = _words("training-apart stored-state training-rows padding replay chunking gradient-flow gradient-isolation")
+_ROLLOUT = _words("nan environment-ids agents bootstrap evaluation reset-call checkpoint")
+#: checks of one call besides the two legs, which are right: nothing follows from them
+_BESIDES = _words("environment-ids agents bootstrap evaluation reset-call checkpoint nan")
+
+
+def follows_from(found: Finding, root: Finding) -> bool:
+    """Whether a later check reports `found` because of `root`."""
+    if root.check in _BESIDES:
+        return False
+    both_differ = root.cause == "legs-differ" and found.cause == "eval-differs"
+    if root.check in _TRAINING and found.check in _ROLLOUT and not both_differ:
+        return False
+    return found.cause in FOLLOWS.get(root.cause, frozenset())

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from holdfast.doctor.report.causes import CAUSES, Severity
+from holdfast.doctor.report.patches import patch_for
 
 DOCS = "docs/doctor.md"
 
@@ -15,7 +16,8 @@ class Finding:
     """One thing that is wrong, with the measurement.
 
     `check`: which check found it. `cause`: one of `causes.CAUSES`. `evidence`: the measurement, with environment and
-    step. `consequences`: findings of other checks that follow from this one.
+    step. `consequences`: findings of other checks that follow from this one. `patch`: the lines to change, before
+    (`-`) and after (`+`), for the framework of the subject; empty if there is no such example.
     """
 
     check: str
@@ -25,6 +27,7 @@ class Finding:
     fix: str
     url: str
     consequences: tuple[Finding, ...] = ()
+    patch: str = ""
 
     @property
     def meaning(self) -> str:
@@ -55,7 +58,9 @@ class Outcome:
         return self.status
 
 
-def make_finding(check: str, cause: str, evidence: str, severity: Severity | None = None) -> Finding:
-    """A finding with the fix, the severity and the address that belong to the cause and the check."""
-    entry = CAUSES[cause]
-    return Finding(check, cause, severity or entry.severity, evidence, entry.fix, f"{DOCS}#{check}")
+def make_finding(
+    check: str, cause: str, evidence: str, severity: Severity | None = None, framework: str = "torch"
+) -> Finding:
+    """A finding with the fix, the patch, the severity and the address that belong to the cause and the check."""
+    entry, patch = CAUSES[cause], patch_for(cause, framework)
+    return Finding(check, cause, severity or entry.severity, evidence, entry.fix, f"{DOCS}#{check}", patch=patch)

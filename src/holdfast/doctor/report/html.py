@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -38,6 +39,9 @@ td, th { text-align:left; padding:.35rem .6rem .35rem 0; border-bottom:1px solid
 .warned { color:var(--warn); } .skipped { color:var(--dim); } .wide { overflow-x:auto; }
 .pictures { display:flex; flex-wrap:wrap; gap:1.6rem; } figure { margin:.4rem 0; }
 figcaption { font-size:.86rem; color:var(--dim); } svg text { fill:var(--dim); font-size:11px; }
+.patch { margin:.5rem 0 0; padding:.6rem .8rem; border:1px solid var(--line); border-radius:.3rem; overflow-x:auto;
+  font:.85rem/1.5 ui-monospace, "DejaVu Sans Mono", monospace; } .patch del, .patch ins { text-decoration:none; }
+.patch del { color:var(--bad); } .patch ins { color:var(--good); }
 svg { max-width:100%; height:auto; } details { margin:.6rem 0 0; } summary { cursor:pointer; }
 """
 
@@ -76,21 +80,35 @@ _INTRODUCTION = (
 )
 
 
+def prose(text: str) -> str:
+    """Escaped text; `code` between backticks is set as code."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
+
+
 def _finding(found: Finding) -> str:
     inner = ""
     if found.consequences:
         items = "".join(
-            f"<li><b>{escape(f.check)}</b>: {escape(f.cause)}. <span class=dim>{escape(f.evidence)}</span></li>"
+            f"<li><b>{escape(f.check)}</b>: {escape(f.cause)}. <span class=dim>{prose(f.evidence)}</span></li>"
             for f in found.consequences
         )
         summary = f'<summary class="small">{len(found.consequences)} more that follow from this one</summary>'
         inner = f'<details>{summary}<ul class="small">{items}</ul></details>'
     return (
         f'<section class="finding {found.severity}"><h3><span class="tag">{found.severity}</span>'
-        f"<code>{escape(found.cause)}</code></h3><p>{escape(found.meaning)}</p><dl>"
-        f"<dt>Seen</dt><dd>{escape(found.evidence)}.</dd><dt>Fix</dt><dd>{escape(found.fix)}</dd>"
+        f"<code>{escape(found.cause)}</code></h3><p>{prose(found.meaning)}</p><dl>"
+        f"<dt>Seen</dt><dd>{prose(found.evidence)}.</dd><dt>Fix</dt><dd>{prose(found.fix)}{_patch(found)}</dd>"
         f"<dt>More</dt><dd><code>{escape(found.url)}</code></dd></dl>{inner}</section>"
     )
+
+
+def _patch(found: Finding) -> str:
+    """The lines to change, before and after."""
+    if not found.patch:
+        return ""
+    tags = {"-": "del", "+": "ins"}
+    lines = [(tags.get(line[0], "span"), escape(line)) for line in found.patch.splitlines()]
+    return '<pre class="patch">' + "\n".join(f"<{tag}>{line}</{tag}>" for tag, line in lines) + "</pre>"
 
 
 def _credit(credit: CreditMap) -> str:

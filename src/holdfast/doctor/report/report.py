@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _COLORS = {"error": "red", "warning": "yellow", "note": "cyan"}
+_PATCH_COLORS = {"-": "red", "+": "green"}
 _MARKS = {
     "passed": "[green]✓[/]",
     "failed": "[red]✗[/]",
@@ -117,6 +118,10 @@ class Report:
             console.print(f"  {escape(found.meaning)}")
             console.print(f"  [bold]seen:[/] {escape(found.evidence)}")
             console.print(f"  [bold]fix:[/]  {escape(found.fix)}")
+            for line in found.patch.splitlines():
+                console.print(
+                    f"    [{_PATCH_COLORS.get(line[0], 'dim')}]{escape(line)}[/]", highlight=False, soft_wrap=True
+                )
             console.print(f"  [dim]{found.url}[/]")
             for inner in found.consequences:
                 console.print(f"  [dim]and so: {inner.check}: {inner.cause}: {escape(inner.evidence)}[/]")

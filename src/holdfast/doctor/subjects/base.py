@@ -119,6 +119,10 @@ class Subject:
     """A policy to examine. The text of this module shows the shortest useful subclass."""
 
     name: str = "policy"
+    #: whose words fixes are shown in: a file of `holdfast.doctor.report.patches`
+    framework: str = "torch"
+    #: over how many steps gradients flow on purpose (truncated backpropagation); None: over the whole segment
+    bptt: int | None = None
     #: number of environments that the doctor runs; set it for a policy that is built for a fixed number
     num_envs: int = 5
     #: True if the project wants memory to carry on across episodes: isolation checks do not apply

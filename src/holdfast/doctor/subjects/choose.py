@@ -7,18 +7,24 @@ from typing import Any
 from torch import nn
 
 from holdfast.doctor import subjects
+from holdfast.doctor.observations import Observations
 from holdfast.doctor.subjects.base import Subject
 
 
-def as_subject(thing: Any) -> Subject:
-    """A subject as it is; a policy or module of a known kind in the subject for its kind."""
+def as_subject(thing: Any, observation_space: Any = None) -> Subject:
+    """A subject as it is; a policy or module of a known kind in the subject for its kind.
+
+    `observation_space`: what the policy observes, if it is not what it says or what fits its first layer.
+    """
     if isinstance(thing, Subject):
+        if observation_space is not None:
+            thing.space = Observations(observation_space)
         return thing
     if isinstance(thing, nn.RNNBase):
-        return subjects.Module(thing)
+        return subjects.Module(thing, observation_space)
     if hasattr(thing, "rollout_buffer") and hasattr(thing, "policy"):
         return subjects.SB3(thing)
-    ours = _as_holdfast(thing)
+    ours = _as_holdfast(thing, observation_space)
     if ours is not None:
         return ours
     raise TypeError(
@@ -28,13 +34,13 @@ def as_subject(thing: Any) -> Subject:
     )
 
 
-def _as_holdfast(thing: Any) -> Subject | None:
+def _as_holdfast(thing: Any, space: Any) -> Subject | None:
     if not isinstance(thing, nn.Module):
         return None
     if all(hasattr(thing, name) for name in ("act", "evaluate", "peek_value", "core")):
-        return subjects.Holdfast(thing)
+        return subjects.Holdfast(thing, space)
     if all(hasattr(thing, name) for name in ("start_state", "reset_memory", "get_memory")):
-        return subjects.TensorDictPolicy(thing)
+        return subjects.TensorDictPolicy(thing, space)
     if all(hasattr(thing, name) for name in ("initial_state", "input_size", "output_size")):
-        return subjects.Module(thing)
+        return subjects.Module(thing, space)
     return None

@@ -23,6 +23,8 @@ class CleanRL(Subject):
     by default either one.
     """
 
+    framework = "cleanrl"
+
     def __init__(
         self,
         agent: nn.Module,

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.doctor.columns import spread
-from holdfast.doctor.observations import space_of
+from holdfast.doctor.inference import space_of
 from holdfast.doctor.subjects.base import NotOffered, RecordedSegment, Replay, Subject, SubjectStep
 from holdfast.doctor.subjects.predict import PredictLeg
 from holdfast.doctor.trees import map_tensors
@@ -37,6 +37,7 @@ class Holdfast(Subject):
     `(count, generator) -> masks` makes its own.
     """
 
+    framework = "holdfast"
     takes_env_ids = True
     flags_optional = True
     makes_own_state = True
@@ -50,7 +51,8 @@ class Holdfast(Subject):
         num_envs: int = 5,
         name: str | None = None,
     ) -> None:
-        super().__init__(space_of(policy, observation_space), name=name or type(policy).__name__)
+        space = space_of(policy, observation_space, lambda obs: policy.step(obs, policy.initial_state(len(obs))))
+        super().__init__(space, name=name or type(policy).__name__)
         self.policy = policy
         self.num_envs = num_envs
         self.carries_across_episodes = carries(policy)

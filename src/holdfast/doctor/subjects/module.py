@@ -24,6 +24,7 @@ class Module(Subject):
     `torch.nn`, 0 otherwise). `batch_first`: inputs and outputs are `[B, T, ...]`.
     """
 
+    framework = "module"
     makes_own_state = True
 
     def __init__(

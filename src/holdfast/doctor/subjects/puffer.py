@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.doctor.columns import columns
-from holdfast.doctor.observations import space_of
+from holdfast.doctor.inference import space_of
 from holdfast.doctor.subjects.base import RecordedSegment, Replay, Subject, SubjectStep
 from holdfast.doctor.trees import map_tensors
 
@@ -20,6 +20,8 @@ class Puffer(Subject):
     place. Training: `forward(obs [B, T, ...], state) -> (logits, value)`, with `done` `[B, T]`. `start`: what the
     trainer passes to training as the first state: `"stored"`, or `"nothing"` as PufferLib's own trainer does.
     """
+
+    framework = "puffer"
 
     def __init__(
         self,

@@ -20,6 +20,8 @@ from holdfast.doctor.trees import map_tensors
 class SB3(Subject):
     """A `RecurrentPPO` model. Only its policy and buffer class are used, never its environment."""
 
+    framework = "sb3"
+
     def __init__(self, model: Any, *, num_envs: int = 5, name: str | None = None) -> None:
         if not hasattr(model, "policy") or not hasattr(model.policy, "lstm_actor"):
             raise TypeError(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.doctor.columns import columns
-from holdfast.doctor.observations import space_of
+from holdfast.doctor.inference import space_of
 from holdfast.doctor.subjects.base import NotOffered, RecordedSegment, Replay, Subject, SubjectStep
 from holdfast.doctor.trees import map_tensors, tensors_in
 
@@ -29,6 +29,7 @@ class Stateful(Subject):
     `torch.no_grad()`; otherwise the doctor also trains through live steps, segment after segment, as such scripts do.
     """
 
+    framework = "stateful"
     makes_own_state = True
     trains_apart = False
 

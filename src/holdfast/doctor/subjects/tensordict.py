@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.doctor.columns import columns
-from holdfast.doctor.observations import device_of, space_of
+from holdfast.doctor.inference import space_of
+from holdfast.doctor.observations import device_of
 from holdfast.doctor.subjects.base import NotOffered, RecordedSegment, Replay, Subject, SubjectStep
 from holdfast.doctor.subjects.holdfast import carries
 from holdfast.doctor.trees import map_tensors
@@ -22,6 +23,7 @@ class TensorDictPolicy(Subject):
     used if the policy has them; in a policy without `reset_memory`, the plain attributes it began with are restored.
     """
 
+    framework = "tensordict"
     takes_env_ids = True
     flags_optional = True
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.doctor.columns import columns
-from holdfast.doctor.observations import device_of, space_of
+from holdfast.doctor.inference import space_of
+from holdfast.doctor.observations import device_of
 from holdfast.doctor.subjects.base import RecordedSegment, Replay, Subject, SubjectStep
 
 
@@ -23,6 +24,8 @@ class TorchRL(Subject):
     `is_init_dtype`: the dtype in the collected data. `recurrent_mode`: training runs inside `set_recurrent_mode(True)`.
     `out_keys`: the entries to compare, by default what the module writes except states and sampled actions.
     """
+
+    framework = "torchrl"
 
     def __init__(
         self,

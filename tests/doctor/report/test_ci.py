@@ -1,0 +1,42 @@
+"""Formats of continuous integration: annotations, SARIF, JUnit."""
+
+from xml.etree import ElementTree
+
+from holdfast.doctor.report import ci
+
+
+def test_an_annotation_is_one_line_with_place_and_title(reports):
+    text = ci.github(reports["leaking"], ci.Location("pkg/my,policy.py", 7))
+    (line,) = text.splitlines()
+    assert line.startswith(
+        "::error file=pkg/my%2Cpolicy.py,line=7,title=holdfast doctor%3A reset-dropped-in-training::"
+    )
+    assert "%0AFix: " in line
+
+
+def test_a_healthy_policy_is_announced(reports):
+    assert ci.github(reports["healthy"]).startswith("::notice title=holdfast doctor::Agent is healthy")
+
+
+def test_sarif_names_rule_level_and_place(reports):
+    log = ci.sarif(reports["leaking"], ci.Location("policy.py", 3))
+    (run,) = log["runs"]
+    (rule,) = [r for r in run["tool"]["driver"]["rules"] if r["id"] == "reset-dropped-in-training"]
+    assert rule["defaultConfiguration"]["level"] == "error"
+    result = run["results"][0]
+    assert (result["ruleId"], result["level"]) == ("reset-dropped-in-training", "error")
+    place = result["locations"][0]["physicalLocation"]
+    assert place == {"artifactLocation": {"uri": "policy.py"}, "region": {"startLine": 3}}
+    assert log["version"] == "2.1.0"
+    assert {r["ruleId"] for r in run["results"]} == {r["id"] for r in run["tool"]["driver"]["rules"]}
+
+
+def test_junit_has_a_case_for_each_check_and_counts_them(reports):
+    report = reports["leaking"]
+    (suite,) = ElementTree.fromstring(ci.junit(report).split("?>", 1)[1])
+    cases = {case.get("name"): case for case in suite}
+    assert list(cases) == [o.check for o in report.outcomes]
+    assert "reset-dropped-in-training" in cases["replay"].find("failure").get("message")
+    assert cases["environment-ids"].find("skipped") is not None
+    assert cases["remembers"].find("failure") is None
+    assert int(suite.get("failures")) == sum(case.find("failure") is not None for case in suite)
