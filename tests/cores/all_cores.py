@@ -30,6 +30,7 @@ KINDS: dict[str, Kind] = {
     "gru": Kind(lambda size, reset: hf.GRU(size, 5, num_layers=2, reset=reset)),
     "mingru": Kind(lambda size, reset: hf.MinGRU(size, 5, num_layers=2, reset=reset)),
     "lru": Kind(lambda size, reset: hf.LRU(size, 5, modes=9, reset=reset)),
+    "ffm": Kind(lambda size, reset: hf.FFM(size, 7, memory_size=5, context_size=3, reset=reset)),
     "stack": Kind(
         lambda size, reset: hf.Stack([hf.LSTM(size, size, reset=reset), hf.GRU(size, 5, reset=reset)], residual=True)
     ),

@@ -122,12 +122,13 @@ def test_a_core_keeps_nothing_and_changes_nothing_it_was_given(kind, reset):
 
 @pytest.mark.parametrize(("kind", "reset"), KINDS_AND_RESETS)
 @pytest.mark.parametrize("grad", [True, False])
-def test_what_a_step_returns_shares_no_storage(kind, reset, grad):
+@pytest.mark.parametrize("batch", [3, 1])
+def test_what_a_step_returns_shares_no_storage(kind, reset, grad, batch):
     """A decoder may work in place on the features; the state that memory keeps must not notice."""
     core = make(kind, reset)
     with torch.set_grad_enabled(grad):
-        start = returned_state(core, 3)
-        y, state = core(torch.randn(3, SIZE), start, torch.tensor([True, False, False]))
+        start = returned_state(core, batch)
+        y, state = core(torch.randn(batch, SIZE), start, torch.tensor([True, False, False][:batch]))
     storages = [t.untyped_storage().data_ptr() for t in (y, *state_ops.leaves(state), *state_ops.leaves(start))]
     assert len(set(storages)) == len(storages)
 

@@ -133,5 +133,5 @@ def test_what_does_not_fit_is_refused_with_what_came_and_what_was_expected():
     ):
         with pytest.raises(ValueError, match=words):
             linear_recurrence(*arguments, **options)
-    with pytest.raises(TypeError, match="resets has dtype torch.float32"):
+    with pytest.raises(TypeError, match=r"resets has dtype torch\.float32"):
         linear_recurrence(a, b, h0, torch.zeros(3, 2))

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from holdfast import state as state_ops
@@ -65,6 +66,17 @@ class LinearCore(Core):
         rule = Resets(resets, fill, None, self.reset == "detach")
         return dispatch.choose_linear(self.kernel, b).sequence(a, b, h0, rule, form)
 
+    def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """x [..., I] in the compute dtype times a weight of the module, which is cast in every call: autocast's cache
+        would keep casts made under no_grad, and the next pass would get no gradients."""
+        dtype = x.dtype
+        weight, bias = weight.to(dtype), None if bias is None else bias.to(dtype)
+        if x.is_cuda and dtype == torch.float32 and self.precision == "fast":
+            from holdfast.kernels.gpu import products  # imported only where there is a GPU
+
+            return products.linear(x, weight, bias)
+        return F.linear(x, weight, bias)
+
     def _learned(self, leaf: str) -> Tensor | None:
         return getattr(self, f"initial_{leaf}") if self.reset == "learned" else None
 
@@ -96,6 +108,9 @@ class LinearCore(Core):
         return y, final, state_ops.detach(states)
 
 
-def complex_state(names: Sequence[str], h: Tensor) -> State:
-    """Numbers whose last dimension holds real parts, then imaginary parts, as two leaves that share no storage."""
-    return {name: part.contiguous() for name, part in zip(names, h.chunk(2, dim=-1))}
+def complex_state(names: Sequence[str], h: Tensor, row: tuple[int, ...]) -> State:
+    """h [B, 2 n], real parts, then imaginary parts, as two leaves [B, *row] that share no storage."""
+    return {
+        name: part.clone(memory_format=torch.contiguous_format).unflatten(-1, row)
+        for name, part in zip(names, h.chunk(2, dim=-1))
+    }

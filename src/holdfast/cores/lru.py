@@ -16,7 +16,6 @@ from __future__ import annotations
 import math
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from holdfast.cores.linear import STATE_DTYPE, LinearCore, check_sizes, complex_state
@@ -92,10 +91,10 @@ class LRU(LinearCore):
         dtype = self._compute_dtype(x)
         x = x.to(dtype)
         scale = torch.exp(self.log_gamma).repeat(2).unsqueeze(1)
-        inputs = F.linear(x, (scale * self.weight_in).to(dtype))  # [T, B, 2 M]
+        inputs = self._linear(x, scale * self.weight_in)  # [T, B, 2 M]
         start = torch.cat([state["re"], state["im"]], dim=-1)
         re, im = self._learned("re"), self._learned("im")
         fill = None if re is None or im is None else torch.cat([re, im])
         h, final = self._recur(self.eigenvalues(), inputs, start, resets, fill, "complex")
-        y = F.linear(h.to(dtype), self.weight_out.to(dtype)) + F.linear(x, self.weight_skip.to(dtype))
-        return y, complex_state(self.leaf_names, final), dict(zip(self.leaf_names, h.chunk(2, dim=-1)))
+        y = self._linear(h.to(dtype), self.weight_out) + self._linear(x, self.weight_skip)
+        return y, complex_state(self.leaf_names, final, (self.modes,)), dict(zip(self.leaf_names, h.chunk(2, dim=-1)))

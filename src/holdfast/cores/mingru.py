@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from holdfast.cores.linear import LinearCore, check_sizes
@@ -83,7 +82,7 @@ class MinGRU(LinearCore):
         y, states, finals = x.to(dtype), [], []
         for layer, start in enumerate(state["h"].unbind(1)):
             weight, bias = self._layer(layer)
-            gates = F.linear(y, weight.to(dtype), bias.to(dtype))  # [T, B, 2 H]
+            gates = self._linear(y, weight, bias)  # [T, B, 2 H]
             fill = None if learned is None else learned[layer]
             h, final = self._recur(None, gates, start, resets, fill, "gated")
             y = h.to(dtype)

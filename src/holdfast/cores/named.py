@@ -8,6 +8,7 @@ from typing import Any
 from holdfast.cores.base import Core
 from holdfast.cores.block import Block
 from holdfast.cores.compose import Memoryless, Stack
+from holdfast.cores.ffm import FFM
 from holdfast.cores.gru import GRU
 from holdfast.cores.lru import LRU
 from holdfast.cores.lstm import LSTM
@@ -30,6 +31,7 @@ CORES: dict[str, Callable[..., Any]] = {
     "gru": GRU,
     "mingru": MinGRU,
     "lru": blocks(LRU),
+    "ffm": blocks(FFM),
 }
 """name -> make(input_size, hidden_size, num_layers, *, reset)."""
 

@@ -49,6 +49,10 @@ def _choose(core: GatedCore, x: Tensor) -> tuple[str, ModuleType]:
 def choose_linear(kernel: str, b: Tensor) -> ModuleType:
     """The module whose `sequence` runs a linear recurrence over b [T, B, W]. kernel: "auto" or a key of `KERNELS`."""
     if kernel == "auto":
+        if b.is_cuda and b.dtype == torch.float32:
+            from holdfast.kernels import gpu  # imported only where there is a GPU
+
+            return gpu.linear
         native = b.device.type == "cpu" and b.dtype == torch.float32 and in_use()
         return cpu.linear if native else portable.linear
     if kernel not in KERNELS:
