@@ -54,9 +54,12 @@ def kinds_with(reset: str) -> list[str]:
 
 
 def stack_of_cells(size: int, reset: str = "zero") -> hf.Stack:
-    """One of every cell that accepts `reset`, each reading the one before: an error in any shows in the output."""
+    """One of every cell that accepts `reset`, each reading the one before: an error in any shows in the output.
+
+    The LSTM comes last, because its output is bounded.
+    """
     cores: list[hf.Core] = []
-    for kind in CELLS:
+    for kind in reversed(CELLS):
         if reset in KINDS[kind].resets:
             cores.append(core_of(kind, reset, cores[-1].output_size if cores else size))
     return hf.Stack(cores)

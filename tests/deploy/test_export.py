@@ -36,7 +36,7 @@ def make_policy(action_space, core="lstm", obs=OBS, **options):
     policy = hf.ActorCritic(obs, action_space, core, 12, normalize_obs=True, **options)
     with torch.no_grad():
         for p in policy.parameters():
-            p.normal_(0, 0.8 if p.dim() > 1 else 0.1)
+            p.normal_(0, 2 / p.shape[-1] ** 0.5 if p.dim() > 1 else 0.1)
     policy.update_normalizer(tree_map(lambda x: torch.as_tensor(x) * 3 + 1, sample_observations(obs, 50)))
     return policy
 
