@@ -29,7 +29,11 @@ from holdfast.kernels.linear import linear_recurrence
 
 RESULTS = Path(__file__).parent / "results"
 CPU_SHAPES = [(b, t, p) for b, t in ((1, 128), (8, 16), (8, 128), (64, 128), (256, 64), (8, 2048)) for p in (0.01, 0.1)]
-GPU_SHAPES = [(b, t, 0.01) for b in (64, 1024, 8192) for t in (16, 64, 128)]
+# Those of gpu_recurrence.py: B, T, H.
+GPU_SHAPES = [
+    (128, 64, 128), (1024, 64, 128), (8192, 64, 128), (128, 128, 256), (1024, 64, 256), (8192, 32, 256), (256, 64, 512),
+    (2048, 64, 512), (256, 64, 1024),
+]  # fmt: skip
 CELLS = {"mingru": hf.MinGRU, "lru": hf.LRU, "ffm": hf.FFM}
 TOLERANCE = 2e-3  # of the largest element; TF32 on a GPU
 H200_BYTES_PER_SECOND = 4.3e12
@@ -92,7 +96,8 @@ def forward_backward(
 def layers(args: argparse.Namespace) -> list[dict[str, Any]]:
     rows = []
     for hidden in args.hidden:
-        for batch, steps, p in CPU_SHAPES if args.device == "cpu" else GPU_SHAPES:
+        shapes = CPU_SHAPES if args.device == "cpu" else [(b, t, 0.01) for b, t, h in GPU_SHAPES if h == hidden]
+        for batch, steps, p in shapes:
             torch.manual_seed(0)
             x = torch.randn(steps, batch, hidden, device=args.device)
             dy, resets = torch.randn_like(x) / steps, torch.rand(steps, batch, device=args.device) < p
@@ -168,12 +173,12 @@ def operator(args: argparse.Namespace) -> list[dict[str, Any]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--hidden", nargs="+", type=int, help="default: 64 128 256 on a CPU, 128 on a GPU")
+    parser.add_argument("--hidden", nargs="+", type=int, help="default: 64 128 256 on a CPU, 128 256 512 1024 on a GPU")
     parser.add_argument("--cells", nargs="+", default=list(CELLS), choices=list(CELLS))
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--output", type=Path, help="where the figures go, as JSON")
     args = parser.parse_args()
-    args.hidden = args.hidden or ([64, 128, 256] if args.device == "cpu" else [128])
+    args.hidden = args.hidden or ([64, 128, 256] if args.device == "cpu" else [128, 256, 512, 1024])
     args.output = args.output or RESULTS / f"linear_recurrence_{args.device}.json"
     torch.set_num_threads(1)
     figures: dict[str, Any] = {"torch": torch.__version__, "python": platform.python_version(), "device": args.device}
