@@ -87,8 +87,8 @@ def _backward(dh: Tensor | None, dh_n: Tensor | None, kept: Kept, needed: Needed
 def _gated_backward(dh: Tensor | None, dh_n: Tensor | None, kept: Kept, needed: Needed) -> Gradients:
     gate, candidate = kept.b.chunk(2, dim=-1)
     z = torch.sigmoid(gate)
-    real = kept._replace(a=1 - z, b=z * candidate, form="real")
-    da, db, dh0, d_fill = _backward(dh, dh_n, real, needed._replace(a=True))
+    real = Kept(1 - z, z * candidate, kept.h0, kept.h, kept.resets, "real")
+    da, db, dh0, d_fill = _backward(dh, dh_n, real, Needed(True, needed.h0, needed.fill))
     assert da is not None
     d_gate = (db * candidate - da) * z * (1 - z)
     return Gradients(None, torch.cat([d_gate, db * z], -1), dh0, d_fill)
