@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from holdfast.checks import debug
-from holdfast.cores import GRU, LSTM, Core, Memoryless, Parallel, Stack
+from holdfast.cores import FFM, GRU, LRU, LSTM, Block, Core, Memoryless, MinGRU, Parallel, Stack
 from holdfast.memory import Memory
 from holdfast.policies.base import Evaluation, PolicyOutput, RecurrentPolicy, Step
 from holdfast.rollout.advantages import gae, resets_from
@@ -48,15 +48,19 @@ _LAZY = {
 }
 
 __all__ = [
+    "FFM",
     "GRU",
+    "LRU",
     "LSTM",
     "ActorCritic",
+    "Block",
     "Callback",
     "Collector",
     "Core",
     "Evaluation",
     "Memory",
     "Memoryless",
+    "MinGRU",
     "Parallel",
     "PolicyOutput",
     "Profile",

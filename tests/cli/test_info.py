@@ -1,6 +1,9 @@
 import json
 
+import pytest
+
 from holdfast.cli import info
+from holdfast.cores.named import CORES
 from holdfast.runs import metadata
 
 
@@ -47,3 +50,27 @@ def test_info_of_a_run_from_before_engines_were_recorded(run, train, folder, cap
     file.write_text(json.dumps(meta))
     assert run("info", "run") == 0
     assert "\nupdate " not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("core", CORES)
+def test_info_of_a_core_says_what_it_costs(run, capsys, core):
+    assert run("info", "--core", core, "--hidden-size", "16") == 0
+    rows = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert rows["core"] == f"{core}, 16 units"
+    assert int(rows["parameters"].replace(",", "")) > 0 and " per environment: " in rows["state"]
+    assert int(rows["arithmetic"].split()[0].replace(",", "")) >= 2 * 16 * 16
+
+
+def test_the_figures_of_a_core_are_those_worked_out_by_hand(run, capsys):
+    run("info", "--core", "mingru", "--hidden-size", "16", "--num-layers", "2")
+    out = capsys.readouterr().out
+    assert f"parameters  {2 * (2 * 16 * 16 + 2 * 16):,}\n" in out  # per layer: gate and candidate, with biases
+    assert "state       128 bytes per environment: h [2, 16] float32\n" in out
+    assert f"arithmetic  {2 * 2 * 16 * 16:,} multiplications" in out
+
+
+def test_info_refuses_an_unknown_core_and_a_run_together_with_a_core(run, capsys):
+    assert run("info", "--core", "tape") != 0
+    assert "unknown core 'tape'; one of lstm, gru" in capsys.readouterr().err
+    assert run("info", "some-run", "--core", "gru") != 0
+    assert "give a run or --core, not both" in capsys.readouterr().err

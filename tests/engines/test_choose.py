@@ -46,6 +46,16 @@ def test_the_reason_names_what_the_policy_does_differently():
 
 
 @needs_native
+@pytest.mark.parametrize(
+    ("core", "named"), [("mingru", "MinGRU"), ("lru", "a Block of LRU"), ("ffm", "a Block of FFM")]
+)
+def test_a_core_that_the_update_in_c_does_not_know_goes_through_autograd_and_is_named(core: str, named: str):
+    policy = hf.ActorCritic(spaces.Box(-1, 1, (3,)), spaces.Discrete(2), core, hidden_size=8)
+    reason = f"the update in C knows LSTM and GRU on the compiled kernel, and the core is {named}"
+    assert engines(policy).choice == ("autograd", reason)
+
+
+@needs_native
 def test_the_choice_is_made_again_for_every_update():
     policy = hf.ActorCritic(spaces.Box(-1, 1, (3,)), spaces.Discrete(2), hidden_size=8)
     chosen = engines(policy, num_envs=4, num_steps=4)

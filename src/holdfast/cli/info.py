@@ -1,4 +1,5 @@
-"""`holdfast info`: what this machine and installation are. `holdfast info RUN`: what a run was made with."""
+"""`holdfast info`: what this machine and installation are. `holdfast info RUN`: what a run was made with. `holdfast info
+--core NAME`: what a memory costs."""
 
 from __future__ import annotations
 
@@ -21,15 +22,29 @@ Row = tuple[str, str]
 
 @dataclass
 class InfoFlags:
-    """Versions, devices, threads, engines and optional packages of this installation; or what a run was made with."""
+    """Versions, devices, threads, engines and optional packages of this installation; or what a run was made with; or
+    what a memory costs (--core)."""
 
     run: Annotated[Path | None, tyro.conf.arg(metavar="RUN"), tyro.conf.Positional] = None
     """A run folder, or one of its checkpoints; by default this installation is described."""
+    core: str | None = None
+    """Describe this memory instead, as train --core NAME makes it: parameters, state, cost per step."""
+    hidden_size: int = 128
+    """Units per layer, with --core."""
+    num_layers: int = 1
+    """Layers, with --core."""
 
 
 def main(argv: list[str]) -> int:
     flags = parse(InfoFlags, argv, "info")
-    if flags.run is None:
+    if flags.core is not None:
+        from holdfast.cli.info_core import core_rows
+
+        with user_errors():
+            if flags.run is not None:
+                raise ValueError("give a run or --core, not both")
+            rows = core_rows(flags.core, flags.hidden_size, flags.num_layers)
+    elif flags.run is None:
         rows = machine_rows()
     else:
         with user_errors():

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from holdfast.checks import values_are_readable
+from holdfast.policies.base import to_numpy
 from holdfast.state import leaves, tree_map
 
 Flags = np.ndarray[Any, Any]  # [B] bool
@@ -23,8 +24,7 @@ def bad_rows(tree: Any, may_wait: bool) -> Flags | None:
         if isinstance(leaf, Tensor):
             if not leaf.is_floating_point() or not (may_wait or values_are_readable(leaf)):
                 continue
-            leaf = leaf.detach().cpu()
-            leaf = (leaf.float() if leaf.dtype == torch.bfloat16 else leaf).numpy()
+            leaf = to_numpy(leaf)
         if not isinstance(leaf, np.ndarray) or leaf.dtype.kind != "f":
             continue
         flat = leaf.reshape(-1)

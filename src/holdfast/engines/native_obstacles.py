@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn.modules.module import _has_any_global_hook
 
 from holdfast.checks import is_debug
-from holdfast.cores import GRU, LSTM, Memoryless, Parallel
+from holdfast.cores import GRU, LSTM, Block, Memoryless, Parallel
 from holdfast.engines.native import cores_by_head
 from holdfast.kernels import dispatch
 from holdfast.kernels.cpu import recurrence as native
@@ -85,5 +85,6 @@ def _core(policy: ActorCritic) -> str | None:
         if type(part) is Memoryless:
             continue
         if type(part) not in (LSTM, GRU) or dispatch.kernel_name(part, x) != "native":  # type: ignore[arg-type]
-            return f"{type(part).__name__} does not run on the compiled CPU kernel"
+            inside = f"a Block of {type(part.core).__name__}" if isinstance(part, Block) else type(part).__name__
+            return f"the update in C knows LSTM and GRU on the compiled kernel, and the core is {inside}"
     return None

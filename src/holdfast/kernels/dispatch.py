@@ -54,6 +54,20 @@ def _choose(core: GatedCore, x: Tensor) -> tuple[str, ModuleType]:
     return "portable", portable
 
 
+def choose_linear(kernel: str, b: Tensor) -> ModuleType:
+    """The module whose `sequence` runs a linear recurrence over b [T, B, W]. kernel: "auto" or a key of `KERNELS`."""
+    if kernel == "auto":
+        if b.is_cuda and b.dtype == torch.float32:
+            from holdfast.kernels import gpu  # imported only where there is a GPU
+
+            return gpu.linear
+        native = b.device.type == "cpu" and b.dtype == torch.float32 and in_use()
+        return cpu.linear if native else portable.linear
+    if kernel not in KERNELS:
+        raise ValueError(f"unknown kernel {kernel!r}; one of 'auto', {', '.join(map(repr, KERNELS))}")
+    return KERNELS[kernel].linear
+
+
 def choose_step(core: GatedCore, x: Tensor) -> ModuleType | None:
     """The module whose `step` runs x [B, I] without gradients, or None if there is none.
 

@@ -7,6 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from holdfast.kernels.dispatch import choose_linear
+from holdfast.kernels.operands import Resets
+
 
 def gae(
     rewards: Tensor, values: Tensor, next_values: Tensor, dones: Tensor, gamma: float = 0.99, lam: float = 0.95
@@ -24,10 +27,11 @@ def gae(
     """
     deltas = rewards + gamma * next_values - values
     carry = (gamma * lam) * (~dones).to(deltas.dtype)
-    advantage = torch.empty_like(deltas)
-    following = torch.zeros_like(deltas[0])
-    for t in range(len(deltas) - 1, -1, -1):
-        following = torch.addcmul(deltas[t], carry[t], following, out=advantage[t])
+    # A linear recurrence from the last step to the first, with one row whose channels are the environments.
+    backwards = [part.flip(0).unsqueeze(1) for part in (carry, deltas)]  # [T, 1, B]
+    after_the_last = torch.zeros_like(deltas[:1])
+    advantages, _ = choose_linear("auto", deltas).sequence(*backwards, after_the_last, Resets())
+    advantage = advantages.squeeze(1).flip(0)
     return advantage, advantage + values
 
 

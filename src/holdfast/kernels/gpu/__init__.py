@@ -5,7 +5,7 @@ Products run in fp16 with fp32 sums, the state is fp32: about TF32's accuracy. d
 package imports neither Triton nor torch's compiler.
 """
 
-from holdfast.kernels.gpu import gru, lstm
+from holdfast.kernels.gpu import gru, linear, lstm
 from holdfast.kernels.gpu.backend import supports
 
-__all__ = ["gru", "lstm", "supports"]
+__all__ = ["gru", "linear", "lstm", "supports"]
