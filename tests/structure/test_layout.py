@@ -14,6 +14,7 @@ ROOT_FILES = {
     "state.py",
     "checks.py",
     "spans.py",
+    "named_objects.py",
     "memory.py",
     "config.py",
     "heads.py",  # these two show documented names of modules that live in folders

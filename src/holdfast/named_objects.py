@@ -1,0 +1,77 @@
+"""Objects that a setting names as `module:Name`: a core, an environment, a policy. Importing a module runs its code.
+
+A name that the user typed may be imported. Whether a name that was read from a file may be imported is the caller's
+decision, before it calls `import_named`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import sys
+from difflib import get_close_matches
+from typing import Any
+
+_NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+
+
+def is_import_name(name: str) -> bool:
+    """Whether a text has the form `module:Name`; nothing is imported.
+
+    >>> is_import_name("my_package.cores:MyCore"), is_import_name("lstm"), is_import_name("holdfast/TMaze-v0")
+    (True, False, False)
+    """
+    return _NAME.fullmatch(name) is not None
+
+
+def import_named(name: str, *, kind: str) -> Any:
+    """The object at `module:Name`, from an installed package or a module in the current folder.
+
+    kind: what the name stands for ("core", "environment"); errors begin with it. Every failure is a ValueError of one
+    line, an exception raised by the module itself included.
+
+    >>> import_named("collections:OrderedDict", kind="container")
+    <class 'collections.OrderedDict'>
+    """
+    module_name, _, path = name.partition(":")
+    if not is_import_name(name):
+        raise ValueError(f"{kind} {name!r}: expected module:Name, such as my_module:MyName")
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # as `python -m` does
+    try:
+        found: Any = importlib.import_module(module_name)
+    except Exception as error:  # the module is the user's code and may raise anything
+        raise ValueError(f"{kind} {name!r}: {_why_not_imported(module_name, error)}") from error
+    for part in path.split("."):
+        if not hasattr(found, part):
+            likely = get_close_matches(part, dir(found), 1)
+            hint = f"; did you mean {likely[0]}?" if likely else ""
+            raise ValueError(f"{kind} {name!r}: {module_name} has no {path}{hint}")
+        found = getattr(found, part)
+    return found
+
+
+def name_of(thing: type) -> str:
+    """The `module:Name` under which `import_named` finds a class; a ValueError if there is none.
+
+    >>> from collections import OrderedDict
+    >>> name_of(OrderedDict)
+    'collections:OrderedDict'
+    """
+    found: Any = sys.modules.get(thing.__module__)
+    for part in thing.__qualname__.split("."):
+        found = getattr(found, part, None)
+    if found is not thing:
+        raise ValueError(
+            f"{thing.__qualname__} cannot be found again by name; define the class at the top level of a module"
+        )
+    return f"{thing.__module__}:{thing.__qualname__}"
+
+
+def _why_not_imported(module_name: str, error: Exception) -> str:
+    missing = error.name if isinstance(error, ModuleNotFoundError) else None
+    if missing and (module_name == missing or module_name.startswith(missing + ".")):
+        return f"there is no module {missing}, neither in {os.getcwd()} nor installed"
+    text = " ".join(str(error).split())
+    return f"importing {module_name} raised {type(error).__name__}{': ' + text if text else ''}"
