@@ -159,6 +159,10 @@ class TrainConfig:
                 "fewer minibatches"
             )
 
+    def shared_by_ranks(self) -> dict[str, Any]:
+        """What must be equal on all ranks of a run: everything but what belongs to one process."""
+        return {name: value for name, value in self.to_dict().items() if name not in ("device", "threads", "quiet")}
+
     @property
     def num_updates(self) -> int:
         """Rollouts that reach total_steps; the last one may go beyond."""
