@@ -69,7 +69,7 @@ def test_the_gradient_over_ranks_is_that_of_one_process(tmp_path: Path, size: in
     # Environments that come out even and all of whose steps count; and neither; and with another cell.
     files = [stored_segment(tmp_path / "even", 12, False), stored_segment(tmp_path / "uneven", 11, True)]
     files += [stored_segment(tmp_path / "gru", 11, True, core="gru")]
-    config = hf.TrainConfig(minibatches=1, epochs=2, learning_rate=0.0)
+    config = hf.TrainConfig(minibatches=1, epochs=2, learning_rate=1e-30)
     alone = rank_jobs.first_updates(files, config)
     for results in run_ranks(size, rank_jobs.first_updates, files, config):
         for result, expected in zip(results, alone):
@@ -81,7 +81,7 @@ def test_the_gradient_over_ranks_is_that_of_one_process(tmp_path: Path, size: in
 
 def test_a_gradient_that_is_not_averaged_normalised_or_weighted_over_ranks_would_show(tmp_path: Path):
     file = stored_segment(tmp_path, 11, True)
-    config = hf.TrainConfig(minibatches=1, epochs=1, learning_rate=0.0)
+    config = hf.TrainConfig(minibatches=1, epochs=1, learning_rate=1e-30)
     expected = rank_jobs.first_update(file, config)["gradients"][0]
     wrong = run_ranks(3, rank_jobs.first_updates_broken, file, config)[0]
     assert all(relative(result["gradients"][0], expected) > 0.01 for result in wrong.values()), wrong

@@ -30,7 +30,7 @@ class DoctorFlags:
     Exit codes: 0 healthy, 1 findings, 2 could not examine."""
 
     target: str
-    """package.module:factory, sb3:model.zip, or run:runs/... (a run folder or checkpoint)."""
+    """A run folder or checkpoint, package.module:factory, or sb3:model.zip."""
     html: Path | None = None
     """Write the report as a page."""
     json: str | None = None
@@ -85,15 +85,17 @@ def main(argv: list[str]) -> int:
 
 
 def _give_up(console: Any, target: str, why: str) -> int:
-    console.print(f"could not examine {target}: {why}", style="bold red", markup=False, highlight=False)
+    console.print(f"could not examine {target}: {why}", style="bold red", markup=False, highlight=False, soft_wrap=True)
     return COULD_NOT_EXAMINE
 
 
 def find(target: str) -> Any:
     """The policy or subject that a target names."""
+    if Path(target).exists():
+        target = f"run:{target}"
     kind, colon, rest = target.partition(":")
     if not colon or not rest:
-        raise ValueError("a target is package.module:factory, sb3:model.zip or run:runs/...")
+        raise ValueError(f"there is no {target}; expected a run folder, package.module:factory or sb3:model.zip")
     if kind == "sb3":
         return _sb3_model(rest)
     if kind == "run":

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 import weakref
 from dataclasses import dataclass
 from datetime import timedelta
@@ -194,15 +195,20 @@ def pick_device(name: str, local_rank: int | None = None) -> torch.device:
     """The device of a setting; with torchrun, `cuda` is the GPU of this process's number on its machine."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+        raise ValueError(f"device {name!r}: Holdfast runs on CPUs and NVIDIA GPUs; use cpu, cuda, cuda:N or auto")
     device = torch.device(name)
     if device.type != "cuda":
         return device
     if not torch.cuda.is_available():
-        raise ValueError("device='cuda', but torch sees no GPU; use device='cpu' or 'auto'")
+        raise ValueError(f"device {name!r}, but torch sees no GPU; use cpu or auto")
+    count = torch.cuda.device_count()
+    if device.index is not None and device.index >= count:
+        raise ValueError(f"device {name!r}, but torch sees {count} GPU{'s' * (count > 1)}, numbered from 0")
     if device.index is None and local_rank is not None:
-        if local_rank >= torch.cuda.device_count():
+        if local_rank >= count:
             raise ValueError(
-                f"process {local_rank} of this machine has no GPU: torch sees {torch.cuda.device_count()}; "
+                f"process {local_rank} of this machine has no GPU: torch sees {count}; "
                 "start as many processes as GPUs (torchrun --nproc-per-node)"
             )
         device = torch.device("cuda", local_rank)

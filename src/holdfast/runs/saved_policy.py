@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.config import TrainConfig
+from holdfast.distributed.ranks import pick_device
 from holdfast.policies.actor_critic import ActorCritic
 from holdfast.policies.base import RecurrentPolicy
 from holdfast.runs import checkpoint, space_data
@@ -29,7 +30,7 @@ def load(path_or_run: str | Path, policy: RecurrentPolicy | None = None, device:
         spaces = (space_data.from_data(saved[name]) for name in ("observation_space", "action_space"))
         policy = policy_from(config, *spaces)
     policy.load_state_dict(saved["policy"])
-    return policy.to(device)
+    return policy.to(pick_device(str(device)))
 
 
 def read(path_or_run: str | Path) -> tuple[Path, dict[str, Any]]:
