@@ -166,8 +166,9 @@ class TrainConfig:
             )
 
     def shared_by_ranks(self) -> dict[str, Any]:
-        """What must be equal on all ranks of a run: everything but what belongs to one process."""
-        return {name: value for name, value in self.to_dict().items() if name not in ("device", "threads", "quiet")}
+        """What must be equal on all ranks of a run: everything but what belongs to one process or machine."""
+        own = ("device", "threads", "quiet", "run_dir")  # a shared disk may be mounted elsewhere on another machine
+        return {name: value for name, value in self.to_dict().items() if name not in own}
 
     @property
     def num_updates(self) -> int:
