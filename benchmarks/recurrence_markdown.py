@@ -6,9 +6,9 @@ python benchmarks/recurrence_markdown.py --grid    # for docs/cpu.md
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -73,13 +73,19 @@ def grid(rows: list[dict[str, Any]]) -> str:
     return f"{table(head, body)}\n\n{' '.join(means)} GRU over LSTM at one shape: at most {gru_to_lstm:.2f}."
 
 
-if __name__ == "__main__":
-    if "--grid" in sys.argv:
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--grid", action="store_true", help="the table of docs/cpu.md instead")
+    if parser.parse_args().grid:
         print(grid(json.loads(GRID_RESULTS.read_text())["sequences"]))
-        sys.exit()
+        return
     figures = json.loads(RESULTS.read_text())
     machine = figures["machine"]
     print(f"{machine['processor']}, torch {machine['torch']}, Python {machine['python']}, one thread.\n")
     for cell in ("lstm", "gru"):
         print(sequences(figures["sequences"], cell), end="\n\n")
     print(steps(figures["steps"]))
+
+
+if __name__ == "__main__":
+    main()

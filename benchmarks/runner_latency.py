@@ -8,6 +8,7 @@ steps; a cell is the median of the quietest block.
 
 from __future__ import annotations
 
+import argparse
 import json
 import platform
 import statistics
@@ -68,6 +69,9 @@ def measure(table: dict[str, Callable[[], Any]], blocks: int = 40, steps: int = 
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    out = parser.parse_args().out
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         results = {hidden: measure(contenders(hidden, Path(folder))) for hidden in (64, 128)}
@@ -75,7 +79,7 @@ def main() -> None:
     for name in results[64]:
         print(f"{name:30}" + "".join(f"{row[name]:10.0f}" for row in results.values()))
     versions = {"torch": torch.__version__, "onnxruntime": onnxruntime.__version__, "machine": platform.processor()}
-    RESULTS.write_text(json.dumps({"versions": versions, "microseconds": results}, indent=1) + "\n")
+    out.write_text(json.dumps({"versions": versions, "microseconds": results}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ microseconds, lower quartile of 60, the three ways alternately.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import time
@@ -106,6 +107,9 @@ def profile(hidden: int) -> dict[str, dict[str, float]]:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    out = parser.parse_args().out
     torch.set_num_threads(1)
     assert native.in_use(), native.status()["reason"]
     results = {hidden: profile(hidden) for hidden in (64, 256)}
@@ -115,8 +119,8 @@ def main() -> None:
     for part in results[64]:
         cells = [results[hidden][part].get(way) for hidden in results for way in ways]
         print(f"| {part} | {' | '.join('' if cell is None else f'{cell:.0f}' for cell in cells)} |")
-    RESULTS.write_text(json.dumps({"torch": torch.__version__, "microseconds": results}, indent=1) + "\n")
-    print(f"written to {RESULTS}")
+    out.write_text(json.dumps({"torch": torch.__version__, "microseconds": results}, indent=1) + "\n")
+    print(f"written to {out}")
 
 
 if __name__ == "__main__":

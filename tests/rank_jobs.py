@@ -155,6 +155,15 @@ def environments_of(trainer: hf.Trainer) -> dict[str, Any]:
     }
 
 
+def train_with_odd_rank(config: hf.TrainConfig, odd: int, other: dict[str, Any]) -> str:
+    """Make a trainer whose rank `odd` has other settings; the error of this rank."""
+    try:
+        hf.Trainer(replace(config, **other) if ranks().rank == odd else config)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
 def train(config: hf.TrainConfig, stop: int = 10**9) -> dict[str, Any]:
     """A run, or the beginning of one; what its environments carry then, its weights and result."""
     trainer = hf.Trainer(config, callbacks=[Stop(stop)])

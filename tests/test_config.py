@@ -21,14 +21,14 @@ from holdfast.config import PRESETS
         (dict(epochs=-1), "--epochs must be at least 0, got -1; 0 chooses for the task"),
         (dict(final_eval_episodes=0), "--final-eval-episodes must be at least 1"),
         (dict(bptt=24, num_steps=64), "--bptt 24 must divide --num-steps 64"),
-        (dict(bptt=0), "--bptt 0 must divide"),
+        (dict(bptt=0), "--bptt must be at least 1, got 0"),
         (
             dict(num_envs=2, minibatches=4),
             r"--minibatches 4 needs .* a rollout has 2 \(--num-envs 2 x 1 per segment\)",
         ),
         (dict(inputs=("prev_action",)), "--inputs must be obs and optionally prev_action and prev_reward, got"),
         (dict(inputs=("obs", "reward")), "--inputs must be obs and optionally"),
-        (dict(core="rnn"), "--core must be one of lstm, gru, .*none, got 'rnn'"),
+        (dict(core="rnn"), r"--core must be one of .*lstm.*, none, or my_module:MyCore, got 'rnn'"),
         (dict(lr_schedule="step"), "--lr-schedule must be one of constant, linear, cosine, got 'step'"),
         (dict(precision="fp16"), "--precision must be one of fp32, bf16, got 'fp16'"),
         (dict(gamma=1.5), "--gamma must be between 0 and 1, got 1.5"),
@@ -36,7 +36,7 @@ from holdfast.config import PRESETS
         (dict(eval_every=-1), "--eval-every must be at least 0, got -1; 0 turns it off"),
         (dict(max_env_failures=-1), "--max-env-failures must be at least 0, got -1"),
         (dict(max_bad_updates=0), "--max-bad-updates must be at least 1, got 0"),
-        (dict(env_timeout=0, vectorization="async"), "--env-timeout must be a positive number of seconds, got 0"),
+        (dict(env_timeout=0, vectorization="async"), "--env-timeout must be greater than 0, got 0 seconds"),
         (dict(env_timeout=5), "--env-timeout 5 needs --vectorization async"),
     ],
 )
@@ -45,15 +45,41 @@ def test_a_setting_that_cannot_work_is_refused_by_the_name_of_its_flag(settings:
         hf.TrainConfig(**settings)
 
 
+def test_every_number_has_a_range_or_a_reason_to_have_none():
+    kinds = {field.name: str(field.type) for field in dataclasses.fields(hf.TrainConfig)}
+    numbers = {name for name, kind in kinds.items() if "int" in kind or "float" in kind}
+    assert numbers == config.RANGES.keys() | config.UNBOUNDED.keys()
+
+
 @pytest.mark.parametrize("name", config.RANGES)
 def test_both_ends_of_a_range_are_accepted_and_what_lies_outside_is_not(name: str):
-    low, high, _ = config.RANGES[name]
-    others = dict(minibatches=1)
-    for end, step in ((low, -1), (high, 1)):
-        if end is not None:
-            hf.TrainConfig(**{**others, name: end})
-            with pytest.raises(ValueError, match=rf"--{name.replace('_', '-')} must be .* got {end + step}"):
-                hf.TrainConfig(**{**others, name: end + step})
+    low, high, _, above = config.RANGES[name]
+    flag = f"--{name.replace('_', '-')}"
+
+    def make(value: Any) -> hf.TrainConfig:
+        value = (value,) if name.endswith("_sizes") else value
+        return hf.TrainConfig(**{"minibatches": 1, "vectorization": "async", name: value})
+
+    make(1e-9 if above else low)
+    for outside in (low if above else low - 1, *([high + 1] if high else [])):
+        with pytest.raises(ValueError, match=rf"{flag} must be .*, got {outside}"):
+            make(outside)
+    for no_number in (float("nan"), float("inf"), "1", True):
+        with pytest.raises(ValueError, match=f"{flag} must be "):
+            make(no_number)
+
+
+def test_a_whole_number_may_be_written_as_a_float():
+    total = hf.TrainConfig(total_steps=1e6).total_steps  # type: ignore[arg-type]
+    assert total == 1_000_000 and isinstance(total, int)
+    with pytest.raises(ValueError, match=r"--num-envs must be an integer, got 2\.5"):
+        hf.TrainConfig(num_envs=2.5)  # type: ignore[arg-type]
+
+
+def test_the_return_to_stop_at_may_be_negative_but_is_a_number():
+    assert hf.TrainConfig(stop_at=-200).stop_at == -200
+    with pytest.raises(ValueError, match="--stop-at must be a finite number, got nan"):
+        hf.TrainConfig(stop_at=float("nan"))
 
 
 def test_sequences_of_bptt_steps_count_for_minibatches():

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+
+from holdfast.named_objects import is_import_name, name_of
 
 
 @dataclass
@@ -19,8 +22,8 @@ class TrainConfig:
 
     env: str = "holdfast/RepeatPreviousEasy-v0"
     """Environment: ours (holdfast/...), any gymnasium id, popgym:Name, envpool:Name, or your own, my_module:MyEnv."""
-    core: Literal["lstm", "gru", "mingru", "lru", "ffm", "none"] = "lstm"
-    """Kind of memory: lstm, gru, mingru, lru, ffm, or none (the memoryless control)."""
+    core: Literal["lstm", "gru", "mingru", "lru", "ffm", "none"] | str | type = "lstm"
+    """Kind of memory: lstm, gru, mingru, lru, ffm, none (the memoryless control), or your own, my_module:MyCore."""
     hidden_size: int = 128
     """Units per layer of the core."""
     num_layers: int = 1
@@ -150,6 +153,9 @@ class TrainConfig:
         self.inputs = tuple(self.inputs)  # lists, when they come from JSON
         self.head_sizes = tuple(self.head_sizes)
         self.encoder_sizes = None if self.encoder_sizes is None else tuple(self.encoder_sizes)
+        if isinstance(self.core, type):
+            self.core = name_of(self.core)
+        _check_core(self)
         _check_choices(self)
         _check_ranges(self)
         _check_env_timeout(self)
@@ -173,6 +179,11 @@ class TrainConfig:
                 "fewer minibatches"
             )
 
+    def shared_by_ranks(self) -> dict[str, Any]:
+        """What must be equal on all ranks of a run: everything but what belongs to one process or machine."""
+        own = ("device", "threads", "quiet", "run_dir")  # a shared disk may be mounted elsewhere on another machine
+        return {name: value for name, value in self.to_dict().items() if name not in own}
+
     @property
     def num_updates(self) -> int:
         """Rollouts that reach total_steps; the last one may go beyond. Known once num_envs and num_steps are."""
@@ -186,8 +197,13 @@ class TrainConfig:
         if self.run_dir:
             return Path(self.run_dir)
         env = self.env.removeprefix("holdfast/").replace("/", "-").replace(":", "-")
-        kind = self.core if self.policy is None else self.policy.rpartition(":")[2]
-        return Path("runs") / env / (self.name or f"{kind}-seed{self.seed}")
+        return Path("runs") / env / (self.name or self.automatic_name)
+
+    @property
+    def automatic_name(self) -> str:
+        """The name of a run that is given none."""
+        kind = str(self.core) if self.policy is None else self.policy
+        return f"{kind.rpartition(':')[2]}-seed{self.seed}"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data: strings, numbers, lists, dicts."""
@@ -233,32 +249,52 @@ _ALWAYS_WRITTEN_BY_0_1 = {"env", "num_envs", "num_steps", "epochs", "minibatches
 
 
 class Range(NamedTuple):
-    """Accepted values of a number, both ends included."""
+    """Accepted values of a number, both ends included unless `above`, which leaves out `low`."""
 
     low: float
     high: float | None = None
     hint: str = ""
+    above: bool = False
 
 
 RANGES = {
     "hidden_size": Range(1),
     "num_layers": Range(1),
+    "memory_span": Range(1),
+    "encoder_sizes": Range(1),
+    "head_sizes": Range(1),
     "num_envs": Range(0, hint="; 0 chooses for the task"),
     "num_steps": Range(0, hint="; 0 chooses for the task"),
+    "bptt": Range(1),
     "total_steps": Range(1),
     "max_env_failures": Range(0),
+    "env_timeout": Range(0, hint=" seconds", above=True),
+    "learning_rate": Range(0, above=True),
     "gamma": Range(0, 1),
     "gae_lambda": Range(0, 1),
     "epochs": Range(0, hint="; 0 chooses for the task"),
     "minibatches": Range(0, hint="; 0 chooses for the task"),
+    "initial_std": Range(0, above=True),
     "noise_correlation": Range(0, 0.999, hint="; 0 is white noise"),
+    "clip_range": Range(0, above=True),
+    "clip_value": Range(0, hint="; None turns it off", above=True),
+    "entropy_coef": Range(0),
+    "value_coef": Range(0),
+    "max_grad_norm": Range(0, hint="; a large number turns clipping off", above=True),
+    "target_kl": Range(0, hint="; None turns it off", above=True),
+    "adam_eps": Range(0, above=True),
     "max_bad_updates": Range(1),
+    "seed": Range(0, 2**63 - 1),  # what numpy and torch both take
+    "threads": Range(1, 1024),  # OpenMP crashes with very many
     "checkpoint_every": Range(0, hint="; 0 saves only at the end"),
+    "keep_checkpoints": Range(1),
     "eval_every": Range(0, hint="; 0 turns it off"),
     "eval_episodes": Range(1),
     "final_eval_episodes": Range(1),
     "replay_check_every": Range(0, hint="; 0 checks only the first update"),
 }
+UNBOUNDED = {"stop_at": "returns can be any number"}
+"""Numbers without a range, and the reason."""
 
 
 def flag_of(name: str) -> str:
@@ -270,6 +306,12 @@ def flag_of(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
+def _check_core(config: TrainConfig) -> None:
+    names = [name for kind in get_args(get_type_hints(TrainConfig)["core"]) for name in get_args(kind)]
+    if not isinstance(config.core, str) or not (config.core in names or is_import_name(config.core)):
+        raise ValueError(f"--core must be one of {', '.join(names)}, or my_module:MyCore, got {config.core!r}")
+
+
 def _check_choices(config: TrainConfig) -> None:
     for name, kind in get_type_hints(TrainConfig).items():
         value = getattr(config, name)
@@ -278,20 +320,33 @@ def _check_choices(config: TrainConfig) -> None:
 
 
 def _check_ranges(config: TrainConfig) -> None:
-    for name, (low, high, hint) in RANGES.items():
+    for name in (*RANGES, *UNBOUNDED):
         value = getattr(config, name)
-        if high is not None and not low <= value <= high:
-            raise ValueError(f"{flag_of(name)} must be between {low} and {high}, got {value}{hint}")
-        if value < low:
-            raise ValueError(f"{flag_of(name)} must be at least {low}, got {value}{hint}")
+        if isinstance(value, float) and value.is_integer() and _is_whole(name):
+            setattr(config, name, value := int(value))  # 1e6
+        for number in value if isinstance(value, tuple) else () if value is None else (value,):
+            _check_number(name, number)
+
+
+def _is_whole(name: str) -> bool:
+    return "int" in TrainConfig.__annotations__[name]
+
+
+def _check_number(name: str, value: Any) -> None:
+    flag, kind = flag_of(name), "an integer" if _is_whole(name) else "a number"
+    if isinstance(value, bool) or not isinstance(value, int if _is_whole(name) else (int, float)):
+        raise ValueError(f"{flag} must be {kind}, got {value!r}")
+    low, high, hint, above = RANGES.get(name, Range(-math.inf))
+    if high is not None and not low <= value <= high:
+        raise ValueError(f"{flag} must be between {low} and {high}, got {value}{hint}")
+    if not math.isfinite(value):
+        raise ValueError(f"{flag} must be a finite number, got {value}{hint}")
+    if value < low or (above and value == low):
+        raise ValueError(f"{flag} must be {'greater than' if above else 'at least'} {low}, got {value}{hint}")
 
 
 def _check_env_timeout(config: TrainConfig) -> None:
-    if config.env_timeout is None:
-        return
-    if config.env_timeout <= 0:
-        raise ValueError(f"--env-timeout must be a positive number of seconds, got {config.env_timeout}")
-    if config.vectorization != "async":
+    if config.env_timeout is not None and config.vectorization != "async":
         raise ValueError(
             f"--env-timeout {config.env_timeout} needs --vectorization async: a step can only be timed out if the "
             "environments run in processes of their own"
@@ -299,7 +354,7 @@ def _check_env_timeout(config: TrainConfig) -> None:
 
 
 def _check_bptt(config: TrainConfig) -> None:
-    if config.bptt is not None and (config.bptt < 1 or config.num_steps % config.bptt):
+    if config.bptt is not None and config.num_steps % config.bptt:
         raise ValueError(f"--bptt {config.bptt} must divide --num-steps {config.num_steps}")
 
 

@@ -46,6 +46,8 @@ def import_named(name: str, *, kind: str) -> Any:
         if not hasattr(found, part):
             likely = get_close_matches(part, dir(found), 1)
             hint = f"; did you mean {likely[0]}?" if likely else ""
+            if module_name == "__main__":  # recorded by a script that trained with a class of its own
+                hint = ", because another script defined it; move it to a module of its own"
             raise ValueError(f"{kind} {name!r}: {module_name} has no {path}{hint}")
         found = getattr(found, part)
     return found

@@ -21,7 +21,7 @@ def test_every_command_has_help(command, run, capsys):
     [
         ("trian", "no command 'trian'; did you mean train?"),
         ("train --hiden-size 3", "unknown option --hiden-size; did you mean --hidden-size?"),
-        ("train --core rnn", "--core: 'rnn' is not one of lstm, gru, none"),
+        ("train --core rnn", "or my_module:MyCore, got 'rnn'"),
         ("train --hidden-size big", "--hidden-size: 'big' is not an integer"),
         ("train --gamma big", "--gamma: 'big' is not a number"),
         ("train --num-envs 0", "--num-envs must be at least 1, got 0"),
@@ -35,7 +35,7 @@ def test_every_command_has_help(command, run, capsys):
         ("train --env CartPoll-v1", "no environment 'CartPoll-v1'; did you mean CartPole-v1"),
         ("train --env-args length", "expected name=value"),
         ("train --env holdfast/TMaze-v0 --env-args size=4", "there is no argument 'size'; it takes length"),
-        ("train --device cuda:x", "Invalid device string"),
+        ("train --device cuda:x", "device 'cuda:x': Holdfast runs on CPUs"),
         ("eval", "RUN is missing; see holdfast eval --help"),
         ("eval nowhere", "nowhere: there is no such file or run folder"),
         ("plot nowhere", "nowhere is not a run folder"),

@@ -62,6 +62,7 @@ def test_exit_codes(run, package, capsys):
         ("somebodys_policy", "package.module:factory"),
         ("sb3:absent.zip", "absent.zip"),
         ("run:absent", "absent"),
+        ("runs/absent", "there is no runs/absent; expected a run folder, package.module:factory or sb3:model.zip\n"),
     ],
 )
 def test_what_cannot_be_examined_exits_with_two(run, package, capsys, target, says):
@@ -80,6 +81,15 @@ def test_files_are_written(run, package, capsys):
 def test_json_to_standard_output_is_json_alone(run, package, capsys):
     run("doctor", "somebodys_policy:make_sick", "--json", "-")
     assert json.loads(capsys.readouterr().out)["findings"]
+
+
+def test_a_run_folder_is_a_target_as_in_other_commands(run, train, folder, capsys):
+    train("--quiet", "--run-dir", "runs/x")
+    (checkpoint,) = (folder / "runs/x/checkpoints").iterdir()
+    capsys.readouterr()
+    for target in ("runs/x", "run:runs/x", checkpoint):
+        assert run("doctor", target, "--quiet") == 0
+        assert "healthy" in capsys.readouterr().out
 
 
 def test_an_sb3_model_from_its_zip(run, folder, capsys):

@@ -1,13 +1,16 @@
 """Flags from dataclasses: what tyro accepts arrives, and what it refuses is explained in one line."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Literal
 
 import pytest
 
 from holdfast.cli.errors import UserError
-from holdfast.cli.flags import parse, value_of
+from holdfast.cli.export import ExportFlags
+from holdfast.cli.flags import OTHER_NAMES, parse, value_of
+from holdfast.cli.train import TrainFlags
+from holdfast.config import TrainConfig
 
 
 @dataclass
@@ -54,6 +57,9 @@ def test_defaults_can_be_given():
         ("f --wdth 3", "unknown option --wdth; did you mean --width?"),
         ("f --wdth=3", "unknown option --wdth; did you mean --width?"),
         ("f --no-fst", "unknown option --no-fst; did you mean --no-fast?"),
+        ("f --envs=3", "unknown option --envs; see holdfast x --help"),
+        ("f --output g", "unknown option --output; see holdfast x --help"),
+        ("f --width 1e-1", "--width: '1e-1' is not an integer; see holdfast x --help"),
         ("f --zzz", "unknown option --zzz; see holdfast x --help"),
         ("f --width", "--width: a value is missing; see holdfast x --help"),
         ("f --width 3.5", "--width: '3.5' is not an integer; see holdfast x --help"),
@@ -69,6 +75,26 @@ def test_a_wrong_flag_is_explained(argv, message, capsys):
         parse(Flags, argv.split(), "x")
     assert str(caught.value) == message
     assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("text, number", [("1e3", 1000), ("2_000", 2000), ("-3", -3), (str(2**60 + 1), 2**60 + 1)])
+def test_integers_may_be_written_short(text, number):
+    flags = parse(Flags, ["f", "--width", text, f"--limit={text}", "--layers", "4", text, "--scale", "1e3"], "x")
+    assert flags == Flags(Path("f"), 1000.0, limit=number, size=Size(number, (4, number)))
+
+
+@pytest.mark.parametrize(
+    ("option", "flag"),
+    [("--lr", "--learning-rate"), ("--total_timesteps", "--total-steps"), ("--n-envs=4", "--num-envs")],
+)
+def test_names_of_other_libraries_lead_to_ours(option, flag):
+    with pytest.raises(UserError, match=rf"unknown option {option.partition('=')[0]}; did you mean {flag}\?"):
+        parse(TrainFlags, [option], "train")
+
+
+def test_every_name_of_another_library_stands_for_a_flag():
+    flags = {f"--{field.name.replace('_', '-')}" for kind in (TrainConfig, ExportFlags) for field in fields(kind)}
+    assert flags.issuperset(OTHER_NAMES.values())
 
 
 def test_the_value_of_one_flag_in_either_spelling():

@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from holdfast.cli import main, seeds
+from holdfast.runs import checkpoint
 from holdfast.runs.log import read_progress
 
 FLAGS = str.split(
     "train --env holdfast/TMaze-v0 --env-args length=3 --hidden-size 8 --num-envs 4 --num-steps 8 --minibatches 2 "
     "--total-steps 128 --final-eval-episodes 4 --device cpu --no-tensorboard --threads 1 --quiet"
 )
+
+
+ONE_AT_A_TIME = """
+import sys
+from holdfast.cli import main, seeds
+seeds.num_cores = lambda: 1
+sys.exit(main(sys.argv[1:]))
+"""
 
 
 def test_seeds_make_a_run_each_and_one_plot(train: Any, folder: Path):
@@ -60,6 +74,32 @@ def test_a_seed_that_fails_is_named_and_the_others_are_kept(
     out, err = capsys.readouterr()
     assert sorted(calls) == [1, 2, 3] and "seed 2  the GPU is on fire" in out
     assert err.strip() == "holdfast train: seed 2: the GPU is on fire"
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_stopped_seeds_say_what_was_done_and_how_to_continue(tmp_path: Path, number: signal.Signals, code: int):
+    flags = [*FLAGS, "--total-steps", "100000000", "--seeds", "1", "2", "3"]
+    flags.remove("--quiet")
+    with subprocess.Popen(
+        [sys.executable, "-c", ONE_AT_A_TIME, *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        cwd=tmp_path, start_new_session=True,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        header, progress = process.stdout.readline(), process.stdout.readline()
+        if number == signal.SIGINT:
+            os.killpg(process.pid, number)  # as a terminal does
+        else:
+            process.send_signal(number)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == code, err
+    assert header == "3 seeds, 1 at a time, in runs/TMaze-v0\n"
+    assert re.match(r"seed 1  update +\d+/3125000 .* return ", progress), progress
+    run, lines = tmp_path / "runs/TMaze-v0/lstm-seed1", out.splitlines()
+    done = len(read_progress(run))
+    command = "continue with   holdfast train --resume runs/TMaze-v0/lstm-seed1"
+    assert lines[-3] == f"seed 1  update {done} of 3125000; {command}"
+    assert lines[-2:] == ["seed 2  nothing is saved", "seed 3  nothing is saved"]
+    assert checkpoint.find(run).name == f"update_{done:08d}.pt"
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,9 @@ import subprocess
 import sys
 import time
 
+import pytest
+
+import holdfast as hf
 from holdfast.config import PRESETS
 from holdfast.runs.log import read_progress
 
@@ -26,10 +29,93 @@ def test_train_ends_with_result_folder_plot_and_next_steps(train, folder, capsys
     assert len(read_progress(run_folder)) == 16
 
 
-def test_quiet_prints_the_result_only(train, folder, capsys):
+def test_quiet_prints_the_result_and_the_folder_only(train, folder, capsys):
     train("--quiet")
+    result, where = capsys.readouterr().out.splitlines()
+    assert result.startswith("return ") and where == "run  runs/RepeatPreviousEasy-v0/lstm-seed1"
+
+
+def test_commands_to_copy_are_quoted_for_the_shell(train, folder, capsys):
+    train("--run-dir", "it's a run/$HOME")
     out = capsys.readouterr().out
-    assert out.count("\n") == 1 and out.startswith("return ")
+    for command in (
+        """holdfast train --resume 'it'"'"'s a run/$HOME' --total-steps 128""",
+        """holdfast eval 'it'"'"'s a run/$HOME'""",
+        """holdfast plot 'it'"'"'s a run'/* -o curves.png""",
+    ):
+        assert command in out
+
+
+def test_a_resumed_run_that_has_the_steps_already_says_so_in_one_line(run, train, folder, capsys):
+    train("--quiet", "--run-dir", "run", steps=128)
+    capsys.readouterr()
+    for steps in (64, 128):
+        assert run("train", "--resume", "run", "--total-steps", steps) == 2
+        message = "holdfast train: the run has 128 steps already; to train on, pass more, such as --total-steps 256\n"
+        assert capsys.readouterr() == ("", message)
+    assert run("train", "--resume", "run", "--quiet") == 0, "a finished run is measured again"
+
+
+@pytest.mark.parametrize("device", ["gpu", "mps", "meta", "cuda:x", "cuda", "cuda:7"])
+def test_a_device_that_is_not_there_is_refused_by_every_command(run, train, folder, capsys, monkeypatch, device):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    train("--quiet", "--run-dir", "run")
+    capsys.readouterr()
+    for command in ("train", "train --seeds 1 2", "train --resume run --total-steps 256", "eval run"):
+        assert run(*command.split(), "--device", device) == 2
+        words = "but torch sees no GPU" if device in ("cuda", "cuda:7") else "Holdfast runs on CPUs and NVIDIA GPUs"
+        name = command.split()[0]
+        assert capsys.readouterr().err.startswith(
+            f"holdfast {name}: device '{device}'{':' if 'runs' in words else ','} "
+        )
+    with pytest.raises(ValueError, match=f"device '{device}'"):
+        hf.load("run", device=device)
+
+
+def test_large_numbers_may_be_written_short(train, folder):
+    train("--run-dir", "run", "--quiet", "--num-steps=0.4e1", steps="1.6e1")
+    config = json.loads((folder / "run/config.json").read_text())
+    assert (config["total_steps"], config["num_steps"]) == (16, 4)
+
+
+OWN_CORE = """
+import holdfast as hf
+
+class Mine(hf.GRU):
+    def __init__(self, input_size, hidden_size):
+        super().__init__(input_size, hidden_size)
+
+class NoCore:
+    def __init__(self, input_size, hidden_size): ...
+
+something = 3
+"""
+
+
+def test_a_core_of_the_users_own_is_trained_saved_and_loaded(run, train, folder, capsys, monkeypatch):
+    (folder / "own_core.py").write_text(OWN_CORE)
+    train("--quiet", "--core", "own_core:Mine")
+    where = folder / "runs/RepeatPreviousEasy-v0/Mine-seed1"
+    assert json.loads((where / "config.json").read_text())["core"] == "own_core:Mine"
+    from own_core import Mine
+
+    assert isinstance(hf.load(where).core, Mine)
+    assert run("eval", where, "--episodes", 2) == 0
+    assert run("train", "--resume", where, "--total-steps", 128, "--quiet") == 0
+    assert hf.TrainConfig(core=Mine).core == "own_core:Mine"
+    capsys.readouterr()
+    for flags, words in (
+        ("--core own_core:Mne", "core 'own_core:Mne': own_core has no Mne; did you mean Mine?"),
+        ("--core own_core:NoCore", "core own_core:NoCore made a NoCore; a core is a subclass of hf.Core"),
+        ("--core own_core:something", "core own_core:something: expected a class, got a int"),
+        (
+            "--core own_core:Mine --num-layers 2",
+            "core own_core:Mine takes no num_layers, so num_layers=2 has no effect",
+        ),
+        ("--core own_core:Mine --reset never", "core own_core:Mine takes no reset, so reset='never' has no effect"),
+    ):
+        assert run("train", *flags.split()) == 2
+        assert capsys.readouterr().err.startswith(f"holdfast train: {words}")
 
 
 def test_a_preset_gives_defaults_and_flags_override_them(train, folder):
@@ -54,6 +140,18 @@ def test_a_config_reruns_a_run_exactly(run, train, folder):
     first, second = (read_progress(folder / name) for name in ("first", "second"))
     assert _without_time(first) == _without_time(second)
     assert json.loads((folder / "second/config.json").read_text())["gamma"] == 0.9
+
+
+def test_a_config_file_is_rerun_under_the_next_free_name(run, train, folder):
+    train("--quiet")
+    runs = folder / "runs/RepeatPreviousEasy-v0"
+    for earlier in ("lstm-seed1", "lstm-seed1-2"):
+        assert run("train", "--config", runs / earlier / "config.json", "--quiet") == 0
+    assert sorted(path.name for path in runs.iterdir()) == ["lstm-seed1", "lstm-seed1-2", "lstm-seed1-3"]
+    config = json.loads((runs / "lstm-seed1-2/config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "name": "lstm-seed1-2"}))  # as 0.1 wrote it
+    assert run("train", "--config", "config.json", "--quiet") == 0
+    assert (runs / "lstm-seed1-4").exists()
 
 
 def _without_time(rows):

@@ -270,3 +270,14 @@ def test_a_new_cell_is_a_few_lines():
 def test_the_memoryless_core_follows_its_module():
     core = hf.Parallel(actor=hf.Memoryless(3), critic=hf.Memoryless(3)).double()
     assert core(torch.zeros(2, 3, dtype=torch.float64))[0].dtype == torch.float64
+
+
+@pytest.mark.parametrize("core_class", [hf.LSTM, hf.GRU])
+def test_shapes_can_be_computed_on_the_meta_device(core_class: type):
+    core = core_class(3, 4, 2).to("meta")
+    resets = torch.zeros(5, 2, dtype=torch.bool, device="meta")
+    y, state = core(torch.zeros(5, 2, 3, device="meta"), None, resets)
+    y.sum().backward()
+    assert y.shape == (5, 2, 4) and {leaf.shape for leaf in state.values()} == {(2, 2, 4)}
+    with torch.no_grad():
+        assert core(torch.zeros(2, 3, device="meta"), state, resets[0])[0].shape == (2, 4)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -65,7 +69,7 @@ def test_the_gradient_over_ranks_is_that_of_one_process(tmp_path: Path, size: in
     # Environments that come out even and all of whose steps count; and neither; and with another cell.
     files = [stored_segment(tmp_path / "even", 12, False), stored_segment(tmp_path / "uneven", 11, True)]
     files += [stored_segment(tmp_path / "gru", 11, True, core="gru")]
-    config = hf.TrainConfig(minibatches=1, epochs=2, learning_rate=0.0)
+    config = hf.TrainConfig(minibatches=1, epochs=2, learning_rate=1e-30)
     alone = rank_jobs.first_updates(files, config)
     for results in run_ranks(size, rank_jobs.first_updates, files, config):
         for result, expected in zip(results, alone):
@@ -77,7 +81,7 @@ def test_the_gradient_over_ranks_is_that_of_one_process(tmp_path: Path, size: in
 
 def test_a_gradient_that_is_not_averaged_normalised_or_weighted_over_ranks_would_show(tmp_path: Path):
     file = stored_segment(tmp_path, 11, True)
-    config = hf.TrainConfig(minibatches=1, epochs=1, learning_rate=0.0)
+    config = hf.TrainConfig(minibatches=1, epochs=1, learning_rate=1e-30)
     expected = rank_jobs.first_update(file, config)["gradients"][0]
     wrong = run_ranks(3, rank_jobs.first_updates_broken, file, config)[0]
     assert all(relative(result["gradients"][0], expected) > 0.01 for result in wrong.values()), wrong
@@ -186,8 +190,46 @@ def test_seeds_of_ranks_are_distinct_and_always_the_same():
 
 def test_too_few_environments_for_the_ranks_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr("holdfast.distributed.ranks.join", lambda device: (Ranks(0, 8, True), torch.device("cpu")))
+    monkeypatch.setattr("holdfast.distributed.ranks.require_equal_settings", lambda ranks, settings: None)
     with pytest.raises(ValueError, match=r"12 over 8 ranks leaves 1 environments .* too few for --minibatches 2"):
         hf.Trainer(hf.TrainConfig(**SMALL, run_dir=str(tmp_path)))
+
+
+def test_ranks_with_different_settings_are_refused_in_one_line_that_names_the_flag(tmp_path: Path):
+    config = hf.TrainConfig(**SMALL, run_dir=str(tmp_path / "run"))
+    errors = run_ranks(3, rank_jobs.train_with_odd_rank, config, 2, {"learning_rate": 0.25, "threads": 2})
+    expected = "the ranks have different settings: --learning-rate is 0.001 on rank 0 and 0.25 on rank 2; "
+    assert errors == [expected + "start all ranks with the same settings"] * 3
+    assert not (tmp_path / "run").exists()
+    same = run_ranks(2, rank_jobs.train_with_odd_rank, config, 1, {"threads": 2, "quiet": False})
+    assert same == ["", ""], "what belongs to one process may differ"
+
+
+LEAVE = """
+import glob, sys
+import holdfast as hf
+from holdfast.distributed import ranks
+trainer = hf.Trainer(hf.TrainConfig(**{settings}))
+trainer.run()
+def threads():
+    return sorted(open(name).read().strip() for name in glob.glob("/proc/self/task/*/comm"))
+assert [name for name in threads() if "gloo" in name], threads()
+ranks.leave()
+left = [name for name in threads() if "gloo" in name]
+sys.exit(f"{left} still run: they abort the process when they release a tensor while it ends" if left else 0)
+"""
+
+
+def test_a_rank_that_leaves_ends_the_threads_of_its_group_while_its_trainer_still_exists(tmp_path: Path):
+    program = LEAVE.replace("{settings}", repr({**SMALL, "total_steps": 1, "run_dir": str(tmp_path / "run")}))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120,
+        env={**os.environ, "RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def test_a_process_without_a_gpu_of_its_own_is_told(monkeypatch: pytest.MonkeyPatch):

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import time
+from signal import SIGTERM
 from typing import Any
 
+import pytest
 import torch
 
 import holdfast as hf
 from holdfast.distributed.ranks import ALONE, Ranks
-from holdfast.training.stop_signal import StopSignal
+from holdfast.training.stop_signal import StopSignal, Terminated
 
 CPU = torch.device("cpu")
 
@@ -33,6 +37,36 @@ def test_a_ctrl_c_during_the_exchange_is_not_lost():
 
     assert not signal.sync(Meanwhile(), CPU) and signal.reason == "interrupt"
     assert signal.sync(ALONE, CPU)
+
+
+def test_a_rank_whose_torchrun_died_stops_by_itself(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job")
+    signal = StopSignal()
+    assert not signal.sync(ALONE, CPU)
+    monkeypatch.setattr("os.getppid", lambda: 1)  # the process was given to init
+    assert signal.sync(ALONE, CPU) and signal.reason == "the end of torchrun" and signal.terminated
+    with pytest.raises(Terminated):
+        signal.end_at_once()
+
+
+def test_a_process_whose_shell_ended_goes_on(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    signal = StopSignal()
+    monkeypatch.setattr("os.getppid", lambda: 1)
+    assert not signal.sync(ALONE, CPU)
+
+
+def test_a_process_forked_during_a_run_still_dies_of_sigterm():
+    readable, writable = os.pipe()
+    with StopSignal().on_sigterm():
+        child = os.fork()
+        if child == 0:
+            os.write(writable, b"!")
+            time.sleep(20)
+            os._exit(0)
+        assert os.read(readable, 1) == b"!", "Python has finished the fork; it discards earlier signals"
+        os.kill(child, SIGTERM)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -SIGTERM
 
 
 def test_a_hook_at_the_end_changes_nothing_and_hides_nothing(tmp_path: Any):

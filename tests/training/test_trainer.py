@@ -22,6 +22,7 @@ import holdfast as hf
 from counting_env import vector_env
 from holdfast import envs
 from holdfast.runs import checkpoint
+from holdfast.runs.folder import RunFolder
 from holdfast.runs.log import read_progress
 from holdfast.training.evaluation import EvalResult
 
@@ -292,6 +293,64 @@ def test_ctrl_c_finishes_the_update_saves_and_returns(tmp_path: Path):
     hf.Trainer.resume(tmp_path / "run").run()
     hf.Trainer(config(tmp_path / "whole")).run()
     assert record(tmp_path / "run") == record(tmp_path / "whole")
+
+
+class Terminate(hf.Callback):
+    """SIGTERM in the rollout after `after` updates, as Slurm, Kubernetes and spot machines send it."""
+
+    def __init__(self, after: int) -> None:
+        self.after = after
+
+    def on_rollout_end(self, trainer: hf.Trainer, segment: hf.Segment) -> None:
+        if trainer.update == self.after:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_sigterm_saves_says_how_to_resume_and_exits_with_143(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    run = tmp_path / "a run"
+    with pytest.raises(SystemExit) as end:
+        hf.Trainer(config(run), callbacks=[Terminate(after=4)]).run()
+    assert end.value.code == 143 and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    message = f"stopped by SIGTERM after update 5 of 10; continue with   holdfast train --resume '{run}'\n"
+    assert capsys.readouterr().err == message
+    hf.Trainer.resume(run).run()
+    hf.Trainer(config(tmp_path / "whole")).run()
+    assert record(run) == record(tmp_path / "whole")
+
+
+def test_sigterm_in_the_final_evaluation_or_before_it_ends_the_process_and_everything_is_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def evaluate_and_die(self: hf.Trainer, episodes: int) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise AssertionError("the evaluation went on")
+
+    def save_and_die(self: RunFolder, update: int) -> None:
+        save(self, update)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    save = RunFolder.save_at_the_end
+    for name, owner, method, deadly in (
+        ("evaluation", hf.Trainer, "evaluate", evaluate_and_die),
+        ("between", RunFolder, "save_at_the_end", save_and_die),
+    ):
+        with monkeypatch.context() as patch, pytest.raises(SystemExit) as end:
+            patch.setattr(owner, method, deadly)
+            hf.Trainer(config(tmp_path / name)).run()
+        assert end.value.code == 143
+        assert checkpoint.find(tmp_path / name).name == "update_00000010.pt"
+        resumed, whole = hf.Trainer.resume(tmp_path / name).run(), hf.Trainer(config(tmp_path / f"{name} whole")).run()
+        assert resumed.mean_return == whole.mean_return
+
+
+def test_a_handler_of_the_users_own_for_sigterm_stays(tmp_path: Path):
+    received: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))
+    try:
+        result = hf.Trainer(config(tmp_path / "run"), callbacks=[Terminate(after=4)]).run()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert (result.updates, result.stopped_by, received) == (10, "finished", [signal.SIGTERM])
 
 
 def test_a_second_ctrl_c_stops_at_once_and_leaves_the_run_resumable(tmp_path: Path):

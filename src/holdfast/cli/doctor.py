@@ -34,7 +34,7 @@ class DoctorFlags:
     Exit codes: 0 healthy, 1 findings, 2 could not examine."""
 
     target: str
-    """package.module:factory, sb3:model.zip, or run:runs/... (a run folder or checkpoint)."""
+    """A run folder or checkpoint, package.module:factory, or sb3:model.zip."""
     policy: str | None = None
     """The policy class, my_module:MyPolicy, of a run that does not say."""
     html: Path | None = None
@@ -117,7 +117,7 @@ def _write_files(report: Report, flags: DoctorFlags) -> None:
 
 
 def _give_up(console: Any, target: str, why: str) -> int:
-    console.print(f"could not examine {target}: {why}", style="bold red", markup=False, highlight=False)
+    console.print(f"could not examine {target}: {why}", style="bold red", markup=False, highlight=False, soft_wrap=True)
     return COULD_NOT_EXAMINE
 
 
@@ -147,9 +147,11 @@ def location_of(target: str) -> ci.Location | None:
 
 def find(target: str, seed: int = 0, policy: str | None = None) -> Any:
     """The policy or subject that a target names. policy: the class of a run's policy, for a run that does not say."""
+    if Path(target).exists():
+        target = f"run:{target}"
     kind, colon, rest = target.partition(":")
     if not colon or not rest:
-        raise ValueError("a target is package.module:factory, sb3:model.zip or run:runs/...")
+        raise ValueError(f"there is no {target}; expected a run folder, package.module:factory or sb3:model.zip")
     if kind == "sb3":
         return _sb3_model(rest)
     if kind == "run":

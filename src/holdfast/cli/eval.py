@@ -32,7 +32,7 @@ class EvalFlags:
     seed: int = 0
     """Seed for environments and sampling."""
     device: str = "cpu"
-    """Where the policy runs: cpu or cuda."""
+    """Where the policy runs: cpu, cuda, or auto (cuda if there is a GPU)."""
     video: Path | None = None
     """Folder for animated GIFs of three episodes, for environments that render."""
 
@@ -44,24 +44,26 @@ def main(argv: list[str]) -> int:
     from holdfast import envs
     from holdfast.config import TrainConfig
     from holdfast.display.dashboard import compact, number
+    from holdfast.distributed.ranks import pick_device
     from holdfast.policies.precision import autocast, autocast_dtype
     from holdfast.runs import saved_policy
 
     with user_errors():
+        device = pick_device(flags.device)
         file, saved = saved_policy.read(flags.run)
         config = TrainConfig.from_dict(saved["config"])
         if flags.env is not None and flags.env != config.env:
             config = dataclasses.replace(config, env=flags.env, env_kwargs={}, mask_velocity=False)
-        policy = hf.load(file, flags.policy, device=flags.device)
+        policy = hf.load(file, flags.policy, device=str(device))
         env = envs.make(
             config.env,
             flags.num_envs or min(config.num_envs, max(1, flags.episodes)),
-            device=flags.device,
+            device=device,
             vectorization=config.vectorization,
             mask_velocity=config.mask_velocity,
             env_kwargs=config.env_kwargs,
         )
-        with autocast(flags.device, autocast_dtype(config.precision)):
+        with autocast(device, autocast_dtype(config.precision)):
             result = hf.evaluate(
                 policy,
                 env,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -51,5 +52,5 @@ def main(argv: list[str]) -> int:
     print(f"inputs   {', '.join(port.describe() for port in signature.inputs())}")
     print(f"outputs  {', '.join(signature.outputs)}")
     print(f"checked against the policy over 30 steps with resets: largest difference {made.difference:.1e}")
-    print(f"use it   python {made.usage}, or hf.Runner({str(made.path)!r})")
+    print(f"use it   python {shlex.quote(str(made.usage))}, or hf.Runner({str(made.path)!r})")
     return 0

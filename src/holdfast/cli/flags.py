@@ -21,10 +21,35 @@ from holdfast.config import flag_of
 
 Flags = TypeVar("Flags")
 
+OTHER_NAMES = {
+    "lr": "--learning-rate",
+    "lambda": "--gae-lambda",
+    "layers": "--num-layers",
+    "hidden": "--hidden-size",
+    "envs": "--num-envs",
+    "n-envs": "--num-envs",
+    "n-steps": "--num-steps",
+    "steps": "--total-steps",
+    "timesteps": "--total-steps",
+    "total-timesteps": "--total-steps",
+    "n-epochs": "--epochs",
+    "update-epochs": "--epochs",
+    "num-minibatches": "--minibatches",
+    "clip": "--clip-range",
+    "clip-coef": "--clip-range",
+    "clip-param": "--clip-range",
+    "ent-coef": "--entropy-coef",
+    "vf-coef": "--value-coef",
+    "env-id": "--env",
+    "output": "--out",
+}
+"""What other libraries and habit call our flags."""
+
 
 def parse(kind: type[Flags], argv: list[str], command: str, default: Flags | None = None) -> Flags:
     """The flags of `holdfast COMMAND`. Fields without a default are positional; nested dataclasses are flattened."""
     options: dict[str, Any] = {} if default is None else {"default": default}
+    argv = _spell_out_integers(kind, argv)
     try:
         with contextlib.redirect_stderr(io.StringIO()):
             flags, unknown = tyro.cli(
@@ -46,6 +71,32 @@ def parse(kind: type[Flags], argv: list[str], command: str, default: Flags | Non
 
 def _refusal(mistake: str, command: str) -> UserError:
     return UserError(mistake if mistake.endswith("?") else f"{mistake}; see holdfast {command} --help")
+
+
+def _spell_out_integers(kind: type, argv: Sequence[str]) -> list[str]:
+    """1e6 becomes 1000000 where a flag takes integers."""
+    types, found, whole = dict(_flag_types(kind)), [], False
+    for token in argv:
+        flag, equals, value = token.partition("=")
+        if token.startswith("--"):
+            whole = "int" in str(types.get(flag.replace("_", "-"), ""))
+            found.append(f"{flag}={_spell_out(value)}" if equals and whole else token)
+        else:
+            found.append(_spell_out(token) if whole else token)
+    return found
+
+
+def _spell_out(text: str) -> str:
+    """
+    >>> _spell_out("1e6"), _spell_out("500_000"), _spell_out("2.5"), _spell_out("many")
+    ('1000000', '500000', '2.5', 'many')
+    """
+    try:
+        number = float(text)
+    except ValueError:
+        return text
+    # Large integers that are written out do not pass through a float, which would round them.
+    return str(int(text) if text.strip("+-").replace("_", "").isdigit() else int(number)) if number % 1 == 0 else text
 
 
 def value_of(argv: Sequence[str], flag: str) -> str | None:
@@ -102,7 +153,9 @@ def _unknown_token(kind: type, tokens: Sequence[str]) -> str:
     if token is None:
         return f"unexpected argument {tokens[0]!r}"
     option = token.partition("=")[0]
-    likely = get_close_matches(option.replace("_", "-"), [*dict(_flag_types(kind)), "--help"], 1)
+    flags = [*dict(_flag_types(kind)), "--help"]
+    elsewhere = OTHER_NAMES.get(option.strip("-").replace("_", "-"), "")
+    likely = [elsewhere] if elsewhere in flags else get_close_matches(option.replace("_", "-"), flags, 1)
     return f"unknown option {option}" + (f"; did you mean {likely[0]}?" if likely else "")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,8 +20,8 @@ _STOPPED_BY = {
 }
 
 
-def train_one(config: TrainConfig, profile: bool = False) -> None:
-    """Train a new run, or continue it where torchrun has restarted the job."""
+def train_one(config: TrainConfig, profile: bool = False) -> TrainResult | None:
+    """Train a new run, or continue it where torchrun has restarted the job. Returns the result on rank 0."""
     from holdfast.distributed import ranks as distributed
     from holdfast.runs import checkpoint
     from holdfast.training.trainer import Trainer
@@ -32,7 +33,7 @@ def train_one(config: TrainConfig, profile: bool = False) -> None:
             trainer = Trainer.resume(config.folder, callbacks=callbacks(profile))
         else:
             trainer = Trainer(config, callbacks=callbacks(profile))
-    run_and_report(trainer)
+    return run_and_report(trainer)
 
 
 def callbacks(profile: bool) -> list[Any]:
@@ -43,8 +44,8 @@ def callbacks(profile: bool) -> list[Any]:
     return [Profile()]
 
 
-def run_and_report(trainer: Trainer) -> None:
-    """Run a trainer; rank 0 then writes result.json, prints the result and draws the curve."""
+def run_and_report(trainer: Trainer) -> TrainResult | None:
+    """Run a trainer; rank 0 then writes result.json, prints the result, draws the curve, and returns the result."""
     from holdfast.rollout.env_failures import EnvFailedError
     from holdfast.runs.log import RESULT_NAME, RunFolderError, write_result
     from holdfast.training.nonfinite import NonFiniteError
@@ -58,17 +59,17 @@ def run_and_report(trainer: Trainer) -> None:
     ) as error:  # fmt: skip
         raise UserError(str(error)) from error
     if not trainer.ranks.leads:
-        return
+        return None
     run = result.run_dir
     try:
         write_result(run, {**dataclasses.asdict(result), "run_dir": str(run)})
     except OSError as error:  # the numbers are printed below
         print(f"{RESULT_NAME} could not be written: {error}")
     print(_result_line(trainer.config, result, result.steps - earlier_steps, result.seconds - earlier_seconds))
-    if not trainer.config.quiet:
-        rows = _next_steps(trainer, result)
-        width = max(len(name) for name, _ in rows)
-        print("\n".join(f"{name.ljust(width)}  {text}" for name, text in rows))
+    rows = [("run", str(run))] if trainer.config.quiet else _next_steps(trainer, result)
+    width = max(len(name) for name, _ in rows)
+    print("\n".join(f"{name.ljust(width)}  {text}" for name, text in rows))
+    return result
 
 
 def _result_line(config: TrainConfig, result: TrainResult, steps: int, seconds: float) -> str:
@@ -86,7 +87,7 @@ def _result_line(config: TrainConfig, result: TrainResult, steps: int, seconds: 
 def _next_steps(trainer: Trainer, result: TrainResult) -> list[tuple[str, str]]:
     """The files of a finished run, and commands that continue, measure and compare it."""
     config, run = trainer.config, result.run_dir
-    saved = trainer.saved_elsewhere or run
+    saved = shlex.quote(str(trainer.saved_elsewhere or run))
     resume = f"holdfast train --resume {saved}"
     curve = draw([run], run / "curve.png")
     rows = [("run", str(run)), *([("curve", str(curve))] if curve else [])]
@@ -96,7 +97,7 @@ def _next_steps(trainer: Trainer, result: TrainResult) -> list[tuple[str, str]]:
     else:
         rows.append(("train on", f"{resume} --total-steps {2 * config.total_steps}"))
     rows.append(("measure", f"holdfast eval {saved}"))
-    rows.append(("compare", f"holdfast plot {run.parent}/* -o curves.png"))
+    rows.append(("compare", f"holdfast plot {shlex.quote(str(run.parent))}/* -o curves.png"))
     return rows
 
 

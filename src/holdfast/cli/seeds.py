@@ -5,18 +5,24 @@ On CPUs each run is a process of its own, as many at a time as there are cores; 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shlex
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
+from typing import Any
 
 from holdfast.cli.errors import UserError, user_errors
 from holdfast.cli.run import draw, train_one
 from holdfast.config import TrainConfig
+
+SECONDS_BETWEEN_LOOKS = 0.5
 
 
 def train_seeds(configs: list[TrainConfig]) -> None:
@@ -29,23 +35,48 @@ def train_seeds(configs: list[TrainConfig]) -> None:
         raise UserError("--seeds starts processes of its own; leave out torchrun, or train one seed")
     with user_errors():
         on_gpu = distributed.pick_device(configs[0].device).type == "cuda"
-    if on_gpu:
-        for config in configs:
-            train_one(config)
-    else:
-        _train_in_processes(configs)
+    try:
+        _train_in_turn(configs) if on_gpu else _train_in_processes(configs)
+    except (KeyboardInterrupt, SystemExit):
+        print("\n".join(_what_was_done(config) for config in configs), flush=True)
+        raise
     _report([config.folder for config in configs])
 
 
+def _train_in_turn(configs: list[TrainConfig]) -> None:
+    for config in configs:
+        result = train_one(config)
+        if result is not None and result.stopped_by == "interrupt":
+            raise KeyboardInterrupt
+
+
 def _train_in_processes(configs: list[TrainConfig]) -> None:
+    from holdfast.display.side_by_side import SideBySide
+
     if not configs[0].quiet:
         print(f"{len(configs)} seeds, {min(len(configs), num_cores())} at a time, in {configs[0].folder.parent}")
-    problems = []
-    for config, output, problem in train_side_by_side(configs):
-        print(f"seed {config.seed}  {problem or output}", flush=True)
-        problems += [f"seed {config.seed}: {problem}"] if problem else []
+    problems, display = [], SideBySide(configs)
+    try:
+        for config, output, problem in train_side_by_side(configs, display.refresh):
+            result = "\n".join(line for line in output.splitlines() if not line.startswith("run "))
+            display.ended(config, problem or result)
+            problems += [f"seed {config.seed}: {problem}"] if problem else []
+    finally:
+        display.close()
     if problems:
         raise UserError("; ".join(problems))
+
+
+def _what_was_done(config: TrainConfig) -> str:
+    """One line about a run of several that were stopped."""
+    from holdfast.display.side_by_side import last_row
+    from holdfast.runs import checkpoint
+
+    saved = checkpoint.rolling(config.folder)
+    if not saved:
+        return f"seed {config.seed}  nothing is saved"
+    done = f"update {last_row(config.folder).get('update', 0):.0f} of {config.num_updates}"
+    return f"seed {config.seed}  {done}; continue with   holdfast train --resume {shlex.quote(str(config.folder))}"
 
 
 def _report(runs: list[Path]) -> None:
@@ -70,21 +101,46 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def train_side_by_side(configs: Sequence[TrainConfig]) -> Iterator[tuple[TrainConfig, str, str]]:
+def train_side_by_side(
+    configs: Sequence[TrainConfig], look: Callable[[], None] = lambda: None
+) -> Iterator[tuple[TrainConfig, str, str]]:
     """Run all; yields each run when it ends, with what it printed and the line it failed with ("" if it succeeded).
 
-    The cores are shared out evenly. Ctrl-C reaches the child processes too: each saves and stops, and no other starts.
+    look: called every half second. The cores are shared out evenly. Ctrl-C reaches the child processes too, and SIGTERM
+    is passed on to them: each saves and stops, and no other starts.
     """
     at_a_time = min(len(configs), num_cores())
     threads = max(1, num_cores() // at_a_time)
     with tempfile.TemporaryDirectory(prefix="holdfast-") as folder, ThreadPoolExecutor(at_a_time) as pool:
         running = {pool.submit(train_in_process, config, Path(folder), threads): config for config in configs}
+        waiting = set(running)
         try:
-            for done in as_completed(running):
-                yield running[done], *done.result()
-        except KeyboardInterrupt:
+            with _sigterm_to_children():
+                while waiting:
+                    done, waiting = wait(waiting, SECONDS_BETWEEN_LOOKS, FIRST_COMPLETED)
+                    look()
+                    for future in done:
+                        yield running[future], *future.result()
+        except (KeyboardInterrupt, SystemExit):
             pool.shutdown(cancel_futures=True)
             raise
+
+
+_children: set[subprocess.Popen[str]] = set()
+
+
+@contextlib.contextmanager
+def _sigterm_to_children() -> Iterator[None]:
+    def stop(*_: Any) -> None:
+        for child in list(_children):
+            child.terminate()
+        raise SystemExit(128 + signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def train_in_process(config: TrainConfig, folder: Path, threads: int) -> tuple[str, str]:
@@ -93,6 +149,12 @@ def train_in_process(config: TrainConfig, folder: Path, threads: int) -> tuple[s
     file.write_text(json.dumps(config.to_dict()))
     command = [sys.executable, "-m", "holdfast", "train", "--config", str(file), "--run-dir", str(config.folder)]
     environment = {"OMP_NUM_THREADS": str(threads), **os.environ}
-    done = subprocess.run([*command, "--quiet"], capture_output=True, text=True, env=environment)
-    problem = "" if done.returncode == 0 else (done.stderr.strip() or f"exit code {done.returncode}")
-    return done.stdout.strip(), problem.splitlines()[-1] if problem else ""
+    pipes: dict[str, Any] = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with subprocess.Popen([*command, "--quiet"], env=environment, **pipes) as child:
+        _children.add(child)
+        try:
+            out, err = child.communicate()
+        finally:
+            _children.discard(child)
+    problem = "" if child.returncode == 0 else (err.strip() or f"exit code {child.returncode}")
+    return out.strip(), problem.splitlines()[-1] if problem else ""

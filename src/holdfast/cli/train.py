@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +27,8 @@ _FIXED_ON_RESUME = (
 @dataclass
 class Settings(TrainConfig):
     """Settings of a training run."""
+
+    core: str = TrainConfig.core  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
         """Accept everything: the values are checked together when a `TrainConfig` is made from them."""
@@ -88,6 +91,8 @@ def _defaults(preset: str | None, config_file: str | None) -> TrainConfig:
         path = Path(config_file)
         config = TrainConfig.load(path / "config.json" if path.is_dir() else path)
         config.run_dir = None  # that of the earlier run
+        if re.fullmatch(rf"{re.escape(config.automatic_name)}(-\d+)?", config.name or ""):
+            config.name = None  # nobody chose it: take the next free one
         return config
     return TrainConfig()
 
@@ -137,6 +142,9 @@ def _resume(argv: list[str], run: Path) -> None:
     fixed = [name for name in changed if name in _FIXED_ON_RESUME]
     if fixed:
         raise UserError(f"{flag_of(fixed[0])} cannot change when a run is resumed; start a new run with it")
+    if value_of(argv, "--total-steps") and after.num_updates <= saved["update"]:
+        steps = saved["steps"]
+        raise UserError(f"the run has {steps} steps already; to train on, pass more, such as --total-steps {2 * steps}")
     with user_errors():
         changed["run_dir"] = after.run_dir
         trainer = Trainer.resume(file, callbacks=callbacks(flags.profile), **asked_for, **changed)

@@ -100,7 +100,9 @@ class GatedCore(Core):
     def compute_dtype(self, x: Tensor) -> torch.dtype:
         """The dtype of products: the module's, or autocast's. The state keeps the module's."""
         kind = x.device.type
-        return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else self.weight_hh_l0.dtype  # type: ignore[return-value]
+        if kind != "meta" and torch.is_autocast_enabled(kind):  # torch refuses to say for meta tensors
+            return torch.get_autocast_dtype(kind)
+        return self.weight_hh_l0.dtype  # type: ignore[return-value]
 
     def parameter_names(self, layer: int) -> list[str]:
         """The names of a layer's parameters, in the order of `Weights`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from holdfast.cores.gru import GRU
 from holdfast.cores.lru import LRU
 from holdfast.cores.lstm import LSTM
 from holdfast.cores.mingru import MinGRU
+from holdfast.named_objects import import_named, is_import_name
 
 
 def blocks(cell: Callable[..., Core]) -> Callable[..., Core]:
@@ -36,8 +38,8 @@ CORES: dict[str, Callable[..., Any]] = {
 """name -> make(input_size, hidden_size, num_layers, *, reset)."""
 
 
-def make_core(core: str | Core | None, input_size: int, hidden_size: int, num_layers: int, reset: str) -> Core:
-    """A core by name; None is the memoryless control: an MLP of the same width, without state."""
+def make_core(core: str | type | Core | None, input_size: int, hidden_size: int, num_layers: int, reset: str) -> Core:
+    """A core by name or class, of your own too; None is the memoryless control: an MLP of the same width, without state."""
     if isinstance(core, Core):
         if core.input_size != input_size:
             raise ValueError(
@@ -46,6 +48,28 @@ def make_core(core: str | Core | None, input_size: int, hidden_size: int, num_la
         return core
     if core is None or core == "none":
         return Memoryless(input_size)
-    if core not in CORES:
-        raise ValueError(f"unknown core {core!r}; one of {', '.join(map(repr, CORES))}, None, or a holdfast core")
-    return CORES[core](input_size, hidden_size, num_layers, reset=reset)
+    if isinstance(core, str) and core in CORES:
+        return CORES[core](input_size, hidden_size, num_layers, reset=reset)
+    if isinstance(core, str) and not is_import_name(core):
+        known = ", ".join(map(repr, CORES))
+        raise ValueError(f"unknown core {core!r}; one of {known}, None, a holdfast core, or 'my_module:MyCore'")
+    make = import_named(core, kind="core") if isinstance(core, str) else core
+    return _make_own(make, str(core), input_size, hidden_size, num_layers, reset)
+
+
+def _make_own(make: Any, name: str, input_size: int, hidden_size: int, num_layers: int, reset: str) -> Core:
+    """A core of the user's own: make(input_size, hidden_size), with num_layers= and reset= where it takes them."""
+    if not callable(make):
+        raise ValueError(f"core {name}: expected a class, got a {type(make).__name__}")
+    parameters = inspect.signature(make).parameters.values()
+    takes = {p.name for p in parameters} | {"**" for p in parameters if p.kind is p.VAR_KEYWORD}
+    options: dict[str, Any] = {}
+    for option, value, default in (("num_layers", num_layers, 1), ("reset", reset, "zero")):
+        if takes & {option, "**"}:
+            options[option] = value
+        elif value != default:
+            raise ValueError(f"core {name} takes no {option}, so {option}={value!r} has no effect; leave it out")
+    made = make(input_size, hidden_size, **options)
+    if not isinstance(made, Core):
+        raise ValueError(f"core {name} made a {type(made).__name__}; a core is a subclass of hf.Core")
+    return made

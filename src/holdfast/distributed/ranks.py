@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
+import weakref
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -19,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from holdfast.config import flag_of
 from holdfast.distributed.rendezvous import fresh_store
 
 
@@ -109,6 +112,8 @@ def join(device: str) -> tuple[Ranks, torch.device]:
     if not dist.is_initialized():
         if not launched():
             return ALONE, chosen
+        # Its functions keep the group that exists when it is imported as a default argument, and so keep gloo's threads.
+        import torch.distributed.nn.functional  # noqa: F401
         from torch.distributed.rendezvous import rendezvous
 
         # Tensors on a GPU go through NCCL, what a checkpoint gathers on the host through gloo.
@@ -121,18 +126,59 @@ def join(device: str) -> tuple[Ranks, torch.device]:
             world_size=size,
             timeout=patience,
         )
-        atexit.register(_leave)
+        atexit.register(leave)
     return Ranks(dist.get_rank(), dist.get_world_size(), True), chosen
 
 
-def _leave() -> None:
+_group_users: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def leaves_with_group(wrapper: Any) -> Any:
+    """Note that a `DistributedDataParallel` module keeps the process group alive; returns it."""
+    _group_users.add(wrapper)
+    return wrapper
+
+
+def leave() -> None:
+    """Destroy the process group and end gloo's threads.
+
+    A thread that releases a tensor while the interpreter shuts down aborts the process ("terminate called without an
+    active exception"). Threads end when nothing refers to their group any more.
+    """
+    for wrapper in _group_users:
+        wrapper.reducer = wrapper.logger = wrapper.process_group = None
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def require_equal_settings(ranks: Ranks, settings: dict[str, Any]) -> None:
+    """Raise the same ValueError on every rank if their settings differ; it names the first setting that does."""
+    difference = _first_difference(ranks.gather(settings)) if ranks.joined else None
+    if (difference := ranks.from_leader(difference)) is not None:
+        raise ValueError(f"{difference}; start all ranks with the same settings")
+
+
+def _first_difference(of_ranks: list[dict[str, Any]]) -> str | None:
+    """
+    >>> _first_difference([{"seed": 1}, {"seed": 1}, {"seed": 7}])
+    'the ranks have different settings: --seed is 1 on rank 0 and 7 on rank 2'
+    """
+    for rank, settings in enumerate(of_ranks):
+        for name, value in settings.items():
+            first = of_ranks[0].get(name)
+            if value != first:
+                return f"the ranks have different settings: {flag_of(name)} is {first} on rank 0 and {value} on rank {rank}"
+    return None
 
 
 def launched() -> bool:
     """Whether torchrun, or a launcher that sets the same variables, started this process."""
     return all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"))
+
+
+def launcher() -> int | None:
+    """The process id of this process's torchrun; None without torchrun."""
+    return os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
 
 
 def restarted() -> bool:
@@ -149,15 +195,20 @@ def pick_device(name: str, local_rank: int | None = None) -> torch.device:
     """The device of a setting; with torchrun, `cuda` is the GPU of this process's number on its machine."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+        raise ValueError(f"device {name!r}: Holdfast runs on CPUs and NVIDIA GPUs; use cpu, cuda, cuda:N or auto")
     device = torch.device(name)
     if device.type != "cuda":
         return device
     if not torch.cuda.is_available():
-        raise ValueError("device='cuda', but torch sees no GPU; use device='cpu' or 'auto'")
+        raise ValueError(f"device {name!r}, but torch sees no GPU; use cpu or auto")
+    count = torch.cuda.device_count()
+    if device.index is not None and device.index >= count:
+        raise ValueError(f"device {name!r}, but torch sees {count} GPU{'s' * (count > 1)}, numbered from 0")
     if device.index is None and local_rank is not None:
-        if local_rank >= torch.cuda.device_count():
+        if local_rank >= count:
             raise ValueError(
-                f"process {local_rank} of this machine has no GPU: torch sees {torch.cuda.device_count()}; "
+                f"process {local_rank} of this machine has no GPU: torch sees {count}; "
                 "start as many processes as GPUs (torchrun --nproc-per-node)"
             )
         device = torch.device("cuda", local_rank)

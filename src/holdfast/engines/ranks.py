@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from holdfast.distributed.ranks import Ranks
+from holdfast.distributed.ranks import Ranks, leaves_with_group
 
 
 def wrap_for_averaging(policy: nn.Module, ranks: Ranks, some_unused: bool) -> nn.Module | None:
@@ -24,7 +24,7 @@ def wrap_for_averaging(policy: nn.Module, ranks: Ranks, some_unused: bool) -> nn
     known = inspect.signature(DistributedDataParallel).parameters
     buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
     options: dict[str, Any] = {buffers: False, "find_unused_parameters": some_unused}
-    return DistributedDataParallel(policy, gradient_as_bucket_view=True, **options)
+    return leaves_with_group(DistributedDataParallel(policy, gradient_as_bucket_view=True, **options))
 
 
 @torch.no_grad()

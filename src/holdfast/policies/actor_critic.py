@@ -30,8 +30,8 @@ __all__ = ["CORES", "ActorCritic", "chrono_init_", "make_core"]
 class ActorCritic(Actor):
     """Encoder, core, and heads from gymnasium spaces.
 
-    core: "lstm", "gru", None (memoryless control) or any core. critic_core: "shared" (one core for both), "separate" (a
-    second core for the critic), "none" (the critic sees the encoded observation only). encoder_sizes: layers before the
+    core: "lstm", "gru", None (memoryless control), a core or its class. critic_core: "shared" (one core for both), "separate"
+    (a second core for the critic), "none" (the critic sees the encoded observation only). encoder_sizes: layers before the
     core, (hidden_size,) by default. head_sizes: layers between core and output, in actor and critic each. mask_parents:
     {j: i} when the mask of action head j depends on head i's choice. normalize_obs: running normalization of float
     observations; statistics change only in `update_normalizer`. normalize_value: the critic learns values of mean 0 and
@@ -44,7 +44,7 @@ class ActorCritic(Actor):
         self,
         observation_space: spaces.Space[Any],
         action_space: spaces.Space[Any],
-        core: str | Core | None = "lstm",
+        core: str | type | Core | None = "lstm",
         hidden_size: int = 128,
         critic_core: str = "shared",
         *,
@@ -143,7 +143,7 @@ class ActorCritic(Actor):
 
 
 def _make_cores(
-    core: str | Core | None, critic_core: str, features: int, hidden_size: int, num_layers: int, reset: str
+    core: str | type | Core | None, critic_core: str, features: int, hidden_size: int, num_layers: int, reset: str
 ) -> Core:
     """One core that actor and critic share, or one for each, side by side."""
     actor = make_core(core, features, hidden_size, num_layers, reset)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing.connection
+import shlex
 import signal
 import traceback
 import warnings
@@ -277,7 +278,7 @@ class FailureLog:
 
     def last_words(self, error: EnvFailedError, saved: Path | None) -> EnvFailedError:
         """The error that ends a run: what happened, where the tracebacks are, what is left, what can be done."""
-        resume = f"continue with holdfast train --resume {self.config.folder}"
+        resume = f"continue with holdfast train --resume {shlex.quote(str(self.config.folder))}"
         kept = f"The last checkpoint is {saved}; {resume}" if saved else "No update was finished, nothing is saved"
         more = (
             "--env-failure rebuild rebuilds them"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -33,7 +34,7 @@ class RunFolder:
         """Write the metadata. A new run needs a folder without checkpoints; a resumed run drops later ones. Rank 0 only."""
         if resumed_at is None and checkpoint.rolling(self.path):
             raise FileExistsError(
-                f"{self.path} already holds a run; resume it (holdfast train --resume {self.path}), remove it, or "
+                f"{self.path} already holds a run; resume it (holdfast train --resume {shlex.quote(str(self.path))}), remove it, or "
                 "choose another name or run_dir"
             )
         try:

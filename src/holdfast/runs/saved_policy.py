@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.config import TrainConfig
+from holdfast.distributed.ranks import pick_device
 from holdfast.policies import own
 from holdfast.policies.actor_critic import ActorCritic
 from holdfast.policies.base import RecurrentPolicy
@@ -39,7 +40,7 @@ def load(path_or_run: str | Path, policy: Any = None, device: str = "cpu") -> Re
         else:
             policy = own.build(policy, observation_space, action_space, config)
     policy.load_state_dict(saved["policy"])
-    return policy.to(device)
+    return policy.to(pick_device(str(device)))
 
 
 def spaces(saved: dict[str, Any]) -> tuple[Any, Any]:

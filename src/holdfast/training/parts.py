@@ -62,6 +62,7 @@ def with_own(config: TrainConfig, env: Any, policy: Any) -> TrainConfig:
 def build(config: TrainConfig, env: Any, policy: Any, notify: Callable[[str], None]) -> Parts:
     """All parts. `env` and `policy` are the user's own, or None to make the config's."""
     ranks, device = distributed.join(config.device)
+    distributed.require_equal_settings(ranks, config.shared_by_ranks())
     with gpu_turn(device):
         return _build(config, env, policy, notify, ranks, device)
 

@@ -8,6 +8,8 @@ checkpoints, `run_state.py` knows what is in them. This file decides the order o
 
 from __future__ import annotations
 
+import shlex
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -33,7 +35,7 @@ from holdfast.training.evaluation import EvalResult, evaluate
 from holdfast.training.iteration import Iteration
 from holdfast.training.nonfinite import NonFiniteGuard
 from holdfast.training.progress import RunProgress
-from holdfast.training.stop_signal import StopSignal
+from holdfast.training.stop_signal import StopSignal, Terminated
 
 
 @dataclass
@@ -117,7 +119,22 @@ class Trainer:
     # --- the loop ----------------------------------------------------------------------------------------------------
 
     def run(self) -> TrainResult:
-        """Train to the end (or to Ctrl-C, which saves and returns), then evaluate on fresh episodes."""
+        """Train to the end (or to Ctrl-C, which saves and returns), then evaluate on fresh episodes.
+
+        SIGTERM saves, says how to resume, and ends the process with exit code 143.
+        """
+        with self.stop_signal.on_sigterm():
+            try:
+                self._train()
+                self.stop_signal.end_at_once()
+                return self._result()
+            except Terminated:
+                if self.ranks.leads:
+                    print(self._last_words(), file=sys.stderr, flush=True)
+                raise
+
+    def _train(self) -> None:
+        """The updates, and the checkpoint after the last one."""
         display = self._open()
         self.progress.start_clock()
         try:
@@ -131,7 +148,11 @@ class Trainer:
             self._close()
         self.progress.stop_clock()
         self.folder.save_at_the_end(self.update)
-        return self._result()
+
+    def _last_words(self) -> str:
+        saved = shlex.quote(str(self.saved_elsewhere or self.folder.path))
+        done = f"stopped by {self.stop_signal.reason} after update {self.update} of {self.config.num_updates}"
+        return f"{done}; continue with   holdfast train --resume {saved}"
 
     def _one_update(self) -> None:
         before, steps_before = time.perf_counter(), self.steps

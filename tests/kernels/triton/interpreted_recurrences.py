@@ -10,9 +10,21 @@ import sys
 os.environ["TRITON_INTERPRET"] = "1"
 
 import torch
+from triton.runtime import interpreter
 
 from holdfast.kernels import gpu, reference
 from holdfast.kernels.operands import Resets, Weights
+
+_patch_tensor = interpreter._patch_lang_tensor
+
+
+def patch_tensor(tensor, scope) -> None:  # type: ignore[no-untyped-def]
+    """Triton 3.6's interpreter takes `int` of an array [1] for the end of a loop, which numpy 2.4 refuses."""
+    _patch_tensor(tensor, scope)
+    scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+
+interpreter._patch_lang_tensor = patch_tensor
 
 CASES = {
     "no resets": {"size": (5, 3, 7, 16), "rate": None},
