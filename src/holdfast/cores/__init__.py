@@ -1,8 +1,9 @@
 """Cores: the parts of a network that remember. `base.py` holds the contract."""
 
 from holdfast.cores.base import RESET_MODES, Core
+from holdfast.cores.block import Block
 from holdfast.cores.compose import Memoryless, Parallel, Stack
 from holdfast.cores.gru import GRU
 from holdfast.cores.lstm import LSTM
 
-__all__ = ["GRU", "LSTM", "RESET_MODES", "Core", "Memoryless", "Parallel", "Stack"]
+__all__ = ["GRU", "LSTM", "RESET_MODES", "Block", "Core", "Memoryless", "Parallel", "Stack"]

@@ -147,6 +147,14 @@ class Core(nn.Module):
         """`trace` without checks."""
         return self._trace(x, state, resets)
 
+    def advance_or_copy_(self, x: Tensor, state: State, resets: Tensor | None) -> tuple[Tensor]:
+        """(y,) of one step that leaves the new state in the tensors of `state`, with `advance_` or without."""
+        if self.supports_advance:
+            return (self.advance_(x, state, resets),)
+        y, new = self._step(x, state, resets)
+        state_ops.tree_map(lambda row, old, leaf: old.copy_(leaf), self.row_shapes(), state, new)
+        return (y,)
+
     # --- states of this core ---------------------------------------------------------------------------------------
 
     def check_state(self, state: State, batch_size: int) -> None:

@@ -12,17 +12,21 @@ from holdfast.cores.base import Core
 from holdfast.state import State
 
 
-def _require_core(core: object, where: str) -> Core:
+def require_core(core: object, where: str) -> Core:
     if not isinstance(core, Core):
         raise TypeError(f"{where} takes cores (hf.LSTM, hf.GRU, ...), got a {type(core).__name__}")
     return core
 
 
-class _Composite(Core):
-    """What `Stack` and `Parallel` share: each form of the call is the same form of the parts' calls."""
+class Composite(Core):
+    """What cores made of cores share: each form of the call is the same form of the parts' calls.
+
+    `advance_` is offered if it saves any of the parts a copy; the others step, and their new state is copied.
+    """
 
     def _run(self, form: str, x: Tensor, state: State, resets: Tensor | None) -> Any:
-        """`form`: the method of a part to call. Returns y and one state, or for a trace two, in the form of `state`."""
+        """`form`: the method of a part to call. Returns y and one state in the form of `state`, two for a
+        trace, none for a step in place."""
         raise NotImplementedError
 
     def _step(self, x: Tensor, state: State, resets: Tensor | None) -> tuple[Tensor, State]:
@@ -34,8 +38,13 @@ class _Composite(Core):
     def _trace(self, x: Tensor, state: State, resets: Tensor | None) -> tuple[Tensor, State, State]:
         return self._run("trace_unchecked", x, state, resets)
 
+    def advance_(self, x: Tensor, state: State, resets: Tensor | None) -> Tensor:
+        if not self.supports_advance:
+            return super().advance_(x, state, resets)
+        return self._run("advance_or_copy_", x, state, resets)[0]
 
-class Stack(_Composite):
+
+class Stack(Composite):
     """Cores one after another; the state is a tuple of theirs.
 
     residual: a core whose input and output size agree adds its input to its output.
@@ -43,13 +52,14 @@ class Stack(_Composite):
 
     def __init__(self, cores: Iterable[Core], residual: bool = False) -> None:
         super().__init__()
-        self.cores = nn.ModuleList([_require_core(core, "Stack") for core in cores])
+        self.cores = nn.ModuleList([require_core(core, "Stack") for core in cores])
         if not self.cores:
             raise ValueError("Stack needs at least one core")
         for i, (a, b) in enumerate(zip(list(self.cores)[:-1], list(self.cores)[1:])):
             if a.output_size != b.input_size:
                 raise ValueError(f"core {i} gives {a.output_size} features, core {i + 1} takes {b.input_size}")
         self.residual = residual
+        self.supports_advance = any(core.supports_advance for core in self.cores)
         self.input_size: int = self.cores[0].input_size  # type: ignore[assignment]
         self.output_size: int = self.cores[-1].output_size  # type: ignore[assignment]
 
@@ -71,7 +81,7 @@ class Stack(_Composite):
         return x, *[tuple(states) for states in zip(*results)]
 
 
-class Parallel(_Composite):
+class Parallel(Composite):
     """Named cores side by side; outputs are concatenated in the order given, the state is a dict.
 
     Every core reads the whole input, unless `inputs` gives it a slice of the features.
@@ -91,7 +101,8 @@ class Parallel(_Composite):
             raise ValueError(
                 "Parallel needs at least one core, e.g. Parallel(actor=hf.LSTM(64, 128), critic=hf.LSTM(64, 128))"
             )
-        self.cores = nn.ModuleDict({name: _require_core(core, "Parallel") for name, core in cores.items()})
+        self.cores = nn.ModuleDict({name: require_core(core, "Parallel") for name, core in cores.items()})
+        self.supports_advance = any(core.supports_advance for core in cores.values())
         self.inputs: dict[str, slice] = _checked_inputs(inputs or {}, cores)
         self.input_size = _input_size(self.inputs, cores)
         self.slices: dict[str, slice] = {}
