@@ -13,7 +13,7 @@ from torch.distributions import Categorical
 import holdfast as hf
 from conformance.driver import Driver, PolicyDriver
 from conformance.tensordict_drivers import HandWritten, TensorDictDriver, wrap
-from holdfast.cores import RESET_MODES
+from cores.all_cores import KINDS_AND_RESETS, core_of
 
 Make = Callable[[], Driver]
 ACTIONS = 5
@@ -30,22 +30,6 @@ class ConvPolicy(hf.RecurrentPolicy):
     def decode(self, features):
         out = self.head(features)
         return Categorical(logits=out[:, :ACTIONS]), out[:, ACTIONS]
-
-
-def core_of(kind: str, reset: str, size: int = 6) -> hf.Core:
-    """Small cores whose sizes all differ, so that a swapped dimension is noticed."""
-    if kind == "lstm":
-        return hf.LSTM(size, 7, reset=reset)
-    if kind == "gru":
-        return hf.GRU(size, 5, num_layers=2, reset=reset)
-    if kind == "stack":
-        return hf.Stack([hf.LSTM(size, size, reset=reset), hf.GRU(size, 5, reset=reset)], residual=True)
-    if kind == "parallel":
-        return hf.Parallel(actor=hf.LSTM(size, 5, reset=reset), critic=hf.GRU(size, 4, reset=reset))
-    raise ValueError(kind)
-
-
-KINDS = ("lstm", "gru", "stack", "parallel")
 
 
 def actor_critic(kind: str, reset: str) -> Driver:
@@ -81,9 +65,7 @@ def loud(policy: nn.Module) -> nn.Module:
 
 
 DRIVERS: dict[str, Make] = {
-    f"{kind}-{reset}": (lambda kind=kind, reset=reset: actor_critic(kind, reset))
-    for kind in KINDS
-    for reset in RESET_MODES
+    f"{kind}-{reset}": (lambda kind=kind, reset=reset: actor_critic(kind, reset)) for kind, reset in KINDS_AND_RESETS
 }
 DRIVERS["conv-lstm-zero"] = lambda: conv("lstm")
 DRIVERS["conv-gru-zero"] = lambda: conv("gru")

@@ -9,7 +9,8 @@ from torch._dynamo.utils import counters
 import holdfast as hf
 from conformance.driver import either
 from conformance.episodes import assert_close, flags
-from conformance.policies import DRIVERS, KINDS, actor_critic
+from conformance.policies import DRIVERS, actor_critic
+from cores.all_cores import KINDS
 
 # One small case of each leg with the real compiler; the rest with the same graphs run by eager kernels.
 BACKENDS = [("lstm", "zero", "inductor"), *((kind, "zero", "aot_eager") for kind in KINDS)]

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from conformance.episodes import flags, for_resets, roll, warm_up
+from cores.all_cores import leaf_dtypes
 from holdfast import state as state_ops
 
 HALVES = [torch.bfloat16, torch.float16]
@@ -69,18 +70,19 @@ def test_the_initial_state_follows_the_module_and_can_be_used_in_backward(make, 
     obs, actions = driver.observations(3, 2), torch.zeros(3, 2, dtype=torch.long)
     for start in (state, snapshot):
         leaves = state_ops.leaves(start)
-        assert all(leaf.dtype == dtype and not leaf.is_inference() for leaf in leaves)
+        assert [leaf.dtype for leaf in leaves] == leaf_dtypes(driver.memory.core, dtype)
+        assert not any(leaf.is_inference() for leaf in leaves)
         driver.evaluate(obs, actions, start).signature.sum().backward()
 
 
 def test_memory_follows_the_module_to_another_dtype(make):
     driver = make()
     warm_up(driver, 2)
-    before = driver.carried()
+    before, core = driver.carried(), driver.memory.core
     driver.module.double()
     driver.act(driver.observations(2))
-    assert all(leaf.dtype == torch.float64 for leaf in driver.carried())
-    assert all(leaf.dtype == torch.float32 for leaf in before)
+    assert [leaf.dtype for leaf in driver.carried()] == leaf_dtypes(core, torch.float64)
+    assert [leaf.dtype for leaf in before] == leaf_dtypes(core, torch.float32)
 
 
 @for_resets("learned")

@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 
 import holdfast as hf
 from conformance.episodes import quick
-from conformance.policies import KINDS, core_of, loud
+from conformance.policies import loud
+from cores.all_cores import KINDS, KINDS_AND_RESETS, core_of, kinds_with, leaf_dtypes, returned_state
 from holdfast import state as state_ops
-from holdfast.cores import RESET_MODES
 
-CORES = [(kind, reset) for kind in KINDS for reset in RESET_MODES]
 SIZE = 6
 
 
@@ -24,14 +23,9 @@ def make(kind, reset, **options):
     core = core_of(kind, reset, SIZE)
     for module in core.modules():
         for name, value in options.items():
-            if isinstance(module, (hf.LSTM, hf.GRU)):
+            if hasattr(module, name):
                 setattr(module, name, value)
     return loud(core)
-
-
-def random_state(core, batch, seed=1):
-    generator = torch.Generator().manual_seed(seed)
-    return state_ops.tree_map(lambda r: torch.randn(batch, *r.shape, generator=generator), core.row_shapes())
 
 
 def assert_states_close(got, expected, atol=1e-5):
@@ -39,7 +33,7 @@ def assert_states_close(got, expected, atol=1e-5):
         torch.testing.assert_close(mine, other, atol=atol, rtol=0)
 
 
-@pytest.mark.parametrize(("kind", "reset"), CORES)
+@pytest.mark.parametrize(("kind", "reset"), KINDS_AND_RESETS)
 @pytest.mark.parametrize("kernel", ["auto", "portable"])
 @quick
 @given(
@@ -53,7 +47,7 @@ def test_any_chunking_gives_the_same_outputs_and_final_state(kind, reset, kernel
     core = make(kind, reset, kernel=kernel)
     generator = torch.Generator().manual_seed(seed)
     x, resets = torch.randn(T, B, SIZE, generator=generator), torch.rand(T, B, generator=generator) < p
-    start = random_state(core, B)
+    start = returned_state(core, B)
     y, final = core(x, start, resets)
     state, parts = start, []
     for a, b in pairwise([0, *sorted(c for c in cuts if c < T), T]):
@@ -71,12 +65,12 @@ def test_any_chunking_gives_the_same_outputs_and_final_state(kind, reset, kernel
         assert_states_close(state, final)
 
 
-@pytest.mark.parametrize(("kind", "reset"), CORES)
+@pytest.mark.parametrize(("kind", "reset"), KINDS_AND_RESETS)
 def test_gradients_of_steps_and_of_the_sequence_agree(kind, reset):
     core = make(kind, reset).double()
     T, B = 5, 3
     x, resets = torch.randn(T, B, SIZE, dtype=torch.float64), torch.rand(T, B) < 0.4
-    start = state_ops.to(random_state(core, B), dtype=torch.float64)
+    start = returned_state(core, B)
 
     def grads(run):
         core.zero_grad()
@@ -99,7 +93,7 @@ def test_gradients_of_steps_and_of_the_sequence_agree(kind, reset):
             torch.testing.assert_close(one, other)
 
 
-@pytest.mark.parametrize(("kind", "reset"), CORES)
+@pytest.mark.parametrize(("kind", "reset"), KINDS_AND_RESETS)
 def test_no_state_is_the_initial_state_and_no_resets_are_none(kind, reset):
     core = make(kind, reset)
     x = torch.randn(4, 3, SIZE)
@@ -110,10 +104,10 @@ def test_no_state_is_the_initial_state_and_no_resets_are_none(kind, reset):
         assert_states_close(final, other_final, atol=0)
 
 
-@pytest.mark.parametrize(("kind", "reset"), CORES)
+@pytest.mark.parametrize(("kind", "reset"), KINDS_AND_RESETS)
 def test_a_core_keeps_nothing_and_changes_nothing_it_was_given(kind, reset):
     core = make(kind, reset)
-    x, state, resets = torch.randn(4, 3, SIZE), random_state(core, 3), torch.rand(4, 3) < 0.5
+    x, state, resets = torch.randn(4, 3, SIZE), returned_state(core, 3), torch.rand(4, 3) < 0.5
     copies = x.clone(), state_ops.clone(state)
     first, _ = core(x, state, resets)
     second, _ = core(x, state, resets)
@@ -123,13 +117,13 @@ def test_a_core_keeps_nothing_and_changes_nothing_it_was_given(kind, reset):
     assert_states_close(state, copies[1], atol=0)
 
 
-@pytest.mark.parametrize(("kind", "reset"), CORES)
+@pytest.mark.parametrize(("kind", "reset"), KINDS_AND_RESETS)
 @pytest.mark.parametrize("grad", [True, False])
 def test_what_a_step_returns_shares_no_storage(kind, reset, grad):
     """A decoder may work in place on the features; the state that memory keeps must not notice."""
     core = make(kind, reset)
     with torch.set_grad_enabled(grad):
-        start = random_state(core, 3)
+        start = returned_state(core, 3)
         y, state = core(torch.randn(3, SIZE), start, torch.tensor([True, False, False]))
     storages = [t.untyped_storage().data_ptr() for t in (y, *state_ops.leaves(state), *state_ops.leaves(start))]
     assert len(set(storages)) == len(storages)
@@ -138,13 +132,14 @@ def test_what_a_step_returns_shares_no_storage(kind, reset, grad):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
 def test_the_initial_state_follows_the_modules_dtype(kind, dtype):
-    core = make(kind, "learned").to(dtype)
-    assert all(leaf.dtype == dtype for leaf in state_ops.leaves(core.initial_state(2)))
+    core = make(kind, KINDS[kind].resets[0]).to(dtype)
+    expected = leaf_dtypes(core, dtype)
+    assert [leaf.dtype for leaf in state_ops.leaves(core.initial_state(2))] == expected
     y, state = core(torch.randn(3, 2, SIZE).to(dtype))
-    assert y.dtype == dtype and all(leaf.dtype == dtype for leaf in state_ops.leaves(state))
+    assert y.dtype == dtype and [leaf.dtype for leaf in state_ops.leaves(state)] == expected
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", kinds_with("learned"))
 def test_a_learned_start_is_trained_through_the_initial_state_and_through_resets(kind):
     core = make(kind, "learned")
     starts = [p for name, p in core.named_parameters() if "initial_" in name]
@@ -153,7 +148,7 @@ def test_a_learned_start_is_trained_through_the_initial_state_and_through_resets
     assert all(p.grad.abs().sum() > 0 for p in starts)
     core.zero_grad()
     resets[2, 1] = True
-    core(x, random_state(core, 2), resets)[0].sum().backward()
+    core(x, returned_state(core, 2), resets)[0].sum().backward()
     assert all(p.grad.abs().sum() > 0 for p in starts)
 
 

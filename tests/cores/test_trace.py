@@ -6,18 +6,16 @@ import pytest
 import torch
 
 import holdfast as hf
+from cores.all_cores import KINDS, core_of, returned_state
 from holdfast import state as state_ops
 
 T, B = 9, 3
 CORES = {
-    "lstm": lambda: hf.LSTM(4, 5),
+    **{kind: (lambda kind=kind: core_of(kind, size=4)) for kind in KINDS},
     "lstm portable": lambda: hf.LSTM(4, 5, 2, kernel="portable"),
     "lstm reference": lambda: hf.LSTM(4, 5, kernel="reference"),
     "lstm learned": lambda: hf.LSTM(4, 5, 2, reset="learned"),
-    "gru": lambda: hf.GRU(4, 5, 2),
     "gru detach": lambda: hf.GRU(4, 5, reset="detach"),
-    "stack": lambda: hf.Stack([hf.GRU(4, 4), hf.LSTM(4, 6)], residual=True),
-    "parallel": lambda: hf.Parallel(actor=hf.LSTM(4, 5), critic=hf.GRU(4, 3)),
     "memoryless": lambda: hf.Memoryless(4),
 }
 
@@ -27,7 +25,7 @@ CORES = {
 def test_a_trace_holds_the_state_after_every_step(name, grad):
     torch.manual_seed(0)
     core, x, resets = CORES[name](), torch.randn(T, B, 4), torch.rand(T, B) < 0.3
-    start = state_ops.tree_map(torch.randn_like, core.initial_state(B))
+    start = returned_state(core, B)
     with torch.set_grad_enabled(grad):
         y, final, states = core.trace(x, start, resets)
         whole, end = core(x, start, resets)

@@ -9,6 +9,7 @@ from tensordict import TensorDict
 
 import holdfast as hf
 from accumulator import Accumulator
+from cores.all_cores import CELLS, core_of
 from holdfast.integrations.tensordict import LSTMWrapper, TensorDictPolicy
 
 OBS, ACTIONS, HIDDEN = 5, 3, 8
@@ -19,9 +20,8 @@ def make_td_policy(core="lstm", reset="zero"):
     policy = hf.ActorCritic(
         gym.spaces.Box(-1, 1, (OBS,)),
         gym.spaces.Discrete(ACTIONS),
-        core=core,
+        core=core_of(core, reset, HIDDEN) if core in CELLS else core,
         hidden_size=HIDDEN,
-        reset=reset,
     )
     return TensorDictPolicy(policy)
 
@@ -58,8 +58,7 @@ def make_wrapper():
 
 
 MAKERS = {
-    "lstm": make_td_policy,
-    "gru": lambda: make_td_policy("gru"),
+    **{kind: (lambda kind=kind: make_td_policy(kind)) for kind in CELLS},
     "accumulator": lambda: make_td_policy(Accumulator(HIDDEN)),  # leaves of several dtypes
     "wrapper": make_wrapper,
 }

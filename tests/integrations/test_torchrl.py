@@ -17,13 +17,13 @@ from torchrl.objectives.value import GAE
 
 import holdfast as hf
 from accumulator import Accumulator
+from cores.all_cores import CELLS, core_of
 from holdfast.integrations.torchrl import RecurrentModule
 
 I, H = 3, 5
 CORES = {
-    "lstm": lambda: hf.LSTM(I, H),
+    **{kind: (lambda kind=kind: core_of(kind, size=I)) for kind in CELLS},
     "lstm2": lambda: hf.LSTM(I, H, 2),
-    "gru": lambda: hf.GRU(I, H),
     "learned": lambda: hf.LSTM(I, H, reset="learned"),
     "stack": lambda: hf.Stack([hf.GRU(I, 4), hf.LSTM(4, H)]),
     "accumulator": lambda: hf.Stack([Accumulator(I), hf.GRU(I, H)]),  # leaves of several dtypes
@@ -80,7 +80,7 @@ def test_t_single_steps_equal_one_sequence_call(module, shape):
 def test_a_single_step_keeps_the_batch_shape(module, shape):
     td = TensorDict({"x": torch.randn(*shape, I), "is_init": torch.ones(*shape, 1, dtype=torch.bool)}, batch_size=shape)
     out = module(td.update(fresh(module, *shape)))
-    assert out["y"].shape == (*shape, H)
+    assert out["y"].shape == (*shape, module.core.output_size)
     for key in module.state_keys:
         assert out["next", key].shape == td[key].shape
 

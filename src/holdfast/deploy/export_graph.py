@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from holdfast.cores.gated import GatedCore
+from holdfast.cores import Core
 from holdfast.deploy.exported_signature import Port, Signature, nest, next_name, observation_ports, unique_names
 from holdfast.policies import heads
 from holdfast.policies.base import RecurrentPolicy
@@ -157,7 +157,7 @@ def plain_copy(policy: RecurrentPolicy) -> RecurrentPolicy:
 def _without_custom_operators(policy: RecurrentPolicy) -> RecurrentPolicy:
     twin = copy.deepcopy(policy).requires_grad_(False)  # otherwise the carried state would carry a graph
     for module in twin.modules():
-        if isinstance(module, GatedCore):
+        if isinstance(module, Core) and hasattr(module, "kernel"):
             module.kernel = "reference"
     return twin
 

@@ -7,6 +7,7 @@ from gymnasium import spaces
 from torch import nn
 
 import holdfast as hf
+from cores.all_cores import CELLS, KINDS_AND_RESETS, core_of
 from holdfast import doctor
 from holdfast.doctor import subjects
 
@@ -19,10 +20,9 @@ def _policy(observations=BOX, actions=FEW, **arguments):
     return hf.ActorCritic(observations, actions, hidden_size=16, **arguments)
 
 
-@pytest.mark.parametrize("core", ["lstm", "gru"])
-@pytest.mark.parametrize("reset", ["zero", "learned", "detach", "never"])
-def test_every_core_and_reset_mode_is_healthy(core, reset):
-    report = doctor.assert_healthy(_policy(core=core, reset=reset))
+@pytest.mark.parametrize(("kind", "reset"), [pair for pair in KINDS_AND_RESETS if pair[0] in CELLS])
+def test_every_core_and_reset_mode_is_healthy(kind, reset):
+    report = doctor.assert_healthy(_policy(core=core_of(kind, reset, 16)))
     status = {o.check: (o.status, o.said) for o in report.outcomes}
     carries = reset in ("detach", "never")
     for name in ("rollout-resets", "gradient-isolation", "nan"):

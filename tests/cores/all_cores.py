@@ -1,0 +1,72 @@
+"""Every core that the tests run over: small ones whose sizes all differ, so that a swapped dimension is noticed.
+
+A new core is one entry in `KINDS`. The laws, chunking, precision, compilation, export, checkpoints and the integrations
+are then tested for it in every reset mode that it accepts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+import holdfast as hf
+from holdfast import state as state_ops
+from holdfast.cores import RESET_MODES
+from holdfast.state import State
+
+
+@dataclass(frozen=True)
+class Kind:
+    """make(input_size, reset) -> a core. resets: the modes it accepts."""
+
+    make: Callable[[int, str], hf.Core]
+    resets: tuple[str, ...] = RESET_MODES
+
+
+KINDS: dict[str, Kind] = {
+    "lstm": Kind(lambda size, reset: hf.LSTM(size, 7, reset=reset)),
+    "gru": Kind(lambda size, reset: hf.GRU(size, 5, num_layers=2, reset=reset)),
+    "stack": Kind(
+        lambda size, reset: hf.Stack([hf.LSTM(size, size, reset=reset), hf.GRU(size, 5, reset=reset)], residual=True)
+    ),
+    "parallel": Kind(
+        lambda size, reset: hf.Parallel(actor=hf.LSTM(size, 5, reset=reset), critic=hf.GRU(size, 4, reset=reset))
+    ),
+}
+CELLS = [name for name in KINDS if name not in ("stack", "parallel")]
+"""The kinds that are one cell, not cores made of cores."""
+
+KINDS_AND_RESETS = [(kind, reset) for kind, entry in KINDS.items() for reset in entry.resets]
+
+
+def core_of(kind: str, reset: str = "zero", size: int = 6) -> hf.Core:
+    return KINDS[kind].make(size, reset)
+
+
+def kinds_with(reset: str) -> list[str]:
+    """The kinds that accept this reset mode."""
+    return [kind for kind, entry in KINDS.items() if reset in entry.resets]
+
+
+def stack_of_cells(size: int, reset: str = "zero") -> hf.Stack:
+    """One of every cell that accepts `reset`, each reading the one before: an error in any shows in the output."""
+    cores: list[hf.Core] = []
+    for kind in CELLS:
+        if reset in KINDS[kind].resets:
+            cores.append(core_of(kind, reset, cores[-1].output_size if cores else size))
+    return hf.Stack(cores)
+
+
+def returned_state(core: hf.Core, batch: int, seed: int = 1) -> State:
+    """A state that `core` returned after a few steps, without a graph. Arbitrary numbers may be no state of a core."""
+    dtype, device = core.dtype_and_device()
+    x = torch.randn(3, batch, core.input_size, generator=torch.Generator().manual_seed(seed))
+    with torch.no_grad():
+        return state_ops.clone(core(x.to(device, dtype))[1])
+
+
+def leaf_dtypes(core: hf.Core, dtype: torch.dtype) -> list[torch.dtype]:
+    """The dtypes of the leaves of a state when the module's is `dtype`."""
+    return [row.dtype or dtype for row in state_ops.leaves(core.row_shapes())]
