@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from holdfast.checks import debug
-from holdfast.cores import GRU, LSTM, Block, Core, Memoryless, Parallel, Stack
+from holdfast.cores import GRU, LSTM, Block, Core, Memoryless, Parallel, Stack, WindowAttention
 from holdfast.memory import Memory
 from holdfast.policies.base import Evaluation, PolicyOutput, RecurrentPolicy, Step
 from holdfast.rollout.advantages import gae, resets_from
@@ -68,6 +68,7 @@ __all__ = [
     "Step",
     "TrainConfig",
     "Trainer",
+    "WindowAttention",
     "collect",
     "debug",
     "doctor",

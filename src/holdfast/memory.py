@@ -50,6 +50,7 @@ class Memory:
         self._num_envs = 0
         self._any_fresh = False
         self._handed_out = False  # a caller may hold the stored tensors: replace them, do not update them
+        self.in_place = False  # see `update_in_place`
 
     def __repr__(self) -> str:
         return f"Memory({self.num_envs} environments of {type(self.core).__name__}({self.core.extra_repr()}))"
@@ -75,7 +76,8 @@ class Memory:
         if env_ids is None and self._num_envs != self.num_rows:
             env_ids = self._known.nonzero().squeeze(1)
         # without_graph rebuilds the tree, so that a caller who replaces a leaf of it does not replace ours.
-        return state_ops.without_graph(self._read(self._rows(env_ids)))
+        state = state_ops.without_graph(self._read(self._rows(env_ids)))
+        return state_ops.clone(state) if self.in_place and env_ids is None else state
 
     @torch.no_grad()
     def write(self, state: State, env_ids: EnvIds = None) -> None:
@@ -135,6 +137,15 @@ class Memory:
             self._num_envs = int(self._known.sum())
 
     # --- one step of a policy: no copies that can be avoided ---------------------------------------------------------
+
+    def update_in_place(self) -> None:
+        """From now on `policy.act` for all rows may update the stored tensors (`Core.advance_`), and `read` copies.
+
+        For the rollout that owns this memory: a state that is large, like a ring of keys, is then not copied per step.
+        """
+        if self.core.supports_advance and not self.in_place:
+            self._follow_core()
+            self._state, self.in_place = state_ops.clone(self._state), True  # snapshots may hold the tensors of before
 
     def expect(self, batch: int, env_ids: EnvIds) -> None:
         """Under the compiler: reserve the rows first, so that the first graph serves all later steps too."""

@@ -7,7 +7,7 @@ import torch
 
 import holdfast as hf
 from conformance.episodes import roll, warm_up
-from conformance.policies import KINDS, core_of
+from cores.all_cores import KINDS, core_of
 
 BAD_STEP_FLAGS = {
     "int64": (torch.zeros(3, dtype=torch.int64), TypeError, "int64.*bool"),

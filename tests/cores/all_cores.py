@@ -34,8 +34,12 @@ KINDS: dict[str, Kind] = {
     "parallel": Kind(
         lambda size, reset: hf.Parallel(actor=hf.LSTM(size, 5, reset=reset), critic=hf.GRU(size, 4, reset=reset))
     ),
+    "block": Kind(lambda size, reset: hf.Block(hf.GRU(size, 5, reset=reset))),
+    "window": Kind(
+        lambda size, reset: hf.WindowAttention(size, 6, window=6, num_heads=2, reset=reset), resets=("zero", "never")
+    ),
 }
-CELLS = [name for name in KINDS if name not in ("stack", "parallel")]
+CELLS = [name for name in KINDS if name not in ("stack", "parallel", "block")]
 """The kinds that are one cell, not cores made of cores."""
 
 KINDS_AND_RESETS = [(kind, reset) for kind, entry in KINDS.items() for reset in entry.resets]

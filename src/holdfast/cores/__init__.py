@@ -5,5 +5,6 @@ from holdfast.cores.block import Block
 from holdfast.cores.compose import Memoryless, Parallel, Stack
 from holdfast.cores.gru import GRU
 from holdfast.cores.lstm import LSTM
+from holdfast.cores.window import WindowAttention
 
-__all__ = ["GRU", "LSTM", "RESET_MODES", "Block", "Core", "Memoryless", "Parallel", "Stack"]
+__all__ = ["GRU", "LSTM", "RESET_MODES", "Block", "Core", "Memoryless", "Parallel", "Stack", "WindowAttention"]

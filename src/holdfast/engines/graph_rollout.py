@@ -112,7 +112,7 @@ class GraphCollector(Collector):
             for t in range(steps):
                 if t % self.bptt == 0:
                     self._chunk_states.append(state_ops.clone(state))
-                dist, value, state = policy.step(obs, state, resets)
+                dist, value, state = policy.step(obs, state, resets, in_place=policy.core.supports_advance)
                 action = dist.sample()
                 step = env.transition(env_state, adapter.to_env(action), env.draw())
                 log_prob, valid = dist.log_prob(action).float(), torch.ones_like(resets)

@@ -46,6 +46,13 @@ def _choose(core: GatedCore, x: Tensor) -> tuple[str, ModuleType]:
     return "portable", portable
 
 
+def by_name(cell: str, kernel: str) -> ModuleType:
+    """The module of a cell that has a reference and a portable form alone; "auto" is the portable one."""
+    if kernel not in ("auto", "reference", "portable"):
+        raise ValueError(f"unknown kernel {kernel!r}; one of 'auto', 'reference', 'portable'")
+    return getattr(reference if kernel == "reference" else portable, cell)
+
+
 def choose_step(core: GatedCore, x: Tensor) -> ModuleType | None:
     """The module whose `step` runs x [B, I] without gradients, or None if there is none.
 

@@ -68,6 +68,7 @@ class Collector:
         self.adapter.start(self.seed)
         self.memory.reserve(self.adapter.num_envs)
         self.memory.reset()
+        self.memory.update_in_place()
         self._forget_open_episodes()
         self.started = True
 
@@ -92,7 +93,7 @@ class Collector:
         in_env, began = 0.0, clock()
         for t in range(self.steps):
             if t % self.bptt == 0:
-                chunk_states.append(memory.take(adapter.num_envs)[0])
+                chunk_states.append(memory.read() if memory.in_place else memory.take(adapter.num_envs)[0])
             with span("policy"), autocast(adapter.device, self.autocast):
                 step = policy.act(adapter.obs, adapter.resets, memory=memory, action_mask=adapter.action_mask)
             for name in ("obs", "resets", "valid", "action_mask"):
@@ -217,6 +218,7 @@ class Collector:
             self.start()
             return False
         self.memory.load_state_dict(d["memory"])
+        self.memory.update_in_place()
         self._open_return = d["open_return"].to(self.adapter.device, copy=True)
         self._open_length = d["open_length"].to(self.adapter.device, copy=True)
         self.started = True
