@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import holdfast as hf
-from conformance.policies import KINDS, actor_critic, core_of
+from conformance.policies import actor_critic
+from cores.all_cores import KINDS, core_of
 from holdfast import checks
 
 

@@ -10,7 +10,18 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from holdfast.checks import debug
-from holdfast.cores import GRU, LSTM, Block, Core, Memoryless, Parallel, Stack, WindowAttention
+from holdfast.cores import (
+    GRU,
+    LRU,
+    LSTM,
+    Block,
+    Core,
+    Memoryless,
+    MinGRU,
+    Parallel,
+    Stack,
+    WindowAttention,
+)
 from holdfast.memory import Memory
 from holdfast.policies.base import Evaluation, PolicyOutput, RecurrentPolicy, Step
 from holdfast.rollout.advantages import gae, resets_from
@@ -49,6 +60,7 @@ _LAZY = {
 
 __all__ = [
     "GRU",
+    "LRU",
     "LSTM",
     "ActorCritic",
     "Block",
@@ -58,6 +70,7 @@ __all__ = [
     "Evaluation",
     "Memory",
     "Memoryless",
+    "MinGRU",
     "Parallel",
     "PolicyOutput",
     "Profile",

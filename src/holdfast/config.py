@@ -19,8 +19,8 @@ class TrainConfig:
 
     env: str = "holdfast/RepeatPreviousEasy-v0"
     """Environment: ours (holdfast/...), any gymnasium id, or popgym:Name."""
-    core: Literal["lstm", "gru", "none"] = "lstm"
-    """Kind of memory: lstm, gru, or none (the memoryless control)."""
+    core: Literal["lstm", "gru", "mingru", "lru", "none"] = "lstm"
+    """Kind of memory: lstm, gru, mingru, lru, or none (the memoryless control)."""
     hidden_size: int = 128
     """Units per layer of the core."""
     num_layers: int = 1

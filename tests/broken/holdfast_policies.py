@@ -9,7 +9,8 @@ from torch import Tensor, nn
 import holdfast as hf
 from broken.base import OBS, Broken, first_line
 from conformance.driver import PolicyDriver
-from conformance.policies import ACTIONS, core_of, loud
+from conformance.policies import ACTIONS, loud
+from cores.all_cores import core_of
 from holdfast.doctor.subjects import Holdfast
 from holdfast.policies.heads import Categorical
 

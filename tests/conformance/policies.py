@@ -61,6 +61,10 @@ def loud(policy: nn.Module) -> nn.Module:
                 p.normal_(0, 0.8)
             elif "weight_hh" in name or "weight_ih" in name:
                 p.mul_(1.5)
+            elif "weight_l" in name:  # a MinGRU's, whose gates start nearly closed
+                p.mul_(3)
+            elif "bias_l" in name:
+                p.zero_()
     return policy
 
 

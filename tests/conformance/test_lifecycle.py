@@ -159,5 +159,5 @@ def test_the_health_of_the_state_is_reported_with_a_nan_in_one_environment(make)
     assert healthy["memory/nan"] == 0
     assert healthy["memory/max"] == pytest.approx(torch.cat(leaves).abs().max().item())
     assert healthy["memory/rms"] == pytest.approx(torch.cat(leaves).square().mean().sqrt().item(), rel=1e-5)
-    driver.carried()[0][1].flatten()[0] = float("nan")
+    driver.carried()[0][1].view(-1)[0] = float("nan")
     assert memory_metrics(driver.memory.read(), torch.zeros(4, 3, dtype=torch.bool))["memory/nan"] == 1

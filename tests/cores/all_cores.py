@@ -28,6 +28,8 @@ class Kind:
 KINDS: dict[str, Kind] = {
     "lstm": Kind(lambda size, reset: hf.LSTM(size, 7, reset=reset)),
     "gru": Kind(lambda size, reset: hf.GRU(size, 5, num_layers=2, reset=reset)),
+    "mingru": Kind(lambda size, reset: hf.MinGRU(size, 5, num_layers=2, reset=reset)),
+    "lru": Kind(lambda size, reset: hf.LRU(size, 5, modes=9, reset=reset)),
     "stack": Kind(
         lambda size, reset: hf.Stack([hf.LSTM(size, size, reset=reset), hf.GRU(size, 5, reset=reset)], residual=True)
     ),

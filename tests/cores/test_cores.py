@@ -87,10 +87,13 @@ def test_gradients_of_steps_and_of_the_sequence_agree(kind, reset):
             ys.append(y)
         return torch.stack(ys), state
 
+    # Where a state is float32 in every module, so are the gradients: the tolerance is assert_close's for that dtype.
+    single = torch.float32 in leaf_dtypes(core, torch.float64)
+    tolerance = {"rtol": 1.3e-6, "atol": 1e-5} if single else {}
     for one, other in zip(grads(lambda i, s: core(i, s, resets)), grads(steps)):
         assert (one is None) == (other is None)
         if one is not None:
-            torch.testing.assert_close(one, other)
+            torch.testing.assert_close(one, other, **tolerance)
 
 
 @pytest.mark.parametrize(("kind", "reset"), KINDS_AND_RESETS)

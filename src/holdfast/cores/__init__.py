@@ -4,7 +4,21 @@ from holdfast.cores.base import RESET_MODES, Core
 from holdfast.cores.block import Block
 from holdfast.cores.compose import Memoryless, Parallel, Stack
 from holdfast.cores.gru import GRU
+from holdfast.cores.lru import LRU
 from holdfast.cores.lstm import LSTM
+from holdfast.cores.mingru import MinGRU
 from holdfast.cores.window import WindowAttention
 
-__all__ = ["GRU", "LSTM", "RESET_MODES", "Block", "Core", "Memoryless", "Parallel", "Stack", "WindowAttention"]
+__all__ = [
+    "GRU",
+    "LRU",
+    "LSTM",
+    "RESET_MODES",
+    "Block",
+    "Core",
+    "Memoryless",
+    "MinGRU",
+    "Parallel",
+    "Stack",
+    "WindowAttention",
+]

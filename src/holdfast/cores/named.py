@@ -2,12 +2,36 @@
 
 from __future__ import annotations
 
-from holdfast.cores.base import Core
-from holdfast.cores.compose import Memoryless
-from holdfast.cores.gru import GRU
-from holdfast.cores.lstm import LSTM
+from collections.abc import Callable
+from typing import Any
 
-CORES: dict[str, type[LSTM] | type[GRU]] = {"lstm": LSTM, "gru": GRU}
+from holdfast.cores.base import Core
+from holdfast.cores.block import Block
+from holdfast.cores.compose import Memoryless, Stack
+from holdfast.cores.gru import GRU
+from holdfast.cores.lru import LRU
+from holdfast.cores.lstm import LSTM
+from holdfast.cores.mingru import MinGRU
+
+
+def blocks(cell: Callable[..., Core]) -> Callable[..., Core]:
+    """What makes `num_layers` residual blocks around a cell that has one layer and is linear, or close to it."""
+
+    def make(input_size: int, hidden_size: int, num_layers: int = 1, **options: Any) -> Core:
+        sizes = [input_size, *[hidden_size] * (num_layers - 1)]
+        made: list[Core] = [Block(cell(size, hidden_size, **options)) for size in sizes]
+        return made[0] if num_layers == 1 else Stack(made)
+
+    return make
+
+
+CORES: dict[str, Callable[..., Any]] = {
+    "lstm": LSTM,
+    "gru": GRU,
+    "mingru": MinGRU,
+    "lru": blocks(LRU),
+}
+"""name -> make(input_size, hidden_size, num_layers, *, reset)."""
 
 
 def make_core(core: str | Core | None, input_size: int, hidden_size: int, num_layers: int, reset: str) -> Core:

@@ -53,6 +53,16 @@ def by_name(cell: str, kernel: str) -> ModuleType:
     return getattr(reference if kernel == "reference" else portable, cell)
 
 
+def choose_linear(kernel: str, b: Tensor) -> ModuleType:
+    """The module whose `sequence` runs a linear recurrence over b [T, B, W]. kernel: "auto" or a key of `KERNELS`."""
+    if kernel == "auto":
+        native = b.device.type == "cpu" and b.dtype == torch.float32 and in_use()
+        return cpu.linear if native else portable.linear
+    if kernel not in KERNELS:
+        raise ValueError(f"unknown kernel {kernel!r}; one of 'auto', {', '.join(map(repr, KERNELS))}")
+    return KERNELS[kernel].linear
+
+
 def choose_step(core: GatedCore, x: Tensor) -> ModuleType | None:
     """The module whose `step` runs x [B, I] without gradients, or None if there is none.
 

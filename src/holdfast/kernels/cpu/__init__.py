@@ -3,6 +3,6 @@
 `build` compiles `c/`, `library` loads it. The C code gets sizes and pointers through ctypes; it knows nothing of torch.
 """
 
-from holdfast.kernels.cpu import gru, lstm
+from holdfast.kernels.cpu import gru, linear, lstm
 
-__all__ = ["gru", "lstm"]
+__all__ = ["gru", "linear", "lstm"]

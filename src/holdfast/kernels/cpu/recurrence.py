@@ -42,7 +42,7 @@ in_use._dynamo_marked_constant = True  # type: ignore[attr-defined]
 @functools.cache
 def _warn_once(reason: str) -> None:
     warnings.warn(
-        f"LSTM and GRU run on the portable kernel, several times slower on a CPU than the native one: {reason}. "
+        f"Recurrent cores run on the portable kernel, several times slower on a CPU than the native one: {reason}. "
         "HOLDFAST_CPU_KERNEL=portable silences this.",
         RuntimeWarning,
         stacklevel=2,

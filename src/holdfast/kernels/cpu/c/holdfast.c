@@ -41,6 +41,8 @@ EXPORT int64_t holdfast_lanes(void) { return chosen->lanes; }
 EXPORT int holdfast_forward(const Job *job) { return chosen->forward(job); }
 EXPORT int holdfast_backward(const Job *job) { return chosen->backward(job); }
 EXPORT int holdfast_step(const Job *job) { return chosen->step(job); }
+EXPORT int holdfast_linear_forward(const LinearRecurrence *job) { return chosen->linear_forward(job); }
+EXPORT int holdfast_linear_backward(const LinearRecurrence *job) { return chosen->linear_backward(job); }
 EXPORT int holdfast_perceptron_forward(const Perceptron *job) { return chosen->perceptron_forward(job); }
 EXPORT int holdfast_perceptron_backward(const Perceptron *job) { return chosen->perceptron_backward(job); }
 EXPORT int holdfast_objective(const Objective *job) { return chosen->objective(job); }

@@ -30,6 +30,25 @@ typedef struct {
     float *dx, *dh0, *dc0, *d_reset_h, *d_reset_c, *dw_ih, *dw_hh, *db_ih, *db_hh;
 } Job;
 
+/* One call of a linear recurrence, h[t] = a[t] h[t-1] + b[t]. `width` is `channels`, or twice that for complex numbers: first
+ * all real parts, then all imaginary parts. GATED: b holds a gate and a candidate, [steps, batch, 2 * channels], before
+ * the gate's sigmoid z; h[t] = h[t-1] + z (candidate - h[t-1]); a and da are NULL. */
+typedef enum { REAL, COMPLEX, GATED } LinearForm;
+typedef struct {
+    int64_t steps, batch, channels, form;
+    int64_t a_per_channel;   /* a is [width], otherwise [steps, batch, width] */
+    int64_t detach_at_reset; /* a reset stops gradients and leaves values alone */
+    int64_t threads;
+
+    const float *a, *b, *h0; /* b [steps, batch, width], h0 [batch, width] */
+    const uint8_t *resets;   /* [steps, batch] */
+    const float *fill;       /* [width], the state after a reset; NULL means zeros */
+    float *h, *h_n;          /* [steps, batch, width], [batch, width]; the backward reads h */
+
+    const float *dh, *dh_n;
+    float *da, *db, *dh0, *d_fill; /* shaped as a, b, h0 and fill; all but db may be NULL */
+} LinearRecurrence;
+
 /* Linear layers one after another, each with an activation: out[l] = act(in W[l]^T + b[l]). */
 #define MAX_LAYERS 8
 typedef enum { IDENTITY, TANH, RELU } Activation;
@@ -77,6 +96,8 @@ typedef struct {
     int64_t lanes; /* floats in a vector: `padded` is a multiple of it */
     int (*forward)(const Job *);
     int (*backward)(const Job *);
+    int (*linear_forward)(const LinearRecurrence *);
+    int (*linear_backward)(const LinearRecurrence *);
     int (*step)(const Job *); /* forward for steps = 1, where h_n is y and nothing is kept */
     int (*perceptron_forward)(const Perceptron *);
     int (*perceptron_backward)(const Perceptron *);

@@ -1,0 +1,76 @@
+"""The linear recurrence in C on a CPU, in float32. `reference/linear.py` specifies what is computed."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from holdfast.kernels.cpu import library
+from holdfast.kernels.linear_operator import Gradients, Kept, Needed, make_operator, new_gradients
+from holdfast.kernels.operands import Resets
+
+_FORMS = ("real", "complex", "gated")  # LinearForm in c/job.h
+_INTEGERS = ("steps", "batch", "channels", "form", "a_per_channel", "detach_at_reset", "threads")
+_POINTERS = ("a", "b", "h0", "resets", "fill", "h", "h_n", "dh", "dh_n", "da", "db", "dh0", "d_fill")
+# The arithmetic is little and the memory much: an element counts as this many multiplications when threads are chosen.
+_MULTIPLICATIONS_PER_ELEMENT = 64
+
+
+class _LinearJob(ctypes.Structure):
+    """`LinearRecurrence` in c/job.h, field by field."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in _INTEGERS),
+        *((name, ctypes.c_void_p) for name in _POINTERS),
+    ]
+
+
+def _forward(a: Tensor | None, b: Tensor, h0: Tensor, resets: Resets, form: str) -> tuple[Tensor, Tensor]:
+    h, h_n = b.new_empty(*b.shape[:2], h0.shape[1]), torch.empty_like(h0, memory_format=torch.contiguous_format)
+    _call("forward", Kept(a, b, h0, h, resets, form), h_n=h_n)
+    return h, h_n
+
+
+def _backward(dh: Tensor | None, dh_n: Tensor | None, kept: Kept, needed: Needed) -> Gradients:
+    gradients = new_gradients(kept, needed)
+    da, db, dh0, d_fill = gradients
+    _call("backward", kept, dh=dh, dh_n=dh_n, da=da, db=db, dh0=dh0, d_fill=d_fill)
+    return gradients
+
+
+def _call(which: str, kept: Kept, **others: Tensor | None) -> None:
+    handle = library.load().handle
+    if handle is None:
+        raise RuntimeError(f"the native kernel is not available: {library.load().reason}")
+    a, b, h0, h, (mask, fill, _, detach), form = kept
+    T, B, W = h.shape
+    elements = {"a": T * B * W, "b": T * B * W, "h0": B * W, "resets": T * B, "fill": W, "h": T * B * W, "h_n": B * W}
+    per_channel = a is not None and a.dim() == 1
+    if per_channel:
+        elements["a"] = W
+    if form == "gated":
+        elements["b"] *= 2
+    threads = library.threads_for(B, T * B * W * _MULTIPLICATIONS_PER_ELEMENT)
+    channels = W // 2 if form == "complex" else W
+    job = _LinearJob(T, B, channels, _FORMS.index(form), per_channel, detach, threads)
+    alive = []
+    for name, tensor in {"a": a, "b": b, "h0": h0, "resets": mask, "fill": fill, "h": h, **others}.items():
+        if tensor is None:
+            continue
+        # C trusts its pointers, so sizes and dtypes are checked here.
+        count = elements[name.removeprefix("d_") if name == "d_fill" else name.removeprefix("d")]
+        dtype = torch.bool if name == "resets" else torch.float32
+        if tensor.numel() != count or tensor.dtype is not dtype or not tensor.is_cpu:
+            raise ValueError(
+                f"{name} is {tensor.dtype} {list(tensor.shape)} on {tensor.device}; for {form} numbers with T={T}, "
+                f"B={B}, W={W} the native kernel takes {count} elements of {dtype} on the CPU"
+            )
+        alive.append(tensor.contiguous())
+        setattr(job, name, alive[-1].data_ptr())
+    if getattr(handle, f"holdfast_linear_{which}")(ctypes.byref(job)):
+        raise MemoryError(f"the native kernel ran out of memory for T={T}, B={B}, W={W}")
+
+
+sequence = make_operator("linear_native", _forward, _backward)
