@@ -11,6 +11,7 @@ const char *holdfast_choose(const char *name);
 int64_t holdfast_lanes(void);
 int holdfast_forward(const Job *job), holdfast_backward(const Job *job), holdfast_step(const Job *job);
 int holdfast_perceptron_forward(const Perceptron *job), holdfast_perceptron_backward(const Perceptron *job);
+int holdfast_linear_forward(const LinearRecurrence *job), holdfast_linear_backward(const LinearRecurrence *job);
 int holdfast_objective(const Objective *job), holdfast_adam(const Adam *job);
 
 static float *numbers(int64_t count) {
@@ -118,6 +119,37 @@ static void run_perceptron(int64_t rows, int64_t layers, const int64_t *sizes, i
     while (count) free(owned[--count]);
 }
 
+static void run_linear(int64_t T, int64_t B, int64_t C, LinearForm form, int per_channel, int detach, int fill, double p, int threads) {
+    const int64_t W = form == COMPLEX ? 2 * C : C;
+    float *owned[32];
+    int count = 0;
+    uint8_t *resets = malloc((size_t)(T * B) + 1);
+    for (int64_t i = 0; i < T * B; i++) resets[i] = rand() < p * RAND_MAX;
+    LinearRecurrence job = {.steps = T, .batch = B, .channels = C, .form = form, .a_per_channel = per_channel};
+    job.detach_at_reset = detach, job.threads = threads;
+    job.a = form == GATED ? NULL : NEW(per_channel ? W : T * B * W);
+    job.b = NEW(T * B * (form == GATED ? 2 * W : W));
+    job.h0 = NEW(B * W);
+    job.resets = p < 0 ? NULL : resets;
+    job.fill = fill ? NEW(W) : NULL;
+    job.h = NEW(T * B * W), job.h_n = NEW(B * W);
+    succeed(holdfast_linear_forward(&job));
+    all_finite("h", job.h, T * B * W);
+    all_finite("h_n", job.h_n, B * W);
+    job.dh = fill ? NEW(T * B * W) : NULL, job.dh_n = NEW(B * W);
+    job.da = form == GATED ? NULL : NEW(per_channel ? W : T * B * W);
+    job.db = NEW(T * B * (form == GATED ? 2 * W : W));
+    job.dh0 = NEW(B * W);
+    job.d_fill = fill ? NEW(W) : NULL;
+    succeed(holdfast_linear_backward(&job));
+    all_finite("db", job.db, T * B * (form == GATED ? 2 * W : W));
+    all_finite("dh0", job.dh0, B * W);
+    if (job.da) all_finite("da", job.da, per_channel ? W : T * B * W);
+    if (job.d_fill) all_finite("d_fill", job.d_fill, W);
+    while (count) free(owned[--count]);
+    free(resets);
+}
+
 static void run_objective(int64_t rows, int64_t actions, int some_valid, double clip_value) {
     float *owned[64];
     int count = 0;
@@ -171,6 +203,12 @@ int main(void) {
                     const int64_t *s = shapes[n];
                     const double p = mode == 0 ? -1.0 : mode == 1 ? 0.3 : mode == 2 ? 1.1 : 0.3;
                     run(s[0], s[1], s[2], s[3], lstm, mode == 3, mode == 1, mode != 2, p, mode % 2 ? 3 : 1);
+                }
+        for (size_t n = 0; n < sizeof shapes / sizeof *shapes; n++)
+            for (int form = REAL; form <= GATED; form++)
+                for (int mode = 0; mode < 4; mode++) {
+                    const double p = mode == 0 ? -1.0 : mode == 1 ? 0.3 : mode == 2 ? 1.1 : 0.3;
+                    run_linear(shapes[n][0], shapes[n][1], shapes[n][3], form, mode % 2, mode == 3, mode == 1, p, mode % 2 ? 3 : 1);
                 }
         for (size_t n = 0; n < sizeof widths / sizeof *widths; n++)
             for (int64_t rows = 0; rows < 260; rows = 3 * rows + 1)

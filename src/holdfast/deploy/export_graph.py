@@ -158,7 +158,7 @@ def _without_custom_operators(policy: RecurrentPolicy) -> RecurrentPolicy:
     twin = copy.deepcopy(policy).requires_grad_(False)  # otherwise the carried state would carry a graph
     for module in twin.modules():
         if isinstance(module, Core) and hasattr(module, "kernel"):
-            module.kernel = "reference"
+            module.kernel = "reference"  # type: ignore[assignment]
     return twin
 
 

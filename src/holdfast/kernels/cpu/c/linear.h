@@ -76,8 +76,9 @@ static void linear_forward_part(void *context, int64_t part) {
                 else linear_row_forward(call, t, row, REAL);
             }
     }
+    const float *last = job->steps ? job->h + (job->steps - 1) * job->batch * call->width : job->h0;
     const size_t bytes = (size_t)((to - from) * call->width) * sizeof(float);
-    memcpy(job->h_n + from * call->width, job->h + ((job->steps - 1) * job->batch + from) * call->width, bytes);
+    memcpy(job->h_n + from * call->width, last + from * call->width, bytes);
     restore_denormals(mode);
 }
 
