@@ -28,7 +28,7 @@ from holdfast.config import PRESETS
         ),
         (dict(inputs=("prev_action",)), "--inputs must be obs and optionally prev_action and prev_reward, got"),
         (dict(inputs=("obs", "reward")), "--inputs must be obs and optionally"),
-        (dict(core="rnn"), "--core must be one of lstm, gru, none, got 'rnn'"),
+        (dict(core="rnn"), "--core must be one of lstm, gru, .*none, got 'rnn'"),
         (dict(lr_schedule="step"), "--lr-schedule must be one of constant, linear, cosine, got 'step'"),
         (dict(precision="fp16"), "--precision must be one of fp32, bf16, got 'fp16'"),
         (dict(gamma=1.5), "--gamma must be between 0 and 1, got 1.5"),

@@ -37,6 +37,7 @@ KINDS: dict[str, Kind] = {
         lambda size, reset: hf.Parallel(actor=hf.LSTM(size, 5, reset=reset), critic=hf.GRU(size, 4, reset=reset))
     ),
     "block": Kind(lambda size, reset: hf.Block(hf.GRU(size, 5, reset=reset))),
+    "mlstm": Kind(lambda size, reset: hf.MLSTM(size, 6, num_heads=2, reset=reset)),
     "window": Kind(
         lambda size, reset: hf.WindowAttention(size, 6, window=6, num_heads=2, reset=reset), resets=("zero", "never")
     ),

@@ -7,12 +7,14 @@ from holdfast.cores.gru import GRU
 from holdfast.cores.lru import LRU
 from holdfast.cores.lstm import LSTM
 from holdfast.cores.mingru import MinGRU
+from holdfast.cores.mlstm import MLSTM
 from holdfast.cores.window import WindowAttention
 
 __all__ = [
     "GRU",
     "LRU",
     "LSTM",
+    "MLSTM",
     "RESET_MODES",
     "Block",
     "Core",

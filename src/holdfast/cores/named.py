@@ -12,6 +12,8 @@ from holdfast.cores.gru import GRU
 from holdfast.cores.lru import LRU
 from holdfast.cores.lstm import LSTM
 from holdfast.cores.mingru import MinGRU
+from holdfast.cores.mlstm import MLSTM
+from holdfast.cores.window import WindowAttention
 
 
 def blocks(cell: Callable[..., Core]) -> Callable[..., Core]:
@@ -30,12 +32,24 @@ CORES: dict[str, Callable[..., Any]] = {
     "gru": GRU,
     "mingru": MinGRU,
     "lru": blocks(LRU),
+    "mlstm": blocks(MLSTM),
+    "window": blocks(WindowAttention),
 }
 """name -> make(input_size, hidden_size, num_layers, *, reset)."""
 
 
-def make_core(core: str | Core | None, input_size: int, hidden_size: int, num_layers: int, reset: str) -> Core:
-    """A core by name; None is the memoryless control: an MLP of the same width, without state."""
+def make_core(
+    core: str | Core | None,
+    input_size: int,
+    hidden_size: int,
+    num_layers: int,
+    reset: str,
+    memory_span: int | None = None,
+) -> Core:
+    """A core by name; None is the memoryless control: an MLP of the same width, without state.
+
+    memory_span: the length of a window. What it means for gates is `chrono_init_`'s.
+    """
     if isinstance(core, Core):
         if core.input_size != input_size:
             raise ValueError(
@@ -46,4 +60,5 @@ def make_core(core: str | Core | None, input_size: int, hidden_size: int, num_la
         return Memoryless(input_size)
     if core not in CORES:
         raise ValueError(f"unknown core {core!r}; one of {', '.join(map(repr, CORES))}, None, or a holdfast core")
-    return CORES[core](input_size, hidden_size, num_layers, reset=reset)
+    options = {"window": memory_span} if core == "window" and memory_span is not None else {}
+    return CORES[core](input_size, hidden_size, num_layers, reset=reset, **options)

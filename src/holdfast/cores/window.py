@@ -21,7 +21,7 @@ from holdfast.kernels.portable.window import attend_once, stored_age
 from holdfast.kernels.precision import without_autocast
 from holdfast.state import State, rows_mask
 
-_BIAS_SCALE = 8.0
+_BIAS_SCALE = 4.0
 """Adam moves each number by about the learning rate per update; a score must move by several units to matter."""
 
 _REFUSED = {

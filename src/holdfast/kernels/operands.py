@@ -42,6 +42,16 @@ class Ring(NamedTuple):
         return self.keys.shape[2]
 
 
+class MatrixInputs(NamedTuple):
+    """What a matrix memory reads in each step, per head: [..., h, d] or [..., h]."""
+
+    q: Tensor
+    k: Tensor  # of length 1
+    v: Tensor
+    i: Tensor  # input gate
+    log_f: Tensor  # logarithm of the forget gate
+
+
 class Needed(NamedTuple):
     """Which gradients are needed."""
 

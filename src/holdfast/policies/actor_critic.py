@@ -35,7 +35,7 @@ class ActorCritic(Actor):
     core, (hidden_size,) by default. head_sizes: layers between core and output, in actor and critic each. mask_parents:
     {j: i} when the mask of action head j depends on head i's choice. normalize_obs: running normalization of float
     observations; statistics change only in `update_normalizer`. memory_span: start with gates that remember for up to
-    about so many steps.
+    about so many steps; for core="window" the length of the window.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class ActorCritic(Actor):
         encoder = encoders.for_space(observation_space, normalize_obs)
         sizes = (hidden_size,) if encoder_sizes is None else tuple(encoder_sizes)
         trunk, features = encoders.mlp(encoder.size, sizes, activation)  # type: ignore[arg-type]
-        whole = _make_cores(core, critic_core, features, hidden_size, num_layers, reset)
+        whole = _make_cores(core, critic_core, features, hidden_size, num_layers, reset, memory_span)
         super().__init__(whole, observation_space, action_space, mask_parents)
         if memory_span is not None:
             chrono_init_(whole, memory_span)
@@ -119,10 +119,16 @@ class ActorCritic(Actor):
 
 
 def _make_cores(
-    core: str | Core | None, critic_core: str, features: int, hidden_size: int, num_layers: int, reset: str
+    core: str | Core | None,
+    critic_core: str,
+    features: int,
+    hidden_size: int,
+    num_layers: int,
+    reset: str,
+    memory_span: int | None,
 ) -> Core:
     """One core that actor and critic share, or one for each, side by side."""
-    actor = make_core(core, features, hidden_size, num_layers, reset)
+    actor = make_core(core, features, hidden_size, num_layers, reset, memory_span)
     if critic_core == "shared":
         return actor
     if critic_core not in ("separate", "none"):
@@ -131,7 +137,7 @@ def _make_cores(
         raise ValueError(
             "pass hf.Parallel(actor=..., critic=...) as core, with critic_core='shared', or a core by name"
         )
-    critic = make_core(None if critic_core == "none" else core, features, hidden_size, num_layers, reset)
+    critic = make_core(None if critic_core == "none" else core, features, hidden_size, num_layers, reset, memory_span)
     return Parallel(actor=actor, critic=critic)
 
 
