@@ -79,7 +79,7 @@ class MLSTM(Core):
 
     def _step(self, x: Tensor, state: State, resets: Tensor | None) -> tuple[Tensor, State]:
         if resets is not None and self.reset != "never":
-            other = state_ops.detach(state) if self.reset == "detach" else self.initial_state(len(resets))
+            other = state_ops.detach(state) if self.reset == "detach" else self.initial_state(resets.shape[0])
             state = state_ops.where(resets, other, state)
         inputs, output_gate = self._project(x)
         with without_autocast(x.device):

@@ -51,7 +51,7 @@ def attend_once(q: Tensor, k: Tensor, v: Tensor, ring: Ring, bias: Tensor) -> Te
     q = q * q.shape[-1] ** -0.5
     distance = 1 + (age - 1 - _count(R, age)) % R  # of each slot: [B, R], from 1 to R
     scores = torch.matmul(ring.keys, q.unsqueeze(-1)).squeeze(-1)  # [B, h, R]
-    scores = (scores + bias.t()[distance].transpose(1, 2)).masked_fill((distance > age).unsqueeze(1), -torch.inf)
+    scores = (scores + bias.t()[distance.long()].transpose(1, 2)).masked_fill((distance > age).unsqueeze(1), -torch.inf)
     own = (q * k).sum(-1, keepdim=True) + bias[:, :1]
     weights = torch.cat([scores, own], -1).softmax(-1)  # [B, h, R + 1]
     past = torch.matmul(weights[..., :R].unsqueeze(2), ring.values).squeeze(2)
