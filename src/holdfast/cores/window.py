@@ -96,7 +96,7 @@ class WindowAttention(Core):
             ring.values.scatter(2, slot, v.unsqueeze(2).to(ring.values.dtype)),
             stored_age(ring.age + 1, ring.slots),
         )
-        return self._attend_once(x, q, k, v, ring), new._asdict()
+        return self._attend_once(x, q, k, v, ring), new.as_state()
 
     @torch.no_grad()
     def advance_(self, x: Tensor, state: State, resets: Tensor | None) -> Tensor:
@@ -120,7 +120,7 @@ class WindowAttention(Core):
                 q, k, v, ring, None if self.reset == "never" else resets, self._distance_bias(q.dtype)
             )
         stored = Ring(new.keys.to(self.state_dtype()), new.values.to(self.state_dtype()), new.age)
-        return self.out(y.flatten(2).to(x.dtype)), stored._asdict()
+        return self.out(y.flatten(2).to(x.dtype)), stored.as_state()
 
     def _project(self, x: Tensor, spread_nan: bool = False) -> tuple[Tensor, ...]:
         """q, k, v [..., heads, d] of each step, in float32 or wider.

@@ -41,6 +41,9 @@ class Ring(NamedTuple):
     def slots(self) -> int:
         return self.keys.shape[2]
 
+    def as_state(self) -> dict[str, Tensor]:
+        return {"keys": self.keys, "values": self.values, "age": self.age}
+
 
 class MatrixInputs(NamedTuple):
     """What a matrix memory reads in each step, per head: [..., h, d] or [..., h]."""

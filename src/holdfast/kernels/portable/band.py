@@ -65,7 +65,7 @@ def _gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
     d_bias = q.new_zeros(heads, R + 1)
     for (a, b), weights in zip(_blocks(q.shape[1], R), blocks):
         d_weights = torch.bmm(dy[:, a:b], v[:, a : R + b].transpose(1, 2))
-        d_scores = torch._softmax_backward_data(d_weights, weights, -1, weights.dtype)
+        d_scores = d_weights.sub_((d_weights * weights).sum(-1, keepdim=True)).mul_(weights)
         dv[:, a : R + b].baddbmm_(weights.transpose(1, 2), dy[:, a:b])
         dk[:, a : R + b].baddbmm_(d_scores.transpose(1, 2), q[:, a:b])
         dq[:, a:b] = torch.bmm(d_scores, k[:, a : R + b])
