@@ -57,13 +57,12 @@ def kinds_with(reset: str) -> list[str]:
     return [kind for kind, entry in KINDS.items() if reset in entry.resets]
 
 
-def stack_of_cells(size: int, reset: str = "zero") -> hf.Stack:
-    """One of every cell that accepts `reset`, each reading the one before: an error in any shows in the output."""
-    cores: list[hf.Core] = []
-    for kind in CELLS:
-        if reset in KINDS[kind].resets:
-            cores.append(core_of(kind, reset, cores[-1].output_size if cores else size))
-    return hf.Stack(cores)
+def cells_side_by_side(size: int, reset: str = "zero") -> hf.Parallel:
+    """One of every cell that accepts `reset`, reading the same input: an error in any shows in the output.
+
+    Not one after another: with large weights that makes numbers of which float32 holds too few digits to compare.
+    """
+    return hf.Parallel(**{kind: core_of(kind, reset, size) for kind in CELLS if reset in KINDS[kind].resets})
 
 
 def returned_state(core: hf.Core, batch: int, seed: int = 1) -> State:
