@@ -37,7 +37,11 @@ TASKS: dict[str, tuple[str, dict[str, Any], tuple[str, ...], tuple[int, ...], fl
     "RepeatPreviousEasy, POPGym's own": (
         "repeat-previous-easy", {"env": "popgym:RepeatPreviousEasy"}, ("lstm",), (1,), 0.95),
     "HigherLowerEasy, POPGym's own": ("higher-lower-easy", {}, ("gru",), (1,), 0.50),
-    "RepeatPreviousMedium": ("repeat-previous-medium", {}, ("lstm",), (1,), 0.95),
+    "RepeatPreviousMedium": (
+        "repeat-previous-medium",
+        {"total_steps": 4_000_000, "gamma": 0.6, "hidden_size": 128, "num_steps": 104, "minibatches": 8,
+         "learning_rate": 3e-3, "memory_span": 64, "entropy_coef": 0.01},  # the preset is for --core window
+        ("lstm",), (1,), 0.95),
 }  # fmt: skip
 
 

@@ -10,7 +10,20 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from holdfast.checks import debug
-from holdfast.cores import FFM, GRU, LRU, LSTM, Block, Core, Memoryless, MinGRU, Parallel, Stack
+from holdfast.cores import (
+    FFM,
+    GRU,
+    LRU,
+    LSTM,
+    MLSTM,
+    Block,
+    Core,
+    Memoryless,
+    MinGRU,
+    Parallel,
+    Stack,
+    WindowAttention,
+)
 from holdfast.memory import Memory
 from holdfast.policies.base import Evaluation, PolicyOutput, RecurrentPolicy, Step
 from holdfast.rollout.advantages import gae, resets_from
@@ -52,6 +65,7 @@ __all__ = [
     "GRU",
     "LRU",
     "LSTM",
+    "MLSTM",
     "ActorCritic",
     "Block",
     "Callback",
@@ -71,6 +85,7 @@ __all__ = [
     "Step",
     "TrainConfig",
     "Trainer",
+    "WindowAttention",
     "collect",
     "debug",
     "doctor",

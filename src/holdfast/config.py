@@ -22,8 +22,8 @@ class TrainConfig:
 
     env: str = "holdfast/RepeatPreviousEasy-v0"
     """Environment: ours (holdfast/...), any gymnasium id, popgym:Name, envpool:Name, or your own, my_module:MyEnv."""
-    core: Literal["lstm", "gru", "mingru", "lru", "ffm", "none"] | str | type = "lstm"
-    """Kind of memory: lstm, gru, mingru, lru, ffm, none (the memoryless control), or your own, my_module:MyCore."""
+    core: Literal["lstm", "gru", "mingru", "lru", "ffm", "mlstm", "window", "none"] | str | type = "lstm"
+    """Memory: lstm, gru, mingru, lru, ffm, mlstm, window, none (memoryless control), or your own, my_module:MyCore."""
     hidden_size: int = 128
     """Units per layer of the core."""
     num_layers: int = 1
@@ -33,7 +33,7 @@ class TrainConfig:
     reset: Literal["zero", "learned", "detach", "never"] = "zero"
     """What happens to the memory when an episode starts."""
     memory_span: int | None = None
-    """Initialize the gates to remember for up to about this many steps; None: torch's initialization."""
+    """Steps to remember: gates start out that way, a window has that length. None: torch's initialization, 64 steps."""
     encoder_sizes: tuple[int, ...] | None = None
     """Sizes of the layers before the core; one layer of hidden_size by default, () for none."""
     head_sizes: tuple[int, ...] = ()
@@ -383,14 +383,20 @@ _EASY: dict[str, Any] = dict(
     hidden_size=64, num_envs=64, num_steps=64, epochs=4, minibatches=8, learning_rate=3e-3, normalize_obs=False,
     normalize_value=False,
 )  # fmt: skip
+_RECALL: dict[str, Any] = dict(
+    core="window", hidden_size=64, num_envs=64, num_steps=128, epochs=4, minibatches=4, learning_rate=2e-3, gamma=0.3,
+    gae_lambda=0.9, entropy_coef=0.003, normalize_obs=False, normalize_value=False,
+)  # fmt: skip
 
 PRESETS: dict[str, dict[str, Any]] = {
     "repeat-previous-easy": dict(
         _EASY, env="holdfast/RepeatPreviousEasy-v0", total_steps=300_000, gamma=0.6, gae_lambda=0.9
     ),
     "repeat-previous-medium": dict(
-        _EASY, env="holdfast/RepeatPreviousMedium-v0", total_steps=4_000_000, gamma=0.6, gae_lambda=0.9,
-        hidden_size=128, num_steps=104, memory_span=64,
+        _RECALL, env="holdfast/RepeatPreviousMedium-v0", total_steps=200_000, memory_span=32,
+    ),
+    "repeat-previous-hard": dict(
+        _RECALL, env="holdfast/RepeatPreviousHard-v0", total_steps=300_000, memory_span=64,
     ),
     "repeat-first-easy": dict(
         _EASY, env="holdfast/RepeatFirstEasy-v0", total_steps=400_000, gamma=0.9, gae_lambda=0.9, memory_span=64

@@ -59,6 +59,7 @@ class Memory:
         self._id_of: list[int] = []  # the inverse of _row_of
         self._any_fresh = False
         self._handed_out = False  # a caller may hold the stored tensors: replace them, do not update them
+        self.in_place = False  # see `update_in_place`
 
     def __repr__(self) -> str:
         return f"Memory({self.num_envs} environments of {type(self.core).__name__}({self.core.extra_repr()}))"
@@ -141,6 +142,19 @@ class Memory:
             self._grow(num_envs, exactly=True)
 
     # --- one step of a policy: no copies that can be avoided ---------------------------------------------------------
+
+    def update_in_place(self) -> None:
+        """From now on `policy.act` for all rows may update the stored tensors (`Core.advance_`), which `take` gives.
+
+        For the rollout that owns this memory: a state that is large, like a ring of keys, is then not copied per step.
+        """
+        if self.core.supports_advance and not self.in_place:
+            self._follow_core()
+            self._state, self._with_room = (
+                state_ops.clone(self._state),
+                None,
+            )  # snapshots may hold the tensors of before
+            self.in_place = True
 
     def expect(self, batch: int, env_ids: EnvIds) -> None:
         """Under the compiler: reserve the rows first, so that the first graph serves all later steps too."""

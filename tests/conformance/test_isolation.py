@@ -12,14 +12,15 @@ from holdfast import state as state_ops
 
 
 def with_gradient(state):
-    return state_ops.tree_map(lambda leaf: leaf.detach().clone().requires_grad_(), state)
+    """A copy whose leaves take gradients; integers do not."""
+    return state_ops.tree_map(lambda leaf: leaf.detach().clone().requires_grad_(leaf.is_floating_point()), state)
 
 
 def gradients(driver, rollout, t, b):
     """d(outputs at step t of environment b) / d(observations [T, B, ...], start state leaves)."""
     obs, state = rollout.obs.clone().requires_grad_(), with_gradient(rollout.start)
     ev = driver.evaluate(obs, rollout.actions, state, rollout.dones, rollout.truncateds)
-    leaves = state_ops.leaves(state)
+    leaves = [leaf for leaf in state_ops.leaves(state) if leaf.is_floating_point()]
     # The weights make the two outputs' gradients unable to cancel.
     said = ev.value[t, b] * 1.7 + ev.log_prob[t, b]
     return torch.autograd.grad(said, [obs, *leaves], allow_unused=True)
@@ -116,7 +117,8 @@ def test_a_reset_clears_nan_and_inf_and_touches_no_other_environment(make, poiso
         warm_up(driver, B)
     state = state_ops.clone(poisoned.memory.read())
     for leaf in state_ops.leaves(state):
-        leaf[bad] = poison
+        if leaf.is_floating_point():
+            leaf[bad] = poison
     poisoned.memory.write(state)
     obs, ends = clean.observations(T, B, seed=4), flags(T, B, (0, bad))
     expected, got = roll(clean, obs, ends), roll(poisoned, obs, ends)

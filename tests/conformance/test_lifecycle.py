@@ -155,7 +155,7 @@ def test_the_health_of_the_state_is_reported_with_a_nan_in_one_environment(make)
     warm_up(driver, 3)
     state = driver.memory.read()
     healthy = memory_metrics(state, torch.zeros(4, 3, dtype=torch.bool))
-    leaves = [leaf.flatten() for leaf in driver.carried()]
+    leaves = [leaf.flatten() for leaf in driver.carried() if leaf.is_floating_point()]
     assert healthy["memory/nan"] == 0
     assert healthy["memory/max"] == pytest.approx(torch.cat(leaves).abs().max().item())
     assert healthy["memory/rms"] == pytest.approx(torch.cat(leaves).square().mean().sqrt().item(), rel=1e-5)

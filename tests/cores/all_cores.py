@@ -37,8 +37,13 @@ KINDS: dict[str, Kind] = {
     "parallel": Kind(
         lambda size, reset: hf.Parallel(actor=hf.LSTM(size, 5, reset=reset), critic=hf.GRU(size, 4, reset=reset))
     ),
+    "block": Kind(lambda size, reset: hf.Block(hf.GRU(size, 5, reset=reset))),
+    "mlstm": Kind(lambda size, reset: hf.MLSTM(size, 6, num_heads=2, reset=reset)),
+    "window": Kind(
+        lambda size, reset: hf.WindowAttention(size, 6, window=6, num_heads=2, reset=reset), resets=("zero", "never")
+    ),
 }
-CELLS = [name for name in KINDS if name not in ("stack", "parallel")]
+CELLS = [name for name in KINDS if name not in ("stack", "parallel", "block")]
 """The kinds that are one cell, not cores made of cores."""
 
 KINDS_AND_RESETS = [(kind, reset) for kind, entry in KINDS.items() for reset in entry.resets]
@@ -53,16 +58,12 @@ def kinds_with(reset: str) -> list[str]:
     return [kind for kind, entry in KINDS.items() if reset in entry.resets]
 
 
-def stack_of_cells(size: int, reset: str = "zero") -> hf.Stack:
-    """One of every cell that accepts `reset`, each reading the one before: an error in any shows in the output.
+def cells_side_by_side(size: int, reset: str = "zero") -> hf.Parallel:
+    """One of every cell that accepts `reset`, reading the same input: an error in any shows in the output.
 
-    The LSTM comes last, because its output is bounded.
+    Not one after another: with large weights that makes numbers of which float32 holds too few digits to compare.
     """
-    cores: list[hf.Core] = []
-    for kind in reversed(CELLS):
-        if reset in KINDS[kind].resets:
-            cores.append(core_of(kind, reset, cores[-1].output_size if cores else size))
-    return hf.Stack(cores)
+    return hf.Parallel(**{kind: core_of(kind, reset, size) for kind in CELLS if reset in KINDS[kind].resets})
 
 
 def returned_state(core: hf.Core, batch: int, seed: int = 1) -> State:

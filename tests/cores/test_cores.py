@@ -75,7 +75,7 @@ def test_gradients_of_steps_and_of_the_sequence_agree(kind, reset):
     def grads(run):
         core.zero_grad()
         inputs = x.clone().requires_grad_()
-        state = state_ops.tree_map(lambda leaf: leaf.clone().requires_grad_(), start)
+        state = state_ops.tree_map(lambda leaf: leaf.clone().requires_grad_(leaf.is_floating_point()), start)
         y, final = run(inputs, state)
         (y.square().sum() + sum(leaf.sum() for leaf in state_ops.leaves(final))).backward()
         return [inputs.grad, *[leaf.grad for leaf in state_ops.leaves(state)], *[p.grad for p in core.parameters()]]

@@ -14,7 +14,7 @@ from gymnasium import spaces
 from torch import nn
 
 import holdfast as hf
-from cores.all_cores import CELLS, stack_of_cells
+from cores.all_cores import CELLS, cells_side_by_side
 from holdfast.cli import commands as cli
 from holdfast.deploy.export import ExportError
 from holdfast.deploy.exported_policy import ExportedPolicy
@@ -85,12 +85,12 @@ def log_prob(out, action_space):
 
 @pytest.fixture(scope="module", params=ACTIONS)
 def rollout(request):
-    """500 steps of a policy that remembers with every cell, one after the other: what each file must repeat.
+    """500 steps of a policy that remembers with every cell, side by side: what each file must repeat.
 
     All cells in one policy, because writing a file takes longer than everything else: an error in any would show in
     every number below.
     """
-    policy, B = make_policy(ACTIONS[request.param], stack_of_cells(12)), 4
+    policy, B = make_policy(ACTIONS[request.param], cells_side_by_side(12)), 4
     random = np.random.default_rng(0)
     pool = sample_observations(OBS, 200, seed=3)
     inputs, wanted = [], []
@@ -113,7 +113,7 @@ def test_a_file_agrees_with_its_policy_over_500_steps_with_random_resets(rollout
     np.testing.assert_allclose(got["value"], want.value, atol=1e-4, rtol=0)
     np.testing.assert_allclose(log_prob(got, ACTIONS[kind]), want.log_prob, atol=1e-4, rtol=0)
     memory = named_leaves(policy.memory.read())
-    assert {name.split(".")[0] for name in memory} == {str(i) for i in range(len(CELLS))}
+    assert {name.split(".")[0] for name in memory} == set(CELLS)
     for name, leaf in memory.items():
         np.testing.assert_allclose(file.state[f"state_{name.replace('.', '_')}"], leaf.numpy(), atol=1e-4, rtol=0)
 

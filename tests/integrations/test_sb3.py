@@ -15,7 +15,7 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecMonitor, VecNormalize
 
 import holdfast as hf
-from cores.all_cores import stack_of_cells
+from cores.all_cores import cells_side_by_side
 from holdfast.integrations import sequences
 from holdfast.integrations.sb3 import MlpLstmPolicy, RecurrentPPO
 
@@ -170,7 +170,7 @@ CASES = {
     "learned reset": {"policy_kwargs": {"lstm_kwargs": {"reset": "learned"}}},
     "never reset": {"policy_kwargs": {"core": "gru", "lstm_kwargs": {"reset": "never"}}},
     "detach": {"policy_kwargs": {"lstm_kwargs": {"reset": "detach"}}},
-    "stack of all cells": {"policy_kwargs": {"core": stack_of_cells(5)}},
+    "all cells": {"policy_kwargs": {"core": cells_side_by_side(5)}},
     "batch that does not divide": {"batch_size": 10},
     "batch of several environments": {"batch_size": 40},
     "no batch size": {"batch_size": None},

@@ -143,6 +143,7 @@ def test_shape_entries_that_are_there_are_kept_and_never_read():
 def test_either_flag_alone_resets_and_no_flag_does_not(policy, flag):
     obs = torch.randn(3, OBS)
     first = policy(step_td(3, obs))["values"].clone()
+    policy(step_td(3, torch.randn(3, OBS)))
     carried = policy(step_td(3, obs))["values"].clone()
     assert not torch.allclose(first, carried)
     again = policy(step_td(3, obs, **{flag: torch.ones(3)}))["values"]  # a float flag of 1 counts

@@ -8,5 +8,21 @@ from holdfast.cores.gru import GRU
 from holdfast.cores.lru import LRU
 from holdfast.cores.lstm import LSTM
 from holdfast.cores.mingru import MinGRU
+from holdfast.cores.mlstm import MLSTM
+from holdfast.cores.window import WindowAttention
 
-__all__ = ["FFM", "GRU", "LRU", "LSTM", "RESET_MODES", "Block", "Core", "Memoryless", "MinGRU", "Parallel", "Stack"]
+__all__ = [
+    "FFM",
+    "GRU",
+    "LRU",
+    "LSTM",
+    "MLSTM",
+    "RESET_MODES",
+    "Block",
+    "Core",
+    "Memoryless",
+    "MinGRU",
+    "Parallel",
+    "Stack",
+    "WindowAttention",
+]

@@ -91,7 +91,7 @@ class Core(nn.Module):
         """One step that updates the tensors of `state` in place: x [B, I], resets [B] -> y [B, O]. No gradients.
 
         Optional: check `supports_advance` first. y and the updated state equal those of a pure step. Only a rollout
-        engine that owns its state may call it, and it copies the state wherever a training chunk starts. No engine does yet.
+        engine that owns its state may call it, and it copies the state wherever a training chunk starts.
         """
         raise NotImplementedError(f"{type(self).__name__} has no in-place step; call the core instead")
 

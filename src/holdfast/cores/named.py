@@ -14,6 +14,8 @@ from holdfast.cores.gru import GRU
 from holdfast.cores.lru import LRU
 from holdfast.cores.lstm import LSTM
 from holdfast.cores.mingru import MinGRU
+from holdfast.cores.mlstm import MLSTM
+from holdfast.cores.window import WindowAttention
 from holdfast.named_objects import import_named, is_import_name
 
 
@@ -34,12 +36,24 @@ CORES: dict[str, Callable[..., Any]] = {
     "mingru": MinGRU,
     "lru": blocks(LRU),
     "ffm": blocks(FFM),
+    "mlstm": blocks(MLSTM),
+    "window": blocks(WindowAttention),
 }
 """name -> make(input_size, hidden_size, num_layers, *, reset)."""
 
 
-def make_core(core: str | type | Core | None, input_size: int, hidden_size: int, num_layers: int, reset: str) -> Core:
-    """A core by name or class, of your own too; None is the memoryless control: an MLP of the same width, without state."""
+def make_core(
+    core: str | type | Core | None,
+    input_size: int,
+    hidden_size: int,
+    num_layers: int,
+    reset: str,
+    memory_span: int | None = None,
+) -> Core:
+    """A core by name or class, of your own too; None is the memoryless control: an MLP of the same width, without state.
+
+    memory_span: the length of a window. What it means for gates is `chrono_init_`'s.
+    """
     if isinstance(core, Core):
         if core.input_size != input_size:
             raise ValueError(
@@ -49,7 +63,8 @@ def make_core(core: str | type | Core | None, input_size: int, hidden_size: int,
     if core is None or core == "none":
         return Memoryless(input_size)
     if isinstance(core, str) and core in CORES:
-        return CORES[core](input_size, hidden_size, num_layers, reset=reset)
+        options = {"window": memory_span} if core == "window" and memory_span is not None else {}
+        return CORES[core](input_size, hidden_size, num_layers, reset=reset, **options)
     if isinstance(core, str) and not is_import_name(core):
         known = ", ".join(map(repr, CORES))
         raise ValueError(f"unknown core {core!r}; one of {known}, None, a holdfast core, or 'my_module:MyCore'")

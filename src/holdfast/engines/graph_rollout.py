@@ -115,7 +115,7 @@ class GraphCollector(Collector):
             for t in range(steps):
                 if t % self.bptt == 0:
                     self._chunk_states.append(state_ops.clone(state))
-                dist, value, state = policy.step(obs, state, resets)
+                dist, value, state = policy.step(obs, state, resets, in_place=policy.core.supports_advance)
                 if self.noise is None:
                     action = dist.sample()
                 else:

@@ -54,6 +54,13 @@ def _choose(core: GatedCore, x: Tensor) -> tuple[str, ModuleType]:
     return "portable", portable
 
 
+def by_name(cell: str, kernel: str) -> ModuleType:
+    """The module of a cell that has a reference and a portable form alone; "auto" is the portable one."""
+    if kernel not in ("auto", "reference", "portable"):
+        raise ValueError(f"unknown kernel {kernel!r}; one of 'auto', 'reference', 'portable'")
+    return getattr(reference if kernel == "reference" else portable, cell)
+
+
 def choose_linear(kernel: str, b: Tensor) -> ModuleType:
     """The module whose `sequence` runs a linear recurrence over b [T, B, W]. kernel: "auto" or a key of `KERNELS`."""
     if kernel == "auto":

@@ -1,4 +1,4 @@
-"""The arguments and gradients of one recurrent layer, named once for all kernels. Nothing is computed here.
+"""The arguments, states and gradients of the kernels, named once for all of them. Nothing is computed here.
 
 Operators of torch.library take flat arguments. All of them that run both cells use one order: x, h0, c0 (None for a
 GRU), `Resets` without `detach`, `Weights`, then `detach_at_reset` and whether to keep what the backward needs.
@@ -28,6 +28,31 @@ class Resets(NamedTuple):
     h: Tensor | None = None  # [H]; None: zeros
     c: Tensor | None = None  # the same for the LSTM's cell
     detach: bool = False  # reset mode "detach": the state goes on, its gradient stops; h and c are not used
+
+
+class Ring(NamedTuple):
+    """The last steps of each row's episode, for attention over a window. R slots for a window of R + 1."""
+
+    keys: Tensor  # [B, h, R, d]; the episode's step n is in slot n % R; slots that its steps have not reached are 0
+    values: Tensor  # the same
+    age: Tensor  # [B], integers: steps of the episode so far; from 2 R on a number in [R, 2 R) with the same slot
+
+    @property
+    def slots(self) -> int:
+        return self.keys.shape[2]
+
+    def as_state(self) -> dict[str, Tensor]:
+        return {"keys": self.keys, "values": self.values, "age": self.age}
+
+
+class MatrixInputs(NamedTuple):
+    """What a matrix memory reads in each step, per head: [..., h, d] or [..., h]."""
+
+    q: Tensor
+    k: Tensor  # of length 1
+    v: Tensor
+    i: Tensor  # input gate
+    log_f: Tensor  # logarithm of the forget gate
 
 
 class Needed(NamedTuple):

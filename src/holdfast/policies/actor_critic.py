@@ -36,8 +36,9 @@ class ActorCritic(Actor):
     {j: i} when the mask of action head j depends on head i's choice. normalize_obs: running normalization of float
     observations; statistics change only in `update_normalizer`. normalize_value: the critic learns values of mean 0 and
     deviation 1 (`value_scale.py`); what the policy returns stays in reward units. memory_span: start with gates that
-    remember for up to about so many steps. Box actions: initial_std is the deviation at the start, and with scale_actions
-    mean and deviation are in units of the bounds (half their distance). squash_actions: a tanh keeps them inside the bounds.
+    remember for up to about so many steps; for core="window" the length of the window. Box actions: initial_std is the
+    deviation at the start, and with scale_actions mean and deviation are in units of the bounds (half their distance).
+    squash_actions: a tanh keeps them inside the bounds.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class ActorCritic(Actor):
         encoder = encoders.for_space(observation_space, normalize_obs)
         sizes = (hidden_size,) if encoder_sizes is None else tuple(encoder_sizes)
         trunk, features = encoders.mlp(encoder.size, sizes, activation)  # type: ignore[arg-type]
-        whole = _make_cores(core, critic_core, features, hidden_size, num_layers, reset)
+        whole = _make_cores(core, critic_core, features, hidden_size, num_layers, reset, memory_span)
         super().__init__(whole, observation_space, action_space, mask_parents, None, scale_actions, squash_actions)
         if memory_span is not None:
             chrono_init_(whole, memory_span)
@@ -143,10 +144,16 @@ class ActorCritic(Actor):
 
 
 def _make_cores(
-    core: str | type | Core | None, critic_core: str, features: int, hidden_size: int, num_layers: int, reset: str
+    core: str | type | Core | None,
+    critic_core: str,
+    features: int,
+    hidden_size: int,
+    num_layers: int,
+    reset: str,
+    memory_span: int | None,
 ) -> Core:
     """One core that actor and critic share, or one for each, side by side."""
-    actor = make_core(core, features, hidden_size, num_layers, reset)
+    actor = make_core(core, features, hidden_size, num_layers, reset, memory_span)
     if critic_core == "shared":
         return actor
     if critic_core not in ("separate", "none"):
@@ -155,7 +162,7 @@ def _make_cores(
         raise ValueError(
             "pass hf.Parallel(actor=..., critic=...) as core, with critic_core='shared', or a core by name"
         )
-    critic = make_core(None if critic_core == "none" else core, features, hidden_size, num_layers, reset)
+    critic = make_core(None if critic_core == "none" else core, features, hidden_size, num_layers, reset, memory_span)
     return Parallel(actor=actor, critic=critic)
 
 

@@ -81,16 +81,27 @@ class RecurrentPolicy(nn.Module):
     # --- the one composition: encode, core, decode --------------------------------------------------------------------
 
     def step(
-        self, obs: Any, state: State, resets: Any = None, *, action_mask: Any = None, checked: bool = False
+        self,
+        obs: Any,
+        state: State,
+        resets: Any = None,
+        *,
+        action_mask: Any = None,
+        checked: bool = False,
+        in_place: bool = False,
     ) -> PolicyOutput:
         """One step of B environments: obs [B, ...], resets [B] -> dist and value [B], the new state. Pure.
 
         checked: obs, state, resets and mask are tensors that the caller has checked; they are used as they are.
+        in_place: for a rollout that owns `state` and a core that `supports_advance`: its tensors become the new state.
         """
         if not checked:
             obs, resets, action_mask = self.as_tensors(obs), self.as_flags(resets), self.as_mask(action_mask)
-        run = self.core.step_unchecked if checked and not is_debug() else self.core
-        y, state = run(self._encode(obs), state, resets)  # [B, I] -> [B, O]
+        if in_place:
+            y = self.core.advance_(self._encode(obs), state, resets)
+        else:
+            run = self.core.step_unchecked if checked and not is_debug() else self.core
+            y, state = run(self._encode(obs), state, resets)  # [B, I] -> [B, O]
         dist, value = self._decode(y, action_mask)
         return PolicyOutput(dist, value, state)
 
@@ -134,7 +145,10 @@ class RecurrentPolicy(nn.Module):
             if env_ids is None and not torch.compiler.is_compiling():
                 self._notice_two_users(memory, resets)
         state, ids = memory.take(batch, env_ids)
-        dist, value, state = self._step_of_rows(obs, state, resets, action_mask, ids)
+        if memory.in_place and ids is None and not is_debug():
+            dist, value, state = self.step(obs, state, resets, action_mask=action_mask, in_place=True)
+        else:
+            dist, value, state = self._step_of_rows(obs, state, resets, action_mask, ids)
         action = dist.mode if deterministic else dist.sample() if noise is None else dist.sample(noise)
         log_prob = dist.log_prob(action)
         _check_batch_shape(log_prob, batch)

@@ -83,6 +83,7 @@ class Collector:
         self.adapter.start(self.seed)
         self.memory.reserve(self.adapter.num_envs)
         self.memory.reset()
+        self.memory.update_in_place()
         self._writes = None
         self._forget_open_episodes()
         self.started = True
@@ -120,7 +121,7 @@ class Collector:
         in_env, began = 0.0, clock()
         for t in range(self.steps):
             if t % self.bptt == 0:
-                chunk_states.append(memory.take(adapter.num_envs)[0])
+                chunk_states.append(memory.read() if memory.in_place else memory.take(adapter.num_envs)[0])
             with span("policy"), autocast(adapter.device, self.autocast):
                 options: dict[str, Any] = {} if noise is None else {"noise": noise.advance(adapter.resets)}
                 step = policy.act(
@@ -249,6 +250,7 @@ class Collector:
             self.start()
             return False
         self.memory.load_state_dict(d["memory"])
+        self.memory.update_in_place()
         self._writes = None
         self._open_return = d["open_return"].to(self.adapter.device, copy=True)
         self._open_length = d["open_length"].to(self.adapter.device, copy=True)

@@ -73,6 +73,7 @@ def evaluate(
             rng_state.seed(seed, device)
         adapter = VectorEnvAdapter(env, device, inputs)
         memory = Memory(policy.core)
+        memory.update_in_place()
         quota = [episodes // adapter.num_envs + (i < episodes % adapter.num_envs) for i in range(adapter.num_envs)]
         returns: list[list[float]] = [[] for _ in quota]
         lengths: list[list[int]] = [[] for _ in quota]

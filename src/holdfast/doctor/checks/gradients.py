@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from holdfast.cores import WindowAttention
 from holdfast.doctor.checks.base import CARRIES_ON, Case, NotApplicable, check, place
 from holdfast.doctor.recordings import Recordings
 from holdfast.doctor.report.credit import CreditMap
@@ -25,7 +26,16 @@ def gradient_flow(case: Case) -> str:
         return ""
     values = _credit(recordings, first, last)  # [T, T, B]
     recordings.credit = CreditMap(values, recordings.script.resets[first:last].cpu(), first)
-    return _judge_flow(case, values, recordings.credit.same_episode, recordings.subject.bptt)
+    joined = recordings.credit.same_episode & _in_sight(case, len(values))
+    return _judge_flow(case, values, joined, recordings.subject.bptt)
+
+
+def _in_sight(case: Case, T: int) -> Tensor:
+    """Pairs of steps [T, T, 1] that a window of attention can join, if the policy has one; otherwise all."""
+    modules = [m for part in case.recordings.subject.modules() for m in part.modules()]
+    sight = max((m.window - 1 for m in modules if isinstance(m, WindowAttention)), default=T)
+    steps = torch.arange(T)
+    return (steps.unsqueeze(1) - steps <= sight).unsqueeze(2)
 
 
 def _reaches_parameters(case: Case, segment: RecordedSegment) -> bool:

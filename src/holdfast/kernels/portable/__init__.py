@@ -5,6 +5,6 @@ preallocated tensors. The backward is written by hand: everything that does not 
 steps at once, and each weight gradient is one product. `reference/` specifies what is computed.
 """
 
-from holdfast.kernels.portable import gru, linear, lstm
+from holdfast.kernels.portable import gru, linear, lstm, mlstm, window
 
-__all__ = ["gru", "linear", "lstm"]
+__all__ = ["gru", "linear", "lstm", "mlstm", "window"]

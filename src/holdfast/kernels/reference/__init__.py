@@ -13,6 +13,6 @@ Dtypes: x and the weights share one dtype D. The state has dtype S, which is D o
 Products run in D, the pointwise part and the carried state in S, and y is in D.
 """
 
-from holdfast.kernels.reference import gru, linear, lstm
+from holdfast.kernels.reference import gru, linear, lstm, mlstm, window
 
-__all__ = ["gru", "linear", "lstm"]
+__all__ = ["gru", "linear", "lstm", "mlstm", "window"]

@@ -1,0 +1,93 @@
+"""Attention in a band: each query sees itself and a bounded number of steps before it. With its backward, in blocks.
+
+    A block of C queries sees R + C keys (R: steps before the first query):     R | C | C | C ...
+    T queries cost T x (R + C) scores, not T x (R + T).                         \\____/            block 0
+                                                                                    \\____/        block 1
+
+Everything here is finite; `window.py` takes care of what is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from holdfast.kernels.precision import without_autocast
+
+
+def attend_in_band(q: Tensor, k: Tensor, v: Tensor, reach: Tensor, bias: Tensor) -> Tensor:
+    """q [B, h, T, d]; k, v [B, h, R + T, d]; reach [B, T], how far back each query sees; bias [h, R + 1] by distance.
+
+    Returns [B, h, T, d].
+    """
+    B, heads, _, size = q.shape
+    q = (q * size**-0.5).reshape(B * heads, -1, size)
+    k, v = (part.reshape(B * heads, -1, size) for part in (k, v))
+    y: Tensor = _Band.apply(q, k, v, reach, bias)  # type: ignore[no-untyped-call]
+    return y.view(B, heads, -1, size)
+
+
+class _Band(torch.autograd.Function):
+    """q [N, T, d], k, v [N, R + T, d] with N = B x h -> [N, T, d]."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, reach: Tensor, bias: Tensor) -> Tensor:
+        R = bias.shape[1] - 1
+        y, blocks = torch.empty_like(q), []
+        for a, b in _blocks(q.shape[1], R):
+            scores = torch.bmm(q[:, a:b], k[:, a : R + b].transpose(1, 2))  # [N, n, R + n]
+            by_head = scores.view(reach.shape[0], -1, *scores.shape[1:])
+            distance = _distances(b - a, R, reach)
+            by_head += bias[:, distance.clamp(0, R)]
+            hidden = (distance > reach[:, a:b].unsqueeze(2)) | (distance < 0)  # [B, n, R + n]
+            weights = by_head.masked_fill_(hidden.unsqueeze(1), -torch.inf).softmax(-1).view_as(scores)
+            y[:, a:b] = torch.bmm(weights, v[:, a : R + b])
+            blocks.append(weights)
+        ctx.save_for_backward(q, k, v, *blocks)
+        ctx.heads, ctx.slots = bias.shape[0], R
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        with without_autocast(gradients[0].device):
+            return _gradients(ctx, *gradients)
+
+
+def _gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+    q, k, v, *blocks = ctx.saved_tensors
+    R, heads = ctx.slots, ctx.heads
+    dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    d_bias = q.new_zeros(heads, R + 1)
+    for (a, b), weights in zip(_blocks(q.shape[1], R), blocks):
+        d_weights = torch.bmm(dy[:, a:b], v[:, a : R + b].transpose(1, 2))
+        d_scores = d_weights.sub_((d_weights * weights).sum(-1, keepdim=True)).mul_(weights)
+        dv[:, a : R + b].baddbmm_(weights.transpose(1, 2), dy[:, a:b])
+        dk[:, a : R + b].baddbmm_(d_scores.transpose(1, 2), q[:, a:b])
+        dq[:, a:b] = torch.bmm(d_scores, k[:, a : R + b])
+        d_bias += _sum_by_distance(d_scores.view(-1, heads, *d_scores.shape[1:]).sum(0))
+    return dq, dk, dv, None, d_bias
+
+
+def _blocks(T: int, R: int) -> Iterator[tuple[int, int]]:
+    """(begin, end) of the queries of each block. Half of the band per block costs 1.5 times the band's scores."""
+    length = max(16, R // 2)
+    for begin in range(0, T, length):
+        yield begin, min(T, begin + length)
+
+
+def _distances(n: int, R: int, like: Tensor) -> Tensor:
+    """Between the queries and keys of a block: [n, R + n], negative for keys after the query."""
+    steps = torch.arange(R + n, device=like.device, dtype=like.dtype)
+    return steps[R:].unsqueeze(1) - steps
+
+
+def _sum_by_distance(scores: Tensor) -> Tensor:
+    """[h, n, R + n] -> [h, R + 1]: the diagonals' sums, by distance. The order of a sum is fixed, on a GPU too."""
+    heads, n, keys = scores.shape
+    diagonals = scores.contiguous().as_strided((heads, n, keys - n + 1), (n * keys, keys + 1, 1))
+    return diagonals.sum(1).flip(1)

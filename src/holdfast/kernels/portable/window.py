@@ -1,0 +1,104 @@
+"""Attention over a window in plain torch: whole sequences, and single steps.
+
+`reference/window.py` specifies what is computed. One rule is added: a query that may not see a key multiplies it by 0,
+and 0 x NaN is NaN. So steps that are not finite are replaced by 0 before the products, and exactly the queries that see
+one of them get NaN afterwards.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from holdfast.checks import values_are_readable
+from holdfast.kernels.operands import Ring
+from holdfast.kernels.portable.band import attend_in_band
+
+
+def sequence(q: Tensor, k: Tensor, v: Tensor, ring: Ring, resets: Tensor | None, bias: Tensor) -> tuple[Tensor, Ring]:
+    """q, k, v [T, B, h, d]; resets [T, B]; bias [h, window] -> y [T, B, h, d], the ring after the last step."""
+    T, R = q.shape[0], ring.slots
+    before = _steps_before(T, ring.age, resets)  # [B, T]
+    reach = before.clamp(max=R)
+    order = (ring.age.unsqueeze(1) + _count(R, ring.age)) % R  # the slot that is written next is the oldest
+    queries = q.permute(1, 2, 0, 3)  # [B, h, T, d]
+    keys = torch.cat([_pick(ring.keys, order), k.permute(1, 2, 0, 3)], 2)  # [B, h, R + T, d]
+    values = torch.cat([_pick(ring.values, order), v.permute(1, 2, 0, 3)], 2)
+    bad = _not_finite(keys) | _not_finite(values) | F.pad(_not_finite(queries), (R, 0))  # [B, R + T]
+    if values_are_readable(bad) and not bad.any():
+        y = attend_in_band(queries, keys, values, reach, bias)
+        return y.permute(2, 0, 1, 3), _last_slots(keys, values, before, ring)
+    rows = bad[:, None, :, None]
+    y = attend_in_band(
+        queries.masked_fill(rows[:, :, R:], 0.0),
+        keys.masked_fill(rows, 0.0),
+        values.masked_fill(rows, 0.0),
+        reach,
+        bias,
+    )
+    y = y.masked_fill(_sees_bad(bad, reach)[:, None, :, None], torch.nan)
+    keys, values = keys.masked_fill(rows, torch.nan), values.masked_fill(rows, torch.nan)
+    return y.permute(2, 0, 1, 3), _last_slots(keys, values, before, ring)
+
+
+def attend_once(q: Tensor, k: Tensor, v: Tensor, ring: Ring, bias: Tensor) -> Tensor:
+    """y of one step, [B, h, d], from a ring that is already reset and stays as it is.
+
+    Whatever is not finite in a ring belongs to the row's own episode, and may spread.
+    """
+    R, age = ring.slots, ring.age.unsqueeze(1)  # [B, 1]
+    q = q * q.shape[-1] ** -0.5
+    distance = 1 + (age - 1 - _count(R, age)) % R  # of each slot: [B, R], from 1 to R
+    scores = torch.matmul(ring.keys, q.unsqueeze(-1)).squeeze(-1)  # [B, h, R]
+    scores = (scores + bias.t()[distance.long()].transpose(1, 2)).masked_fill((distance > age).unsqueeze(1), -torch.inf)
+    own = (q * k).sum(-1, keepdim=True) + bias[:, :1]
+    weights = torch.cat([scores, own], -1).softmax(-1)  # [B, h, R + 1]
+    past = torch.matmul(weights[..., :R].unsqueeze(2), ring.values).squeeze(2)
+    return past + weights[..., R:] * v
+
+
+def stored_age(age: Tensor, slots: int) -> Tensor:
+    """A number of steps as a ring stores it; see `Ring`."""
+    return torch.where(age >= 2 * slots, slots + age % slots, age)
+
+
+def _count(n: int, like: Tensor) -> Tensor:
+    return torch.arange(n, device=like.device, dtype=like.dtype)
+
+
+def _steps_before(T: int, age: Tensor, resets: Tensor | None) -> Tensor:
+    """How many steps of its episode come before each step: [B, T]."""
+    now, first = _count(T, age), -age.unsqueeze(1)  # first: the time of the episode's first step
+    if resets is None:
+        return now - first
+    return now - torch.where(resets.t(), now, first).cummax(1).values
+
+
+def _pick(steps: Tensor, index: Tensor) -> Tensor:
+    """steps [B, h, n, d], index [B, m] -> [B, h, m, d]."""
+    return steps.gather(2, index.long()[:, None, :, None].expand(-1, steps.shape[1], -1, steps.shape[3]))
+
+
+def _not_finite(steps: Tensor) -> Tensor:
+    """Whether a step holds a number that is not finite: [B, h, n, d] -> [B, n]."""
+    # A sum is not finite if a part is not, and much cheaper than isfinite; where it overflows, the product would too.
+    return ~steps.detach().sum((1, 3)).isfinite()
+
+
+def _sees_bad(bad: Tensor, reach: Tensor) -> Tensor:
+    """Whether one of the steps that a query sees is bad; bad [B, R + T], reach [B, T] -> [B, T]."""
+    T = reach.shape[1]
+    count = F.pad(bad.long().cumsum(1), (1, 0))  # [B, R + T + 1]
+    end = count.shape[1] - T + _count(T, reach)  # one past the query itself
+    return count[:, -T:] > count.gather(1, (end - 1 - reach).long())
+
+
+def _last_slots(keys: Tensor, values: Tensor, before: Tensor, ring: Ring) -> Ring:
+    """The ring after the sequence, from all keys and values [B, h, R + T, d]."""
+    R, total = ring.slots, keys.shape[2]
+    age = before[:, -1:] + 1  # [B, 1]
+    back = (age - 1 - _count(R, age)) % R  # how many steps before the last one each slot was written: [B, R]
+    empty = (back >= age)[:, None, :, None]
+    keys, values = (_pick(part, total - 1 - back).masked_fill(empty, 0.0) for part in (keys, values))
+    return Ring(keys, values, stored_age(age.squeeze(1), R))
