@@ -198,7 +198,7 @@ def test_too_few_environments_for_the_ranks_are_refused(monkeypatch: pytest.Monk
 def test_ranks_with_different_settings_are_refused_in_one_line_that_names_the_flag(tmp_path: Path):
     config = hf.TrainConfig(**SMALL, run_dir=str(tmp_path / "run"))
     errors = run_ranks(3, rank_jobs.train_with_odd_rank, config, 2, {"learning_rate": 0.25, "threads": 2})
-    expected = "the ranks have different settings: --learning-rate is 0.001 on rank 0 and 0.25 on rank 2; "
+    expected = "the ranks have different settings: --learning-rate is 0.0007 on rank 0 and 0.25 on rank 2; "
     assert errors == [expected + "start all ranks with the same settings"] * 3
     assert not (tmp_path / "run").exists()
     same = run_ranks(2, rank_jobs.train_with_odd_rank, config, 1, {"threads": 2, "quiet": False})

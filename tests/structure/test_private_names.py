@@ -15,6 +15,7 @@ from structure.source_tree import modules
 
 ALLOWED = {
     "_fields": "NamedTuple: documented",
+    "_replace": "NamedTuple: documented",
     "_foreach_norm": "torch: one call for all gradients; no public name",
     "_foreach_add_": "torch: the same",
     "_foreach_copy_": "torch: the same",
