@@ -82,8 +82,8 @@ def test_obstacles_of_cuda_graphs():
     gpu = torch.device("cuda")
     not_ours = gym.make_vec("CartPole-v1", 2)
     ours = envs.make("holdfast/RepeatPreviousEasy-v0", 2)
-    assert "is not a torch environment" in str(graph_rollout.obstacle(not_ours, gpu, ("obs",)))
-    assert graph_rollout.obstacle(ours, gpu, ("obs",)) == "the environment is not on the GPU"
+    assert "is not a torch environment" in str(graph_rollout.obstacle(not_ours, gpu))
+    assert graph_rollout.obstacle(ours, gpu) == "the environment is not on the GPU"
     assert graph_update.obstacle(8, 4, masked=False) is None
     assert graph_update.obstacle(9, 4, masked=False) == "9 sequences do not divide into 4 equal minibatches"
     assert graph_update.obstacle(8, 1, masked=False) == "one minibatch holds the whole rollout"

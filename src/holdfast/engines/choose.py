@@ -46,13 +46,13 @@ IN_BATCHES = "asynchronous batches"
 # --- rollouts --------------------------------------------------------------------------------------------------------
 
 
-def rollout_choice(env: Any, device: torch.device, inputs: tuple[str, ...]) -> Choice:
+def rollout_choice(env: Any, device: torch.device) -> Choice:
     """How rollouts in this environment run."""
     if getattr(env, "is_asynchronous", False):
         return Choice(IN_BATCHES)
     if device.type != "cuda":
         return Choice(STEP_BY_STEP)
-    obstacle = graph_rollout.obstacle(env, device, inputs)
+    obstacle = graph_rollout.obstacle(env, device)
     return Choice(GRAPH) if obstacle is None else Choice(STEP_BY_STEP, obstacle)
 
 
@@ -60,7 +60,7 @@ def make_collector(
     env: Any, policy: RecurrentPolicy, config: TrainConfig, device: torch.device, seed: int
 ) -> tuple[Collector, Choice]:
     """The collector of a run."""
-    choice = rollout_choice(env, device, config.inputs)
+    choice = rollout_choice(env, device)
     kind = GraphCollector if choice.engine == GRAPH else AsyncCollector if choice.engine == IN_BATCHES else Collector
     collector = kind(
         env,
@@ -183,7 +183,7 @@ def describe_machine() -> list[tuple[str, str]]:
         return [
             (
                 "rollout engine",
-                "CUDA graph in environments of holdfast.envs with plain observations; step by step otherwise",
+                "CUDA graph in environments of holdfast.envs; step by step otherwise",
             ),
             (
                 "update engine",

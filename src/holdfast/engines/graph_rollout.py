@@ -21,14 +21,12 @@ from holdfast.spans import span
 from holdfast.state import State, tree_map
 
 
-def obstacle(env: Any, device: torch.device, inputs: tuple[str, ...]) -> str | None:
+def obstacle(env: Any, device: torch.device) -> str | None:
     """Why rollouts in this environment cannot be one graph; None if they can."""
     if not isinstance(env, TorchVectorEnv):
         return f"{type(env).__name__} is not a torch environment of holdfast.envs"
     if env.device.type != "cuda":
         return "the environment is not on the GPU"
-    if inputs != ("obs",):
-        return f"the policy also sees {' and '.join(name for name in inputs if name != 'obs')}"
     return None
 
 
@@ -137,8 +135,10 @@ class GraphCollector(Collector):
                 for name, part in zip(names, parts):
                     rows[name].append(part)
                 if env.can_truncate:  # V(final observation) from the state before the reset; used where truncated
-                    finals.append(policy.step(step.final_obs, state).value.float())
-                obs, resets, env_state = step.obs, step.done, step.state
+                    final_obs = adapter.compose(step.final_obs, action, step.rewards)
+                    finals.append(policy.step(final_obs, state).value.float())
+                obs = adapter.compose(step.obs, action, step.rewards, fresh=step.done)
+                resets, env_state = step.done, step.state
             last = policy.step(obs, state, resets).value.float()
         stacked = {name: tree_map(lambda *x: torch.stack(x), *parts) for name, parts in rows.items()}
         stacked["advantage"], stacked["returns"] = self.advantages(
