@@ -87,7 +87,7 @@ def _next_steps(trainer: Trainer, result: TrainResult) -> list[tuple[str, str]]:
     """The files of a finished run, and commands that continue, measure and compare it."""
     config, run = trainer.config, result.run_dir
     saved = trainer.saved_elsewhere or run
-    resume = f"holdfast train --resume {saved}"
+    resume = f"holdfast train --resume {saved}" + (f" --run-dir {run}" if trainer.saved_elsewhere else "")
     curve = draw([run], run / "curve.png")
     rows = [("run", str(run)), *([("curve", str(curve))] if curve else [])]
     rows += [("profile", str(callback.table)) for callback in trainer.callbacks if getattr(callback, "table", None)]

@@ -15,13 +15,6 @@ from holdfast.cli.run import callbacks, run_and_report, train_one
 from holdfast.cli.seeds import train_seeds
 from holdfast.config import TrainConfig, flag_of
 
-# The weights, rollouts or folder of a run depend on these: they cannot change when it is resumed.
-_FIXED_ON_RESUME = (
-    "env", "env_kwargs", "core", "hidden_size", "num_layers", "critic_core", "reset", "encoder_sizes", "head_sizes",
-    "activation", "inputs", "num_envs", "num_steps", "mask_velocity", "normalize_obs", "normalize_reward", "seed",
-    "name",
-)  # fmt: skip
-
 
 @dataclass
 class Settings(TrainConfig):
@@ -93,20 +86,14 @@ def _defaults(preset: str | None, config_file: str | None) -> TrainConfig:
 
 
 def _with_free_folder(config: TrainConfig, several: bool) -> TrainConfig:
-    """A name per seed where there are several; without a name or folder, the first name that no run uses."""
-    from holdfast.distributed import ranks as distributed
-    from holdfast.runs.checkpoint import rolling
+    """A folder per seed where there are several. (A single run without a name gets the first free one when it starts.)"""
+    from holdfast.runs.writing import new_folder
 
-    if config.run_dir is None and config.name is not None and several:
-        return dataclasses.replace(config, name=f"{config.name}-seed{config.seed}")
-    # All ranks of a job, and the job restarted, must use the same folder.
-    if config.run_dir is not None or config.name is not None or distributed.launched():
+    if not several:
         return config
-    base, number = config.folder.name, 1
-    while rolling(config.folder):
-        number += 1
-        config = dataclasses.replace(config, name=f"{base}-{number}")
-    return config
+    if config.name is not None:
+        return dataclasses.replace(config, name=f"{config.name}-seed{config.seed}")
+    return dataclasses.replace(config, run_dir=str(new_folder(config.folder)))
 
 
 # --- resumed runs -----------------------------------------------------------------------------------------------------
@@ -115,6 +102,7 @@ def _with_free_folder(config: TrainConfig, several: bool) -> TrainConfig:
 def _resume(argv: list[str], run: Path) -> None:
     from holdfast.distributed import ranks as distributed
     from holdfast.runs import checkpoint, saved_policy
+    from holdfast.runs.folder import FIXED_ON_RESUME
     from holdfast.training.trainer import Trainer
 
     if value_of(argv, "--seeds"):
@@ -124,12 +112,11 @@ def _resume(argv: list[str], run: Path) -> None:
             run = run.parent.parent  # started from one checkpoint; there may be later ones by now
         file, saved = saved_policy.read(run)
         before = TrainConfig.from_dict(saved["config"])
-        if file.parent.name == checkpoint.folder_of(run).name:
-            before.run_dir = str(file.parent.parent)  # the run may have been moved
+        before.run_dir = str(checkpoint.run_of(file))  # not the folder that the file names
     flags, after = _parse(argv, TrainFlags(resume=run), before)
     old, new = before.to_dict(), after.to_dict()
     changed = {name: value for name, value in new.items() if value != old[name]}
-    fixed = [name for name in changed if name in _FIXED_ON_RESUME]
+    fixed = [name for name in changed if name in FIXED_ON_RESUME]
     if fixed:
         raise UserError(f"{flag_of(fixed[0])} cannot change when a run is resumed; start a new run with it")
     with user_errors():

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,7 @@ class Trainer:
             raise ValueError(
                 "evaluation during training needs environments of its own: pass eval_env=, or set eval_every=0"
             )
+        config = replace(config)  # the run's own: its folder is chosen when it starts
         self.config, self.callbacks, self.eval_env = config, list(callbacks), eval_env
         self.progress, self.stop_signal = RunProgress(), StopSignal()
         self.log: RunLog | None = None
@@ -77,7 +79,7 @@ class Trainer:
         self.ranks, self.device, self.env = parts.ranks, parts.device, parts.env
         self.policy, self.collector, self.ppo = parts.policy, parts.collector, parts.ppo
         self.reward_scale, self.env_failures = parts.reward_scale, parts.env_failures
-        self.folder = RunFolder(config, self.ranks, self.save, self._notify_of_update)
+        self.folder = RunFolder(config, self.ranks, self._save, self._notify_of_update)
         self.nonfinite_guard = NonFiniteGuard(config, self.ranks.rank, self._notify_of_update)
         self._iteration = Iteration(config, parts, self.progress, lambda s: self._run_hooks("on_rollout_end", s))
 
@@ -110,7 +112,12 @@ class Trainer:
 
     def run(self) -> TrainResult:
         """Train to the end (or to Ctrl-C, which saves and returns), then evaluate on fresh episodes."""
-        display = self._open()
+        try:
+            return self._run(self._open())
+        finally:
+            self.folder.release()
+
+    def _run(self, display: Display) -> TrainResult:
         self.progress.start_clock()
         try:
             with self.stop_signal.on_ctrl_c(display.note):
@@ -154,6 +161,9 @@ class Trainer:
     def _publish(self, row: dict[str, float], segment: Segment) -> None:
         """To the log and the display."""
         with span("log"):
+            if self.ranks.leads:
+                with suppress(OSError):  # tried again after the next update
+                    self.folder.go_on()
             if self.log is not None and self.log.write(row, self.steps):
                 self._notify_of_update(f"{self.log.problem}; rows of the log are kept in memory and retried")
         assert self.display is not None
@@ -212,17 +222,24 @@ class Trainer:
 
     def _open(self) -> Display:
         """The run's folder, log and display, and the lines that a run begins with."""
-        config, earlier_engines = self.config, self.folder.recorded_engines()
-        if self.ranks.leads:
-            resumed_at = None if self.resumed_from is None else self.update
-            self.folder.prepare(config.to_dict(), self.engines, resumed_at)
-            tensorboard, wandb = config.tensorboard, config.track
-            self.log = RunLog(self.folder.path, tensorboard=tensorboard, wandb=wandb, config=config.to_dict())
-            if resumed_at is not None:
-                self.log.rewind(resumed_at)
+        config, folder = self.config, self.folder
+        resumed_at = None if self.resumed_from is None else self.update
+        earlier_engines = {} if resumed_at is None else folder.recorded_engines()
+        continued_at = folder.prepare(self.engines, resumed_at, self.resumed_from) if self.ranks.leads else None
         self._warnings = telemetry.Warnings(config, getattr(self.env, "single_action_space", None))
         shown = config if self.ranks.leads else replace(config, quiet=True)
         self.display = display = Display(shown, config.num_updates)
+        if self.ranks.leads:
+            self.log = RunLog(
+                folder.path,
+                tensorboard=config.tensorboard,
+                wandb=config.track,
+                config=config.to_dict(),
+                notify=self._notify_of_update,
+                before_writing=folder.keep,
+            )
+        if self.log is not None and continued_at is not None:
+            self.log.rewind(continued_at, lambda: folder.removed_folder(continued_at))
         if self.resumed_from is not None:
             restarted = ": this environment cannot restore its state, so all episodes were restarted with fresh memory"
             display.note(f"resumed from {self.resumed_from}{restarted if self.episodes_restarted else ''}")
@@ -265,9 +282,12 @@ class Trainer:
 
     def save(self, path: str | Path) -> None:
         """Write a checkpoint: all that a resumed run needs to continue. In a distributed run all ranks call it."""
+        self._save(Path(path))
+
+    def _save(self, path: Path | None) -> None:
         with gpu_turn(self.device):
             data = run_state.payload(self)
-        if self.ranks.leads:
+        if self.ranks.leads and path is not None:
             checkpoint.save(path, data)
 
     def _save_what_was_learned(self) -> Path | None:
@@ -287,13 +307,17 @@ class Trainer:
         eval_env: Any = None,
         **overrides: Any,
     ) -> Trainer:
-        """Continue a run from its folder or one of its checkpoints. `overrides` change settings (total_steps=...)."""
+        """Continue a run from its folder or one of its checkpoints. `overrides` change settings (total_steps=...).
+
+        It goes on in the folder of the checkpoint, or in `run_dir=`, never in a folder that the file names. A checkpoint
+        that was copied elsewhere goes on in a new folder next to it.
+        """
         file, saved = saved_policy.read(path)
         config = TrainConfig.from_dict({**saved["config"], **overrides})
         if not saved["own_policy"] and policy is None:
             raise ValueError(f"{file} was trained with a policy of your own: pass it, Trainer.resume(path, policy=...)")
-        if "run_dir" not in overrides and file.parent.name == "checkpoints":
-            config.run_dir = str(file.parent.parent)  # where the run is now, not where it was
+        if overrides.get("run_dir") is None:
+            config.run_dir = str(checkpoint.run_of(file))
         torch.set_num_threads(saved["threads"])
         trainer = cls(config, env, policy, callbacks, eval_env)
         trainer.episodes_restarted = not run_state.restore(trainer, saved)
