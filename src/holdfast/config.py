@@ -10,7 +10,8 @@ import dataclasses
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 
 @dataclass
@@ -137,6 +138,7 @@ class TrainConfig:
         self.head_sizes = tuple(self.head_sizes)
         self.encoder_sizes = None if self.encoder_sizes is None else tuple(self.encoder_sizes)
         _check_choices(self)
+        _check_name(self)
         _check_ranges(self)
         _check_env_timeout(self)
         _check_bptt(self)
@@ -183,6 +185,7 @@ class TrainConfig:
         unknown = sorted(set(d) - known)
         if unknown:
             raise ValueError(f"unknown settings {unknown}; known are {sorted(known)}")
+        _check_types(d)
         return cls(**d)
 
     @classmethod
@@ -197,6 +200,8 @@ class TrainConfig:
             raise ValueError(f"unknown preset {name!r}; one of {', '.join(PRESETS)}")
         return cls(**{**PRESETS[name], **overrides})
 
+
+_HINTS = get_type_hints(TrainConfig)
 
 # --- checks: each raises a ValueError that names the flag -------------------------------------------------------------
 
@@ -238,6 +243,28 @@ def flag_of(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
+def _check_types(settings: dict[str, Any]) -> None:
+    """Settings from a file may be of any type."""
+    for name, value in settings.items():
+        if not _is_a(value, _HINTS[name]):
+            raise ValueError(f"{flag_of(name)} is {value!r:.40}, which is not a value of its type")
+
+
+def _is_a(value: Any, kind: Any) -> bool:
+    arguments = get_args(kind)
+    if get_origin(kind) is Literal:
+        return isinstance(value, str)  # which ones is checked below
+    if get_origin(kind) in (Union, UnionType):
+        return any(_is_a(value, member) for member in arguments)
+    if get_origin(kind) is tuple:
+        return isinstance(value, (list, tuple)) and all(_is_a(part, arguments[0]) for part in value)
+    if get_origin(kind) is dict:
+        return isinstance(value, dict) and all(isinstance(key, str) for key in value)
+    if kind in (int, float):
+        return isinstance(value, (int, kind)) and not isinstance(value, bool) and value == value
+    return isinstance(value, kind)
+
+
 def _check_choices(config: TrainConfig) -> None:
     for name, kind in get_type_hints(TrainConfig).items():
         value = getattr(config, name)
@@ -252,6 +279,11 @@ def _check_ranges(config: TrainConfig) -> None:
             raise ValueError(f"{flag_of(name)} must be between {low} and {high}, got {value}{hint}")
         if value < low:
             raise ValueError(f"{flag_of(name)} must be at least {low}, got {value}{hint}")
+
+
+def _check_name(config: TrainConfig) -> None:
+    if config.name and (Path(config.name).is_absolute() or {"..", ""} & set(config.name.split("/"))):
+        raise ValueError(f"--name {config.name!r} leaves the folder runs/; use --run-dir for a folder elsewhere")
 
 
 def _check_env_timeout(config: TrainConfig) -> None:

@@ -9,9 +9,11 @@ The digest is checked first, because torch loads a flipped bit silently. This fi
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,19 @@ VERSION = 1
 
 class CheckpointError(Exception):
     """A checkpoint that cannot be used, and why."""
+
+
+@contextlib.contextmanager
+def refusals(file: Path, what: str = "its contents do not fit a run") -> Iterator[None]:
+    """Turn every error into a `CheckpointError` of one line. For code that works with what a file holds."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except Exception as error:
+        text = " ".join(str(error).split())
+        reason = text if isinstance(error, ValueError) else f"{type(error).__name__}: {text}"
+        raise CheckpointError(f"{file}: {what} ({reason[:300]})") from error
 
 
 def save(path: str | Path, payload: dict[str, Any]) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from holdfast.config import TrainConfig
 from holdfast.policies.actor_critic import ActorCritic
 from holdfast.policies.base import RecurrentPolicy
-from holdfast.runs import checkpoint, space_data
+from holdfast.runs import checkpoint, plain_checks, space_data
 
 NEEDED = {"config", "policy", "own_policy", "ppo", "collector", "rng", "update", "steps"}
 """What every checkpoint of a trainer has."""
@@ -21,14 +23,17 @@ def load(path_or_run: str | Path, policy: RecurrentPolicy | None = None, device:
     """
     file, saved = read(path_or_run)
     if policy is None:
-        if saved["observation_space"] is None or not saved["own_policy"]:
+        if saved.get("observation_space") is None or not saved["own_policy"]:
             raise ValueError(
                 f"{file} holds the weights of a policy of your own: pass an instance, hf.load(path, policy=MyPolicy())"
             )
-        config = TrainConfig.from_dict(saved["config"])
-        spaces = (space_data.from_data(saved[name]) for name in ("observation_space", "action_space"))
-        policy = policy_from(config, *spaces)
-    policy.load_state_dict(saved["policy"])
+        config = settings(file, saved)
+        require_weights_of(config, file, saved)
+        with checkpoint.refusals(file):
+            policy = policy_from(config, *_spaces(saved))
+            policy.load_state_dict(saved["policy"])
+    else:
+        policy.load_state_dict(saved["policy"])
     return policy.to(device)
 
 
@@ -40,7 +45,29 @@ def read(path_or_run: str | Path) -> tuple[Path, dict[str, Any]]:
         raise checkpoint.CheckpointError(
             f"{file}: this checkpoint was not written by a trainer: it has no {', '.join(missing)}"
         )
+    with checkpoint.refusals(file):
+        plain_checks.mapping(saved["config"], "config")
     return file, saved
+
+
+def settings(file: Path, saved: dict[str, Any], **overrides: Any) -> TrainConfig:
+    """The config in a checkpoint, with some settings replaced."""
+    with checkpoint.refusals(file, "its config cannot be used"):
+        TrainConfig.from_dict(saved["config"])
+    return TrainConfig.from_dict({**saved["config"], **overrides})
+
+
+def require_weights_of(config: TrainConfig, file: Path, saved: dict[str, Any]) -> None:
+    """Refuse a file whose weights are not those of its config, before a policy of that size takes up memory."""
+    with checkpoint.refusals(file), torch.device("meta"):
+        weights = plain_checks.mapping(saved["policy"], "policy")
+        for name, expected in policy_from(config, *_spaces(saved)).state_dict().items():
+            if name in weights:  # missing and unknown names are load_state_dict's to judge
+                plain_checks.tensor(weights[name], f"policy {name}", expected.shape, expected.dtype)
+
+
+def _spaces(saved: dict[str, Any]) -> tuple[Any, Any]:
+    return space_data.from_data(saved["observation_space"]), space_data.from_data(saved["action_space"])
 
 
 def policy_from(config: TrainConfig, observation_space: Any, action_space: Any) -> ActorCritic:

@@ -30,6 +30,7 @@ from holdfast.runs.log import RunLog
 from holdfast.spans import span
 from holdfast.training import parts as run_parts
 from holdfast.training import run_state, telemetry
+from holdfast.training.checkpoint_check import check_before_building
 from holdfast.training.evaluation import EvalResult, evaluate
 from holdfast.training.iteration import Iteration
 from holdfast.training.nonfinite import NonFiniteGuard
@@ -313,13 +314,18 @@ class Trainer:
         that was copied elsewhere goes on in a new folder next to it.
         """
         file, saved = saved_policy.read(path)
-        config = TrainConfig.from_dict({**saved["config"], **overrides})
+        config = saved_policy.settings(file, saved, **overrides)
+        with checkpoint.refusals(file):
+            check_before_building(saved)
         if not saved["own_policy"] and policy is None:
             raise ValueError(f"{file} was trained with a policy of your own: pass it, Trainer.resume(path, policy=...)")
         if overrides.get("run_dir") is None:
             config.run_dir = str(checkpoint.run_of(file))
+        if saved["own_policy"] and policy is None:
+            saved_policy.require_weights_of(config, file, saved)
         torch.set_num_threads(saved["threads"])
         trainer = cls(config, env, policy, callbacks, eval_env)
-        trainer.episodes_restarted = not run_state.restore(trainer, saved)
+        with checkpoint.refusals(file):
+            trainer.episodes_restarted = not run_state.restore(trainer, saved)
         trainer.resumed_from = file
         return trainer
