@@ -45,7 +45,8 @@ KINDS: list[dict[str, Any]] = [
     dict(env="CartPole-v1", core="gru", num_layers=2, inputs=("obs", "prev_action", "prev_reward")),
 ]
 SECONDS_PER_MUTANT = 60
-ENDS = (NonFiniteError, ReplayError, EnvFailedError)  # of a run, each one line from the command
+SECONDS_TO_START = 600
+ENDS = (NonFiniteError, ReplayError, EnvFailedError, ModuleNotFoundError)  # of a run, each one line from the command
 
 
 def original(kind: int) -> dict[str, Any]:
@@ -203,15 +204,18 @@ def try_load(path: Path) -> str:
 def try_resume(path: Path, folder: Path) -> str:
     """Resume and train one update."""
     try:
-        trainer = hf.Trainer.resume(path, run_dir=str(folder), **{**TINY, "num_envs": 2})
+        trainer = hf.Trainer.resume(path, run_dir=str(folder), quiet=True, tensorboard=False)
     except (UnknownEnvError, ModuleNotFoundError):  # the file names an environment that is not there
         return "refused"
     except ValueError as error:
         return "refused" if "a policy of your own" in str(error) else f"ValueError: {error}"
     except Exception as error:
         return one_line(error)
-    trainer.config.total_steps = (trainer.update + 1) * 8
-    trainer.config.num_steps = min(trainer.config.num_steps, 64)
+    config = trainer.config
+    if config.num_steps > 64 or config.epochs > 100:
+        return "accepted"  # long work, asked for by valid settings
+    config.total_steps = (trainer.update + 1) * config.num_envs * config.num_steps
+    config.eval_every, config.final_eval_episodes = 0, 1
     try:
         trainer.run()
     except ENDS:
@@ -281,7 +285,9 @@ def _lines(child: subprocess.Popen[bytes]) -> Iterator[dict[str, Any]]:
     with selectors.DefaultSelector() as selector:
         selector.register(child.stdout, selectors.EVENT_READ)
         rest = b""
-        while selector.select(timeout=SECONDS_PER_MUTANT):
+        timeout = SECONDS_TO_START
+        while selector.select(timeout):
+            timeout = SECONDS_PER_MUTANT
             data = os.read(child.stdout.fileno(), 65536)
             if not data:
                 return

@@ -43,6 +43,8 @@ class DoctorFlags:
     """Examine it under torch.compile too."""
     tolerance: float | None = None
     """Largest difference that counts as equal; by default the precision decides."""
+    allow_imports: bool = False
+    """Import modules that a run names, which runs their code."""
     quiet: bool = False
     """Print the verdict only."""
 
@@ -56,7 +58,7 @@ def main(argv: list[str]) -> int:
 
     errors = Console(stderr=True)
     try:
-        subject = as_subject(find(flags.target))
+        subject = as_subject(find(flags.target, flags.allow_imports))
     except Exception as error:  # a factory is the user's code and may raise anything
         if os.environ.get("HOLDFAST_TRACEBACK"):
             raise
@@ -89,7 +91,7 @@ def _give_up(console: Any, target: str, why: str) -> int:
     return COULD_NOT_EXAMINE
 
 
-def find(target: str) -> Any:
+def find(target: str, allow_imports: bool = False) -> Any:
     """The policy or subject that a target names."""
     kind, colon, rest = target.partition(":")
     if not colon or not rest:
@@ -99,7 +101,7 @@ def find(target: str) -> Any:
     if kind == "run":
         from holdfast.runs.saved_policy import load
 
-        return load(rest)
+        return load(rest, allow_imports=allow_imports)
     return _from_module(kind, rest)
 
 
@@ -126,6 +128,10 @@ def _sb3_model(path: str) -> Any:
         from sb3_contrib import RecurrentPPO
     except ImportError:
         raise ImportError("sb3: targets need sb3-contrib: pip install 'holdfast[sb3]'") from None
+    # The zip holds pickles, and Stable-Baselines3 runs what is in them.
+    print(
+        f"loading {path} runs code that the file may contain (pickle); load only files that you trust", file=sys.stderr
+    )
     return RecurrentPPO.load(path, device="cpu")
 
 

@@ -28,6 +28,8 @@ class EvalFlags:
     """Seed for environments and sampling."""
     device: str = "cpu"
     """Where the policy runs: cpu or cuda."""
+    allow_imports: bool = False
+    """Import modules that the run names (an environment my_module:MyEnv-v0), which runs their code."""
     video: Path | None = None
     """Folder for animated GIFs of three episodes, for environments that render."""
 
@@ -37,15 +39,15 @@ def main(argv: list[str]) -> int:
 
     import holdfast as hf
     from holdfast import envs
-    from holdfast.config import TrainConfig
     from holdfast.display.dashboard import compact, number
     from holdfast.policies.precision import autocast, autocast_dtype
-    from holdfast.runs import saved_policy
+    from holdfast.runs import imports, saved_policy
 
     with user_errors():
         file, saved = saved_policy.read(flags.run)
-        config = TrainConfig.from_dict(saved["config"])
-        policy = hf.load(file, device=flags.device)
+        config = saved_policy.settings(file, saved)
+        imports.require_allowed(config, file, imports.MAKES_ENV, flags.allow_imports)
+        policy = hf.load(file, device=flags.device, allow_imports=flags.allow_imports)
         env = envs.make(
             config.env,
             flags.num_envs or min(config.num_envs, max(1, flags.episodes)),

@@ -22,20 +22,21 @@ class ExportFlags:
     """The file to write; policy.onnx or policy.pt2 by default."""
     format: Literal["onnx", "pt2"] | None = None
     """onnx, for onnxruntime in any language; pt2, for torch.export.load. By default the file name decides."""
+    allow_imports: bool = False
+    """Import modules that the run names, which runs their code."""
     masks: bool = False
     """Take action masks as an input."""
 
 
 def main(argv: list[str]) -> int:
     flags = parse(ExportFlags, argv, "export")
-    from holdfast.config import TrainConfig
     from holdfast.deploy.export import export_policy
     from holdfast.runs import saved_policy
 
     with user_errors():
         file, saved = saved_policy.read(flags.run)
-        policy = saved_policy.load(file)
-        config = TrainConfig.from_dict(saved["config"])
+        policy = saved_policy.load(file, allow_imports=flags.allow_imports)
+        config = saved_policy.settings(file, saved)
         about = {
             "env": config.env,
             "steps": int(saved["steps"]),

@@ -29,7 +29,7 @@ def train_one(config: TrainConfig, profile: bool = False) -> None:
         ranks, device = distributed.join(config.device)
         # If torchrun restarted this job, all ranks must resume, or none.
         if distributed.any_restarted(ranks, device) and ranks.from_leader(bool(checkpoint.rolling(config.folder))):
-            trainer = Trainer.resume(config.folder, callbacks=callbacks(profile))
+            trainer = Trainer.resume(config.folder, callbacks=callbacks(profile), allow_imports=True)
         else:
             trainer = Trainer(config, callbacks=callbacks(profile))
     run_and_report(trainer)

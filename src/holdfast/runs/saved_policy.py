@@ -10,16 +10,23 @@ import torch
 from holdfast.config import TrainConfig
 from holdfast.policies.actor_critic import ActorCritic
 from holdfast.policies.base import RecurrentPolicy
-from holdfast.runs import checkpoint, plain_checks, space_data
+from holdfast.runs import checkpoint, imports, plain_checks, space_data
 
 NEEDED = {"config", "policy", "own_policy", "ppo", "collector", "rng", "update", "steps"}
 """What every checkpoint of a trainer has."""
 
 
-def load(path_or_run: str | Path, policy: RecurrentPolicy | None = None, device: str = "cpu") -> RecurrentPolicy:
+def load(
+    path_or_run: str | Path,
+    policy: RecurrentPolicy | None = None,
+    device: str = "cpu",
+    *,
+    allow_imports: bool = False,
+) -> RecurrentPolicy:
     """The policy of a checkpoint or of a run's newest one, ready for use: weights and normalizer, fresh memory.
 
-    A policy class of your own is passed as an instance, and gets the weights.
+    A policy class of your own is passed as an instance, and gets the weights. allow_imports: import modules that the
+    file names, which runs their code.
     """
     file, saved = read(path_or_run)
     if policy is None:
@@ -28,6 +35,7 @@ def load(path_or_run: str | Path, policy: RecurrentPolicy | None = None, device:
                 f"{file} holds the weights of a policy of your own: pass an instance, hf.load(path, policy=MyPolicy())"
             )
         config = settings(file, saved)
+        imports.require_allowed(config, file, imports.MAKES_POLICY, allow_imports)
         require_weights_of(config, file, saved)
         with checkpoint.refusals(file):
             policy = policy_from(config, *_spaces(saved))
@@ -61,6 +69,7 @@ def require_weights_of(config: TrainConfig, file: Path, saved: dict[str, Any]) -
     """Refuse a file whose weights are not those of its config, before a policy of that size takes up memory."""
     with checkpoint.refusals(file), torch.device("meta"):
         weights = plain_checks.mapping(saved["policy"], "policy")
+        plain_checks.integer(config.num_layers, "num_layers", 1, max(64, len(weights)))
         for name, expected in policy_from(config, *_spaces(saved)).state_dict().items():
             if name in weights:  # missing and unknown names are load_state_dict's to judge
                 plain_checks.tensor(weights[name], f"policy {name}", expected.shape, expected.dtype)

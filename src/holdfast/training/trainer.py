@@ -24,7 +24,7 @@ from holdfast.policies.base import RecurrentPolicy
 from holdfast.policies.precision import autocast, autocast_dtype
 from holdfast.rollout.env_failures import EnvFailedError, training_env
 from holdfast.rollout.segment import Segment
-from holdfast.runs import checkpoint, saved_policy
+from holdfast.runs import checkpoint, imports, saved_policy
 from holdfast.runs.folder import RunFolder
 from holdfast.runs.log import RunLog
 from holdfast.spans import span
@@ -306,12 +306,14 @@ class Trainer:
         policy: RecurrentPolicy | None = None,
         callbacks: Sequence[Any] = (),
         eval_env: Any = None,
+        allow_imports: bool = False,
         **overrides: Any,
     ) -> Trainer:
         """Continue a run from its folder or one of its checkpoints. `overrides` change settings (total_steps=...).
 
         It goes on in the folder of the checkpoint, or in `run_dir=`, never in a folder that the file names. A checkpoint
-        that was copied elsewhere goes on in a new folder next to it.
+        that was copied elsewhere goes on in a new folder next to it. allow_imports: import modules that the file names
+        (an environment `my_module:MyEnv-v0`), which runs their code.
         """
         file, saved = saved_policy.read(path)
         config = saved_policy.settings(file, saved, **overrides)
@@ -321,6 +323,8 @@ class Trainer:
             raise ValueError(f"{file} was trained with a policy of your own: pass it, Trainer.resume(path, policy=...)")
         if overrides.get("run_dir") is None:
             config.run_dir = str(checkpoint.run_of(file))
+        makes = (imports.MAKES_ENV if env is None else ()) + (imports.MAKES_POLICY if policy is None else ())
+        imports.require_allowed(config, file, makes, allow_imports, overrides.get("env", ""))
         if saved["own_policy"] and policy is None:
             saved_policy.require_weights_of(config, file, saved)
         torch.set_num_threads(saved["threads"])
