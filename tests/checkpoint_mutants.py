@@ -30,6 +30,7 @@ from holdfast.envs.bridge import UnknownEnvError
 from holdfast.rollout.env_failures import EnvFailedError
 from holdfast.runs import checkpoint
 from holdfast.runs.checkpoint import CheckpointError
+from holdfast.runs.imports import ImportNotAllowedError
 from holdfast.training import run_state
 from holdfast.training.nonfinite import NonFiniteError
 from holdfast.training.replay_check import ReplayError
@@ -204,8 +205,8 @@ def try_load(path: Path) -> str:
 def try_resume(path: Path, folder: Path) -> str:
     """Resume and train one update."""
     try:
-        trainer = hf.Trainer.resume(path, run_dir=str(folder), quiet=True, tensorboard=False)
-    except (UnknownEnvError, ModuleNotFoundError):  # the file names an environment that is not there
+        trainer = hf.Trainer.resume(path, run_dir=str(folder))
+    except (UnknownEnvError, ImportError, ImportNotAllowedError):  # the file names an environment that is not there
         return "refused"
     except ValueError as error:
         return "refused" if "a policy of your own" in str(error) else f"ValueError: {error}"
@@ -215,7 +216,7 @@ def try_resume(path: Path, folder: Path) -> str:
     if config.num_steps > 64 or config.epochs > 100:
         return "accepted"  # long work, asked for by valid settings
     config.total_steps = (trainer.update + 1) * config.num_envs * config.num_steps
-    config.eval_every, config.final_eval_episodes = 0, 1
+    config.eval_every, config.final_eval_episodes, config.tensorboard, config.quiet = 0, 1, False, True
     try:
         trainer.run()
     except ENDS:
@@ -265,8 +266,12 @@ def hunt(count: int, seed: int, environment: dict[str, str] | None = None) -> tu
                 for how in ("load", "resume"):
                     usual = line[how] in ("accepted", "refused", "ended")
                     outcomes[f"{how}: {line[how] if usual else 'FAILED'}"] += 1
-                    failures += [] if usual else [f"{mutation}; {how}: {line[how]}"]
+                    if not usual:
+                        failures.append(f"{mutation}; {how}: {line[how]}")
+                        print(failures[-1], file=sys.stderr, flush=True)
                 ended = line["number"] + 1 == count
+                if next_number % 250 == 0:
+                    print(f"{next_number} of {count}: {dict(outcomes)}", file=sys.stderr, flush=True)
             if not ended:
                 child.kill()
             code = child.wait()

@@ -55,6 +55,7 @@ def read(path_or_run: str | Path) -> tuple[Path, dict[str, Any]]:
         )
     with checkpoint.refusals(file):
         plain_checks.mapping(saved["config"], "config")
+        plain_checks.flag(saved["own_policy"], "own_policy")
     return file, saved
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from gymnasium import spaces
 
+from holdfast.envs.base import TorchVectorEnv
 from holdfast.runs import plain_checks as check
 from holdfast.runs import rng_state
 from holdfast.state import leaves
@@ -24,7 +25,6 @@ MAX_THREADS = 1024
 
 def check_before_building(saved: dict[str, Any]) -> None:
     """What a trainer is built from: numbers that decide how much memory and how many threads it takes."""
-    check.flag(saved["own_policy"], "own_policy")
     check.integer(saved.get("threads"), "threads", 1, MAX_THREADS)
     if saved["config"].get("threads") is not None:
         check.integer(saved["config"]["threads"], "config threads", 1, MAX_THREADS)
@@ -122,7 +122,9 @@ def _check_collector(trainer: Trainer, saved: dict[str, Any], where: str) -> Non
         shape = mask.shape[1:] if isinstance(mask, torch.Tensor) else ()
         check.tensor(mask, f"{where} action_mask", (rows, *shape), torch.bool)
     if feed["env"] is not None:
-        check.mapping(feed["env"], f"{where} state of the environment")
+        state = check.mapping(feed["env"], f"{where} state of the environment")
+        if isinstance(trainer.env, TorchVectorEnv) and not state.get("state"):
+            raise ValueError(f"{where}: the environment's state is empty, though its episodes have begun")
     _check_observations(trainer.collector.adapter.observation_space, feed["obs"], rows, f"{where} obs")
     memory = check.mapping(saved["memory"], f"{where} memory", "num_rows", "known", "fresh", "leaves")
     check.integer(memory["num_rows"], f"{where} memory num_rows", rows, rows)

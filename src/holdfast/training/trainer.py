@@ -20,6 +20,7 @@ import torch
 from holdfast.config import TrainConfig
 from holdfast.display.live import Display
 from holdfast.engines.cuda_graph import gpu_turn
+from holdfast.envs.bridge import UnknownEnvError
 from holdfast.policies.base import RecurrentPolicy
 from holdfast.policies.precision import autocast, autocast_dtype
 from holdfast.rollout.env_failures import EnvFailedError, training_env
@@ -328,7 +329,15 @@ class Trainer:
         if saved["own_policy"] and policy is None:
             saved_policy.require_weights_of(config, file, saved)
         torch.set_num_threads(saved["threads"])
-        trainer = cls(config, env, policy, callbacks, eval_env)
+        try:
+            trainer = cls(config, env, policy, callbacks, eval_env)
+        except (ImportError, UnknownEnvError):
+            raise
+        except Exception as error:
+            if env is not None or policy is not None or overrides.keys() - {"run_dir"}:
+                raise
+            with checkpoint.refusals(file, "its run cannot be built here"):  # everything came from the file
+                raise error
         with checkpoint.refusals(file):
             trainer.episodes_restarted = not run_state.restore(trainer, saved)
         trainer.resumed_from = file
