@@ -95,3 +95,15 @@ def test_nothing_is_replaced_when_a_late_part_does_not_fit(saved: dict[str, Any]
     with pytest.raises(ValueError, match="recent_lengths"):
         run_state.restore(trainer, {**saved, "recent_lengths": "x"})
     assert all(torch.equal(a, b) for a, b in zip(before, trainer.policy.parameters())) and not trainer.collector.started
+
+
+@pytest.mark.parametrize("deck", [[-1, -1, -1, -1], [0, 0, 0, 0], [5, 4, 6, 7], [13, 26, 39, 60]])
+def test_a_state_of_the_environment_that_no_episode_reaches_is_refused(
+    saved: dict[str, Any], tmp_path: Path, deck: list[int]
+):
+    collector = saved["collector"]
+    env = collector["feed"]["env"]
+    wrong = {**env, "state": {**env["state"], "deck": torch.tensor([deck, deck])}}
+    mutant = {**saved, "collector": {**collector, "feed": {**collector["feed"], "env": wrong}}}
+    with pytest.raises(CheckpointError, match="saved 'deck' is no part of a deck of cards"):
+        hf.Trainer.resume(write(tmp_path / "mutant.pt", mutant))
