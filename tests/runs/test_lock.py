@@ -21,10 +21,10 @@ lock = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(lock)
 held = lock.RunLock(__import__("pathlib").Path(sys.argv[2]))
 held.claim()
-if len(sys.argv) > 3 and os.fork() == 0:  # an environment's worker, which outlives the run
-    time.sleep(20)
-print("claimed", flush=True)
-time.sleep(60)
+is_run = len(sys.argv) > 3 and os.fork() != 0  # the child is an environment's worker, which outlives the run
+if not is_run:
+    print("claimed", flush=True)
+time.sleep(20)
 """
 
 
