@@ -6,7 +6,7 @@ PIP    := $(PY) -m pip install -q --disable-pip-version-check -c constraints.txt
 # Some virtual CPUs advertise AMX and trap on it. This keeps oneDNN from using it and is harmless elsewhere.
 export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_FP16
 
-.PHONY: train test test-learning test-browser lint hooks coverage sanitize bench clean
+.PHONY: train test test-learning test-browser lint hooks coverage sanitize chaos bench clean
 
 $(VENV)/base: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -47,8 +47,13 @@ hooks: $(VENV)/dev
 coverage: $(VENV)/dev
 	$(PY) -m pytest -n 2 --dist worksteal --cov --cov-report=term
 
+# Every function in C, and mutants of checkpoints, under tools that watch memory and threads.
 sanitize: $(VENV)/dev
 	$(PY) tests/kernels/sanitize.py
+
+# Kills, faults, mutants, hostile files, wrong inputs and threads, for five minutes.
+chaos: $(VENV)/dev
+	$(PY) tests/chaos.py
 
 bench: $(VENV)/dev
 	$(PY) benchmarks/cpu_recurrence.py

@@ -11,7 +11,8 @@ import json
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from holdfast.named_objects import is_import_name, name_of
 
@@ -157,6 +158,7 @@ class TrainConfig:
             self.core = name_of(self.core)
         _check_core(self)
         _check_choices(self)
+        _check_name(self)
         _check_ranges(self)
         _check_env_timeout(self)
         _check_bptt(self)
@@ -218,6 +220,7 @@ class TrainConfig:
         unknown = sorted(set(d) - known)
         if unknown:
             raise ValueError(f"unknown settings {unknown}; known are {sorted(known)}")
+        _check_types(d)
         return cls(**d)
 
     @classmethod
@@ -244,6 +247,7 @@ _AS_IN_0_1: dict[str, Any] = dict(
 )
 _ALWAYS_WRITTEN_BY_0_1 = {"env", "num_envs", "num_steps", "epochs", "minibatches", "normalize_obs", "run_dir", "quiet"}
 
+_HINTS = get_type_hints(TrainConfig)
 
 # --- checks: each raises a ValueError that names the flag -------------------------------------------------------------
 
@@ -312,6 +316,28 @@ def _check_core(config: TrainConfig) -> None:
         raise ValueError(f"--core must be one of {', '.join(names)}, or my_module:MyCore, got {config.core!r}")
 
 
+def _check_types(settings: dict[str, Any]) -> None:
+    """Settings from a file may be of any type."""
+    for name, value in settings.items():
+        if not _is_a(value, _HINTS[name]):
+            raise ValueError(f"{flag_of(name)} is {value!r:.40}, which is not a value of its type")
+
+
+def _is_a(value: Any, kind: Any) -> bool:
+    arguments = get_args(kind)
+    if get_origin(kind) is Literal:
+        return isinstance(value, str)  # which ones is checked below
+    if get_origin(kind) in (Union, UnionType):
+        return any(_is_a(value, member) for member in arguments)
+    if get_origin(kind) is tuple:
+        return isinstance(value, (list, tuple)) and all(_is_a(part, arguments[0]) for part in value)
+    if get_origin(kind) is dict:
+        return isinstance(value, dict) and all(isinstance(key, str) for key in value)
+    if kind in (int, float):
+        return isinstance(value, (int, kind)) and not isinstance(value, bool) and value == value
+    return isinstance(value, kind)
+
+
 def _check_choices(config: TrainConfig) -> None:
     for name, kind in get_type_hints(TrainConfig).items():
         value = getattr(config, name)
@@ -343,6 +369,11 @@ def _check_number(name: str, value: Any) -> None:
         raise ValueError(f"{flag} must be a finite number, got {value}{hint}")
     if value < low or (above and value == low):
         raise ValueError(f"{flag} must be {'greater than' if above else 'at least'} {low}, got {value}{hint}")
+
+
+def _check_name(config: TrainConfig) -> None:
+    if config.name and (Path(config.name).is_absolute() or {"..", ""} & set(config.name.split("/"))):
+        raise ValueError(f"--name {config.name!r} leaves the folder runs/; use --run-dir for a folder elsewhere")
 
 
 def _check_env_timeout(config: TrainConfig) -> None:

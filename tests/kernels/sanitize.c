@@ -1,5 +1,6 @@
-/* Runs the native kernel over odd sizes with arrays of exactly the required size, under tools that check memory and
- * threads. Numbers are checked elsewhere; here every result only has to be finite. */
+/* Runs every function of the native kernel over odd and random sizes with arrays of exactly the required size, under
+ * tools that check memory and threads: sanitize SEED COUNT. Numbers are checked elsewhere; here every result only has to
+ * be finite. Calls without their arrays have to be refused. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -187,7 +188,41 @@ static void run_adam(const int64_t *counts, int64_t tensors) {
     while (count) free(owned[--count]);
 }
 
-int main(void) {
+/* A job with the given sizes and without arrays. */
+static void refuse(int status) {
+    if (status != INVALID_JOB) {
+        fprintf(stderr, "a call without its arrays was not refused\n");
+        exit(1);
+    }
+}
+static void refuse_all(int64_t size) {
+    const Job job = {.steps = 1, .batch = size, .inputs = size, .hidden = size, .is_lstm = size % 2, .threads = 1};
+    refuse(holdfast_forward(&job)), refuse(holdfast_backward(&job)), refuse(holdfast_step(&job));
+    const Perceptron perceptron = {.rows = size, .layers = size, .threads = 1, .sizes = {3, 3}};
+    refuse(holdfast_perceptron_forward(&perceptron)), refuse(holdfast_perceptron_backward(&perceptron));
+    const Objective objective = {.rows = size, .actions = size};
+    refuse(holdfast_objective(&objective));
+    const Adam adam = {.tensors = size, .step = 1};
+    refuse(holdfast_adam(&adam));
+}
+
+static int64_t up_to(int64_t most) { return rand() % (most + 1); }
+
+static void run_random(void) {
+    const double p[] = {-1.0, 0.0, 0.1, 0.5, 1.1};
+    const int64_t T = up_to(3) ? up_to(40) : 1;
+    run(T, up_to(40), up_to(70), 1 + up_to(70), rand() % 2, rand() % 2, rand() % 2, rand() % 2, p[rand() % 5], 1 + (int)up_to(4));
+    int64_t widths[MAX_LAYERS + 1];
+    for (int l = 0; l <= MAX_LAYERS; l++) widths[l] = 1 + up_to(70);
+    run_perceptron(up_to(300), 1 + up_to(MAX_LAYERS - 1), widths, rand() % 2 ? TANH : RELU, rand() % 2, 1 + (int)up_to(4));
+    run_objective(up_to(60), 1 + up_to(50), rand() % 2, rand() % 2 ? -1.0 : 0.2);
+    run_adam((const int64_t[]){up_to(5000), up_to(40), up_to(3), 1 + up_to(300)}, 1 + up_to(3));
+}
+
+int main(int argc, char **argv) {
+    const unsigned seed = argc > 1 ? (unsigned)atoi(argv[1]) : 1;
+    const int count = argc > 2 ? atoi(argv[2]) : 50;
+    srand(seed);
     const char *isas[] = {"plain", "avx2", "avx512"};
     const int64_t shapes[][4] = {{1, 1, 1, 1},    {3, 2, 5, 7},   {7, 3, 16, 16}, {5, 65, 3, 33}, {130, 1, 9, 20},
                                  {20, 13, 70, 8}, {1, 5, 17, 31}, {1, 30, 4, 6},  {0, 3, 2, 4},   {4, 0, 2, 4},
@@ -217,7 +252,10 @@ int main(void) {
         for (int64_t actions = 1; actions < 40; actions = 2 * actions + 1)
             for (int64_t rows = 0; rows < 20; rows += 7) run_objective(rows, actions, rows % 2, rows - 8.0);
         run_adam((const int64_t[]){1, 0, 17, 2500}, 4);
+        for (int64_t size = -1; size < 4; size++)
+            if (size) refuse_all(size);
+        for (int n = 0; n < count; n++) run_random();
     }
-    printf("clean: %d instruction sets\n", sets);
+    printf("%d instruction sets, %d random calls of each function, seed %u\n", sets, count * sets, seed);
     return 0;
 }

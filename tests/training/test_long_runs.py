@@ -14,8 +14,7 @@ import pytest
 import torch
 
 import holdfast as hf
-from holdfast.runs import checkpoint
-from holdfast.runs import log as run_log
+from holdfast.runs import checkpoint, record
 from holdfast.runs.log import RunFolderError, RunLog, read_progress
 from holdfast.training.nonfinite import NonFiniteError, NonFiniteGuard, keep_evidence, where_from
 
@@ -214,10 +213,10 @@ def test_a_disk_that_stays_full_costs_neither_the_last_checkpoint_nor_a_row(
     trainer = hf.Trainer(config(tmp_path))
     assert trainer.run().stopped_by == "finished"
     said = capsys.readouterr().out
-    (elsewhere,) = tmp_path.glob("holdfast-run-update_*.pt")
+    (elsewhere,) = tmp_path.glob("holdfast-run-*/update_*.pt")
     assert f"the last checkpoint is {elsewhere}" in said and trainer.saved_elsewhere == elsewhere
     assert torch.equal(hf.load(elsewhere).actor.weight, trainer.policy.actor.weight)
-    rows = tmp_path / "holdfast-run-progress.csv"
+    (rows,) = tmp_path.glob("holdfast-run-*/progress.csv")
     assert f"rows of the log that the run's folder could not take are in {rows}" in said
     with open(rows, newline="") as file:
         rest = list(csv.DictReader(file))
@@ -237,7 +236,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_training(tmp_path: Pa
 def test_the_record_of_a_long_run_is_thinned_out_and_stays_so_over_a_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(run_log, "MAX_ROWS", 10)
+    monkeypatch.setattr(record, "MAX_ROWS", 10)
 
     def write(folder: Path, cuts: tuple[int, ...]) -> list[int]:
         log, update = RunLog(folder, tensorboard=False, wandb=False, config={}), 0

@@ -153,8 +153,8 @@ def test_a_run_saved_before_its_first_step_is_the_same_run(tmp_path: Path):
     hf.Trainer(config(tmp_path / "whole")).run()
     fresh = hf.Trainer(config(tmp_path / "run"))
     fresh.save(tmp_path / "first.pt")
-    hf.Trainer.resume(tmp_path / "first.pt").run()
-    assert record(tmp_path / "run") == record(tmp_path / "whole")
+    assert hf.Trainer.resume(tmp_path / "first.pt").run().run_dir == tmp_path / "first", "next to the file"
+    assert record(tmp_path / "first") == record(tmp_path / "whole") and not (tmp_path / "run").exists()
 
 
 def test_a_run_that_was_moved_goes_on_where_it_is(tmp_path: Path):

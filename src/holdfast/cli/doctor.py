@@ -59,6 +59,8 @@ class DoctorFlags:
     """Write the findings as SARIF, for code scanning."""
     junit: Path | None = None
     """Write the checks as JUnit XML, one test case each."""
+    allow_imports: bool = False
+    """Import modules that a run names, which runs their code."""
     quiet: bool = False
     """Print the verdict only."""
 
@@ -71,7 +73,8 @@ def main(argv: list[str]) -> int:
 
     errors = Console(stderr=True)
     try:
-        subject = subject_of(flags.target, flags.seed, flags.obs_shape or None, flags.policy)
+        obs_shape = flags.obs_shape or None
+        subject = subject_of(flags.target, flags.seed, obs_shape, flags.policy, flags.allow_imports)
     except Exception as error:  # a factory is the user's code and may raise anything
         if os.environ.get("HOLDFAST_TRACEBACK"):
             raise
@@ -121,11 +124,13 @@ def _give_up(console: Any, target: str, why: str) -> int:
     return COULD_NOT_EXAMINE
 
 
-def subject_of(target: str, seed: int = 0, observation_space: Any = None, policy: str | None = None) -> Subject:
+def subject_of(
+    target: str, seed: int = 0, observation_space: Any = None, policy: str | None = None, allow_imports: bool = False
+) -> Subject:
     """The subject that a target names. The weights that a factory makes follow from the seed."""
     from holdfast.doctor.subjects.choose import as_subject
 
-    return as_subject(find(target, seed, policy), observation_space)
+    return as_subject(find(target, seed, policy, allow_imports), observation_space)
 
 
 def location_of(target: str) -> ci.Location | None:
@@ -145,7 +150,7 @@ def location_of(target: str) -> ci.Location | None:
     return None
 
 
-def find(target: str, seed: int = 0, policy: str | None = None) -> Any:
+def find(target: str, seed: int = 0, policy: str | None = None, allow_imports: bool = False) -> Any:
     """The policy or subject that a target names. policy: the class of a run's policy, for a run that does not say."""
     if Path(target).exists():
         target = f"run:{target}"
@@ -155,16 +160,16 @@ def find(target: str, seed: int = 0, policy: str | None = None) -> Any:
     if kind == "sb3":
         return _sb3_model(rest)
     if kind == "run":
-        return _policy_of_run(rest, policy)
+        return _policy_of_run(rest, policy, allow_imports)
     return _from_module(kind, rest, seed)
 
 
-def _policy_of_run(path: str, policy: str | None) -> Any:
+def _policy_of_run(path: str, policy: str | None, allow_imports: bool) -> Any:
     from holdfast.doctor.subjects import Holdfast
     from holdfast.runs import saved_policy
 
     file, saved = saved_policy.read(path)
-    return Holdfast(saved_policy.load(file, policy), saved_policy.spaces(saved)[0])
+    return Holdfast(saved_policy.load(file, policy, allow_imports=allow_imports), saved_policy.spaces(saved)[0])
 
 
 def _from_module(module_name: str, attribute: str, seed: int) -> Any:
@@ -193,6 +198,10 @@ def _sb3_model(path: str) -> Any:
         from sb3_contrib import RecurrentPPO
     except ImportError:
         raise ImportError("sb3: targets need sb3-contrib: pip install 'holdfast[sb3]'") from None
+    # The zip holds pickles, and Stable-Baselines3 runs what is in them.
+    print(
+        f"loading {path} runs code that the file may contain (pickle); load only files that you trust", file=sys.stderr
+    )
     return RecurrentPPO.load(path, device="cpu")
 
 

@@ -33,6 +33,8 @@ class EvalFlags:
     """Seed for environments and sampling."""
     device: str = "cpu"
     """Where the policy runs: cpu, cuda, or auto (cuda if there is a GPU)."""
+    allow_imports: bool = False
+    """Import modules that the run names (an environment my_module:MyEnv-v0), which runs their code."""
     video: Path | None = None
     """Folder for animated GIFs of three episodes, for environments that render."""
 
@@ -42,19 +44,19 @@ def main(argv: list[str]) -> int:
 
     import holdfast as hf
     from holdfast import envs
-    from holdfast.config import TrainConfig
     from holdfast.display.dashboard import compact, number
     from holdfast.distributed.ranks import pick_device
     from holdfast.policies.precision import autocast, autocast_dtype
-    from holdfast.runs import saved_policy
+    from holdfast.runs import imports, saved_policy
 
     with user_errors():
         device = pick_device(flags.device)
         file, saved = saved_policy.read(flags.run)
-        config = TrainConfig.from_dict(saved["config"])
+        config = saved_policy.settings(file, saved)
         if flags.env is not None and flags.env != config.env:
             config = dataclasses.replace(config, env=flags.env, env_kwargs={}, mask_velocity=False)
-        policy = hf.load(file, flags.policy, device=str(device))
+        imports.require_allowed(config, file, imports.MAKES_ENV, flags.allow_imports, typed=(flags.env,))
+        policy = hf.load(file, flags.policy, device=str(device), allow_imports=flags.allow_imports)
         env = envs.make(
             config.env,
             flags.num_envs or min(config.num_envs, max(1, flags.episodes)),

@@ -25,20 +25,21 @@ class ExportFlags:
     """onnx, for onnxruntime in any language; pt2, for torch.export.load. By default the file name decides."""
     policy: str | None = None
     """The policy class, my_module:MyPolicy, of a run that does not say."""
+    allow_imports: bool = False
+    """Import modules that the run names, which runs their code."""
     masks: bool = False
     """Take action masks as an input."""
 
 
 def main(argv: list[str]) -> int:
     flags = parse(ExportFlags, argv, "export")
-    from holdfast.config import TrainConfig
     from holdfast.deploy.export import export_policy
     from holdfast.runs import saved_policy
 
     with user_errors():
         file, saved = saved_policy.read(flags.run)
-        policy = saved_policy.load(file, flags.policy)
-        config = TrainConfig.from_dict(saved["config"])
+        policy = saved_policy.load(file, flags.policy, allow_imports=flags.allow_imports)
+        config = saved_policy.settings(file, saved)
         about = {
             "env": config.env,
             "steps": int(saved["steps"]),

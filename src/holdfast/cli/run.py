@@ -30,7 +30,7 @@ def train_one(config: TrainConfig, profile: bool = False) -> TrainResult | None:
         ranks, device = distributed.join(config.device)
         # If torchrun restarted this job, all ranks must resume, or none.
         if distributed.any_restarted(ranks, device) and ranks.from_leader(bool(checkpoint.rolling(config.folder))):
-            trainer = Trainer.resume(config.folder, callbacks=callbacks(profile))
+            trainer = Trainer.resume(config.folder, callbacks=callbacks(profile), allow_imports=True)
         else:
             trainer = Trainer(config, callbacks=callbacks(profile))
     return run_and_report(trainer)
@@ -89,6 +89,8 @@ def _next_steps(trainer: Trainer, result: TrainResult) -> list[tuple[str, str]]:
     config, run = trainer.config, result.run_dir
     saved = shlex.quote(str(trainer.saved_elsewhere or run))
     resume = f"holdfast train --resume {saved}"
+    if trainer.saved_elsewhere:
+        resume += f" --run-dir {shlex.quote(str(run))}"
     curve = draw([run], run / "curve.png")
     rows = [("run", str(run)), *([("curve", str(curve))] if curve else [])]
     rows += [("profile", str(callback.table)) for callback in trainer.callbacks if getattr(callback, "table", None)]

@@ -148,6 +148,7 @@ def train_in_process(config: TrainConfig, folder: Path, threads: int) -> tuple[s
     file = folder / f"{config.seed}.json"
     file.write_text(json.dumps(config.to_dict()))
     command = [sys.executable, "-m", "holdfast", "train", "--config", str(file), "--run-dir", str(config.folder)]
+    command.append("--allow-imports")  # this process has asked already
     environment = {"OMP_NUM_THREADS": str(threads), **os.environ}
     pipes: dict[str, Any] = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     with subprocess.Popen([*command, "--quiet"], env=environment, **pipes) as child:

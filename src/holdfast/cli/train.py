@@ -16,13 +16,6 @@ from holdfast.cli.run import callbacks, run_and_report, train_one
 from holdfast.cli.seeds import train_seeds
 from holdfast.config import TrainConfig, flag_of
 
-# The weights, rollouts or folder of a run depend on these: they cannot change when it is resumed.
-_FIXED_ON_RESUME = (
-    "env", "env_kwargs", "core", "hidden_size", "num_layers", "critic_core", "reset", "encoder_sizes", "head_sizes",
-    "activation", "inputs", "policy", "num_envs", "num_steps", "mask_velocity", "normalize_obs", "normalize_reward", "seed",
-    "name",
-)  # fmt: skip
-
 
 @dataclass
 class Settings(TrainConfig):
@@ -48,6 +41,8 @@ class TrainFlags:
     """Train one run per seed, side by side on CPUs, and plot all of them."""
     env_args: tuple[str, ...] = ()
     """Arguments for the environment's constructor, as name=value."""
+    allow_imports: bool = False
+    """Import modules that the file of --config or --resume names, which runs their code."""
     profile: bool = False
     """Measure where the time of some updates goes, after warm-up, and write a trace of a few; then train on."""
     settings: Settings = field(default_factory=Settings)
@@ -63,15 +58,17 @@ def main(argv: list[str]) -> int:
     else:
         with user_errors():
             defaults = _defaults(sources["--preset"], sources["--config"])
-        _start(argv, defaults)
+        _start(argv, defaults, sources["--config"])
     return 0
 
 
 # --- new runs ---------------------------------------------------------------------------------------------------------
 
 
-def _start(argv: list[str], defaults: TrainConfig) -> None:
+def _start(argv: list[str], defaults: TrainConfig, config_file: str | None) -> None:
     flags, config = _parse(argv, TrainFlags(), defaults)
+    if config_file:
+        _require_imports_allowed(argv, config, Path(config_file), flags.allow_imports)
     if flags.seeds and config.run_dir:
         raise UserError("--run-dir is one folder, but --seeds makes several runs; use --name, or leave it out")
     configs = [dataclasses.replace(config, seed=seed) for seed in flags.seeds or (config.seed,)]
@@ -82,6 +79,14 @@ def _start(argv: list[str], defaults: TrainConfig) -> None:
         raise UserError("--profile measures one run; leave out --seeds, or name one seed")
     else:
         train_seeds(configs)
+
+
+def _require_imports_allowed(argv: list[str], config: TrainConfig, source: Path, allowed: bool) -> None:
+    from holdfast.runs import imports
+
+    with user_errors():
+        typed = tuple(value_of(argv, flag) for flag in ("--env", "--core", "--policy"))
+        imports.require_allowed(config, source, imports.MAKES_ENV + imports.MAKES_POLICY, allowed, typed)
 
 
 def _defaults(preset: str | None, config_file: str | None) -> TrainConfig:
@@ -98,20 +103,14 @@ def _defaults(preset: str | None, config_file: str | None) -> TrainConfig:
 
 
 def _with_free_folder(config: TrainConfig, several: bool) -> TrainConfig:
-    """A name per seed where there are several; without a name or folder, the first name that no run uses."""
-    from holdfast.distributed import ranks as distributed
-    from holdfast.runs.checkpoint import rolling
+    """A folder per seed where there are several. (A single run without a name gets the first free one when it starts.)"""
+    from holdfast.runs.writing import new_folder
 
-    if config.run_dir is None and config.name is not None and several:
-        return dataclasses.replace(config, name=f"{config.name}-seed{config.seed}")
-    # All ranks of a job, and the job restarted, must use the same folder.
-    if config.run_dir is not None or config.name is not None or distributed.launched():
+    if not several:
         return config
-    base, number = config.folder.name, 1
-    while rolling(config.folder):
-        number += 1
-        config = dataclasses.replace(config, name=f"{base}-{number}")
-    return config
+    if config.name is not None:
+        return dataclasses.replace(config, name=f"{config.name}-seed{config.seed}")
+    return dataclasses.replace(config, run_dir=str(new_folder(config.folder)))
 
 
 # --- resumed runs -----------------------------------------------------------------------------------------------------
@@ -121,6 +120,7 @@ def _resume(argv: list[str], run: Path) -> None:
     from holdfast.distributed import ranks as distributed
     from holdfast.envs.own import is_object_name
     from holdfast.runs import checkpoint, saved_policy
+    from holdfast.runs.folder import FIXED_ON_RESUME
     from holdfast.training.trainer import Trainer
 
     if value_of(argv, "--seeds"):
@@ -130,8 +130,7 @@ def _resume(argv: list[str], run: Path) -> None:
             run = run.parent.parent  # started from one checkpoint; there may be later ones by now
         file, saved = saved_policy.read(run)
         before = TrainConfig.from_dict(saved["config"])
-        if file.parent.name == checkpoint.folder_of(run).name:
-            before.run_dir = str(file.parent.parent)  # the run may have been moved
+        before.run_dir = str(checkpoint.run_of(file))  # not the folder that the file names
     # What the run's program passed as an object, and what must therefore be named again.
     ask_for = {"env": is_object_name(before.env), "policy": not saved["own_policy"]}
     missing = [name for name, unknown in ask_for.items() if unknown]
@@ -139,15 +138,17 @@ def _resume(argv: list[str], run: Path) -> None:
     old, new = before.to_dict(), after.to_dict()
     changed = {name: value for name, value in new.items() if value != old[name]}
     asked_for = {name: changed.pop(name) for name in missing if name in changed}
-    fixed = [name for name in changed if name in _FIXED_ON_RESUME]
+    fixed = [name for name in changed if name in FIXED_ON_RESUME]
     if fixed:
         raise UserError(f"{flag_of(fixed[0])} cannot change when a run is resumed; start a new run with it")
     if value_of(argv, "--total-steps") and after.num_updates <= saved["update"]:
         steps = saved["steps"]
         raise UserError(f"the run has {steps} steps already; to train on, pass more, such as --total-steps {2 * steps}")
+    _require_imports_allowed(argv, after, file, flags.allow_imports)
     with user_errors():
         changed["run_dir"] = after.run_dir
-        trainer = Trainer.resume(file, callbacks=callbacks(flags.profile), **asked_for, **changed)
+        options: dict[str, Any] = {**asked_for, **changed}
+        trainer = Trainer.resume(file, callbacks=callbacks(flags.profile), allow_imports=True, **options)
     run_and_report(trainer)
 
 

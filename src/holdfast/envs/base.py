@@ -212,7 +212,11 @@ class TorchVectorEnv(VectorEnv[Any, Tensor, Tensor]):
             if name not in saved or saved[name].shape != leaf.shape or saved[name].dtype != leaf.dtype:
                 got = f"{saved[name].dtype} {tuple(saved[name].shape)}" if name in saved else "missing"
                 raise ValueError(f"saved {name!r} is {got}, expected {leaf.dtype} {tuple(leaf.shape)}")
+        self.require_possible(saved)
         return {name: saved[name].to(self.device, copy=True) for name in expected}
+
+    def require_possible(self, saved: Mapping[str, Tensor]) -> None:
+        """Raise ValueError for a saved state, right in shape, that no episode reaches. Write it where that would break a step."""
 
 
 class _ActionFormat:

@@ -41,6 +41,13 @@ def deal(deck: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
     return passed.sum(-1), deck + passed - 1
 
 
+def require_deck(deck: Tensor, full: Tensor) -> None:
+    """ValueError unless every row [4] is what is left of a full deck."""
+    per_suit = deck.diff(dim=-1, prepend=deck.new_zeros(len(deck), 1))
+    if (per_suit < 0).any() or (per_suit > int(full[0])).any() or (deck[:, -1] < 1).any():
+        raise ValueError("saved 'deck' is no part of a deck of cards")
+
+
 def last_card(deck: Tensor) -> Tensor:
     """The kind [...] of the only card left. Meaningless in decks that have more cards."""
     return deck.shape[-1] - deck.sum(-1)

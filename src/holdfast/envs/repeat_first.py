@@ -7,12 +7,14 @@ has cards - 1 steps and ends `terminated`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from gymnasium.spaces import Discrete
 from torch import Tensor
 
 from holdfast.envs.base import State, TorchVectorEnv, Transition
-from holdfast.envs.cards import CARDS_PER_DECK, SUITS, deal, draw_for_one_card, full_deck, last_card
+from holdfast.envs.cards import CARDS_PER_DECK, SUITS, deal, draw_for_one_card, full_deck, last_card, require_deck
 
 
 class RepeatFirst(TorchVectorEnv):
@@ -35,6 +37,9 @@ class RepeatFirst(TorchVectorEnv):
     def begin(self, draws: Tensor) -> tuple[State, Tensor]:
         suit, deck = deal(self._full.repeat(self.num_envs, 1), draws)
         return {"deck": deck, "first": suit.clone()}, suit
+
+    def require_possible(self, saved: Mapping[str, Tensor]) -> None:
+        require_deck(saved["deck"], self._full.cpu())
 
     def transition(self, state: State, actions: Tensor, draws: Tensor) -> Transition:
         deck, first = state["deck"], state["first"]  # [B, 4], [B]

@@ -7,6 +7,7 @@ guessing returns -0.5 on average. An episode has cards - 1 steps and ends `termi
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -14,7 +15,7 @@ from gymnasium.spaces import Discrete
 from torch import Tensor
 
 from holdfast.envs.base import State, TorchVectorEnv, Transition
-from holdfast.envs.cards import CARDS_PER_DECK, SUITS, deal, draw_for_one_card, full_deck, last_card
+from holdfast.envs.cards import CARDS_PER_DECK, SUITS, deal, draw_for_one_card, full_deck, last_card, require_deck
 
 
 class RepeatPrevious(TorchVectorEnv):
@@ -46,6 +47,9 @@ class RepeatPrevious(TorchVectorEnv):
         suit, deck = deal(self._full.repeat(self.num_envs, 1), draws)
         recent = torch.zeros(self._k, self.num_envs, dtype=torch.int64, device=self.device)
         return {"deck": deck, "recent": torch.cat((recent[1:], suit.unsqueeze(0)))}, suit
+
+    def require_possible(self, saved: Mapping[str, Tensor]) -> None:
+        require_deck(saved["deck"], self._full.cpu())
 
     def transition(self, state: State, actions: Tensor, draws: Tensor) -> Transition:
         deck, recent = state["deck"], state["recent"]  # [B, 4], [k, B] oldest first

@@ -264,7 +264,11 @@ class FailureLog:
     def __init__(self, config: TrainConfig, rank: int, notify: Callable[[str], None]) -> None:
         self.config, self.notify, self.count = config, notify, 0
         self.limit = config.max_env_failures if config.env_failure == "rebuild" else 0
-        self.file = config.folder / f"env_failures-rank{rank}.txt"
+        self.rank = rank
+
+    @property
+    def file(self) -> Path:
+        return self.config.folder / f"env_failures-rank{self.rank}.txt"
 
     def __call__(self, number: int, text: str) -> None:
         self.count += 1

@@ -9,14 +9,18 @@ The digest is checked first, because torch loads a flipped bit silently. This fi
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
-import os
+import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from holdfast.runs.writing import TEMPORARY, write_whole
 
 MAGIC = b"holdfast checkpoint "
 VERSION = 1
@@ -24,6 +28,19 @@ VERSION = 1
 
 class CheckpointError(Exception):
     """A checkpoint that cannot be used, and why."""
+
+
+@contextlib.contextmanager
+def refusals(file: Path, what: str = "its contents do not fit a run") -> Iterator[None]:
+    """Turn every error into a `CheckpointError` of one line. For code that works with what a file holds."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except Exception as error:
+        text = " ".join(str(error).split())
+        reason = text if isinstance(error, ValueError) else f"{type(error).__name__}: {text}"
+        raise CheckpointError(f"{file}: {what} ({reason[:300]})") from error
 
 
 def save(path: str | Path, payload: dict[str, Any]) -> None:
@@ -35,17 +52,7 @@ def save(path: str | Path, payload: dict[str, Any]) -> None:
     body = buffer.getbuffer()
     digest = hashlib.sha256(body).hexdigest().encode()
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(MAGIC + str(VERSION).encode() + b"\n" + digest + b"\n")
-            file.write(body)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    _sync_folder(path.parent)
+    write_whole(path, [MAGIC + str(VERSION).encode() + b"\n" + digest + b"\n", body])
 
 
 def load(path: str | Path) -> dict[str, Any]:
@@ -67,14 +74,41 @@ def load(path: str | Path) -> dict[str, Any]:
     if not newline or hashlib.sha256(body).hexdigest().encode() != digest:
         raise CheckpointError(f"{path}: damaged or cut short (its SHA-256 does not match its contents)")
     try:
+        _require_uncompressed(body)
         payload = torch.load(io.BytesIO(body), map_location="cpu", weights_only=True)
+        if not isinstance(payload, dict):
+            raise CheckpointError(f"{path}: holds a {type(payload).__name__}, expected a dict")
+        _require_plain(payload, "payload")
+        return _dense(payload, len(body))
+    except CheckpointError:
+        raise
     except Exception as error:
         raise CheckpointError(
             f"{path}: holds more than plain data and was not loaded ({type(error).__name__})"
         ) from error
-    if not isinstance(payload, dict):
-        raise CheckpointError(f"{path}: holds a {type(payload).__name__}, expected a dict")
-    return payload
+
+
+def _require_uncompressed(body: bytes) -> None:
+    """A compressed archive may be far larger inside than the file is; torch writes none."""
+    with zipfile.ZipFile(io.BytesIO(body)) as archive:
+        if sum(entry.file_size for entry in archive.infolist()) > len(body):
+            raise ValueError("the archive is larger inside than outside")
+
+
+def _dense(value: Any, most_bytes: int) -> Any:
+    """`value` with contiguous tensors only. A tensor that claims more numbers than the file holds is refused: a file can
+    describe a huge tensor by a few bytes that are read again and again."""
+    if isinstance(value, dict):
+        return {key: _dense(inner, most_bytes) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_dense(inner, most_bytes) for inner in value)
+    if not isinstance(value, Tensor):
+        return value
+    if type(value) is not Tensor or value.layout is not torch.strided or not value.is_cpu or value.is_quantized:
+        raise TypeError(f"a {type(value).__name__} of layout {value.layout} on {value.device}")
+    if value.numel() * value.element_size() > most_bytes:
+        raise ValueError("a tensor is larger than the file")
+    return value.detach().contiguous()
 
 
 def _require_plain(value: Any, where: str) -> None:
@@ -93,25 +127,14 @@ def _require_plain(value: Any, where: str) -> None:
         )
 
 
-def _sync_folder(folder: Path) -> None:
-    """Make the rename itself durable, where the system can."""
-    try:
-        handle = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return
-    try:
-        os.fsync(handle)
-    except OSError:
-        pass
-    finally:
-        os.close(handle)
-
-
 # --- the checkpoints of a run ---------------------------------------------------------------------------------------
 
 
+FOLDER = "checkpoints"
+
+
 def folder_of(run: str | Path) -> Path:
-    return Path(run) / "checkpoints"
+    return Path(run) / FOLDER
 
 
 def path_for(run: str | Path, update: int) -> Path:
@@ -127,16 +150,22 @@ def prune(run: str | Path, keep: int) -> None:
     """Remove all but the newest `keep` rolling checkpoints, and what interrupted writes left behind."""
     for old in rolling(run)[: -max(1, keep)]:
         old.unlink(missing_ok=True)
-    for torn in folder_of(run).glob(".*.tmp"):
+    for torn in folder_of(run).glob(TEMPORARY):
         torn.unlink(missing_ok=True)
 
 
-def drop_after(run: str | Path, update: int) -> None:
-    """Remove the rolling checkpoints of later updates."""
-    last = path_for(run, update).name
-    for later in rolling(run):
-        if later.name > last:
-            later.unlink(missing_ok=True)
+def later_than(run: str | Path, update: int) -> list[Path]:
+    """The rolling checkpoints of later updates."""
+    return [path for path in rolling(run) if path.name > path_for(run, update).name]
+
+
+def run_of(file: Path) -> Path:
+    """The folder in which a run goes on from this file: its own, or a new one next to a file that was copied elsewhere.
+
+    What the file itself says about a folder is not asked.
+    """
+    file = file if file.parent.name else file.absolute()
+    return file.parent.parent if file.parent.name == FOLDER else file.with_suffix("")
 
 
 def find(path_or_run: str | Path) -> Path:

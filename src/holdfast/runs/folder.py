@@ -1,53 +1,166 @@
-"""`RunFolder`: where a run is kept. It prepares the folder and saves checkpoints; a disk that refuses does not end the run."""
+"""`RunFolder`: where a run is kept. It claims the folder, saves checkpoints, and cuts back what a resumed run repeats.
+
+What a resumed run repeats is not deleted: it is moved to a folder of its own, and only once the first update is finished.
+A disk that refuses does not end the run.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import shlex
-import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from holdfast.config import TrainConfig
-from holdfast.distributed.ranks import Ranks
+from holdfast.distributed.ranks import Ranks, launched
 from holdfast.runs import checkpoint
-from holdfast.runs.log import RunFolderError, write_json, write_metadata
+from holdfast.runs.lock import LOCK_NAME, FolderInUseError, RunLock
+from holdfast.runs.log import RESULT_NAME, RunFolderError, read_progress, removed_folder, write_json, write_metadata
 from holdfast.runs.retry_schedule import RetrySchedule
+from holdfast.runs.writing import new_folder, rescue_folder
 from holdfast.spans import span
+
+FIXED_ON_RESUME = (
+    "env", "env_kwargs", "core", "hidden_size", "num_layers", "critic_core", "reset", "encoder_sizes", "head_sizes",
+    "activation", "inputs", "policy", "num_envs", "num_steps", "mask_velocity", "normalize_obs", "normalize_reward",
+    "normalize_value", "scale_actions", "squash_actions", "memory_span", "seed", "name",
+)  # fmt: skip
+"""Settings that the weights, rollouts or folder of a run depend on: they cannot change when it is resumed."""
+_OF_THE_FOLDER = {"name", "run_dir", "quiet"}  # other values do not make another run
 
 
 class RunFolder:
-    """save: writes a checkpoint to a path; every rank calls it. notify: shows the user a line."""
+    """save: writes a checkpoint to a path, or to none; every rank calls it. notify: shows the user a line."""
 
     def __init__(
-        self, config: TrainConfig, ranks: Ranks, save: Callable[[Path], None], notify: Callable[[str], None]
+        self, config: TrainConfig, ranks: Ranks, save: Callable[[Path | None], None], notify: Callable[[str], None]
     ) -> None:
-        self.path, self._keep, self._ranks = config.folder, config.keep_checkpoints, ranks
+        self._config, self._keep, self._ranks = config, config.keep_checkpoints, ranks
         self._save, self._notify = save, notify
         self._retry, self._retry_best = RetrySchedule(notify), RetrySchedule(notify)
+        self._lock: RunLock | None = None
+        self._metadata: tuple[Mapping[str, Any], Mapping[str, str]] = ({}, {})
+        self._continues_at: int | None = None  # the update after which this run repeats what the folder holds
+        self._removed: Path | None = None
         self.saved_elsewhere: Path | None = None
         """The last checkpoint, if the folder did not take it."""
 
-    def prepare(self, config: Mapping[str, Any], engines: Mapping[str, str], resumed_at: int | None) -> None:
-        """Write the metadata. A new run needs a folder without checkpoints; a resumed run drops later ones. Rank 0 only."""
-        if resumed_at is None and checkpoint.rolling(self.path):
-            raise FileExistsError(
-                f"{self.path} already holds a run; resume it (holdfast train --resume {shlex.quote(str(self.path))}), remove it, or "
-                "choose another name or run_dir"
-            )
+    @property
+    def path(self) -> Path:
+        return self._config.folder
+
+    # --- begin and end -----------------------------------------------------------------------------------------------
+
+    def prepare(
+        self, engines: Mapping[str, str], resumed_at: int | None = None, resumed_from: Path | None = None
+    ) -> int | None:
+        """Claim the folder for a new run, or for one resumed at an update from a file. Rank 0 only.
+
+        A new run without a name gets the first free one. Returns the update that the folder's record is continued from;
+        None if there is nothing to continue.
+        """
         try:
+            self._claim(resumed_at is None)
+            settings = self._config.to_dict()
+            self._metadata = settings, dict(engines)
             if resumed_at is not None:
-                checkpoint.drop_after(self.path, resumed_at)  # the resumed run repeats that part
-            write_metadata(self.path, config, engines)
+                self._require_same_run(settings, resumed_from)
+                self._continues_at = resumed_at
+            else:
+                self._require_no_run(settings)
+                self._continues_at = 0 if read_progress(self.path) else None
+            if self._continues_at is None:
+                write_metadata(self.path, *self._metadata)
+            return self._continues_at
+        except FileExistsError:
+            self.release()
+            raise
         except OSError as error:
+            self.release()
             raise RunFolderError(
                 f"{self.path} cannot be written: {error}; choose another run_dir, or make room"
             ) from error
 
+    def _claim(self, new: bool) -> None:
+        config = self._config
+        # All ranks of a job, and the job restarted, must use the same folder.
+        if new and config.run_dir is None and config.name is None and self._ranks.size == 1 and not launched():
+            config.run_dir = str(new_folder(config.folder))
+        self._lock = RunLock(self.path)
+        self._lock.claim()
+
+    def _require_no_run(self, settings: Mapping[str, Any]) -> None:
+        """The folder of a new run holds no other. A run that died before its first checkpoint may start again."""
+        other = "choose another name or run_dir"
+        if checkpoint.rolling(self.path):
+            resume = f"holdfast train --resume {shlex.quote(str(self.path))}"
+            raise FileExistsError(f"{self.path} already holds a run; resume it ({resume}), remove it, or {other}")
+        differs = _difference(self._recorded_settings(), settings, set(settings) - _OF_THE_FOLDER)
+        if differs and (rows := len(read_progress(self.path))):
+            raise FileExistsError(
+                f"{self.path} already holds {rows} updates of another run ({differs}); remove it, or {other}"
+            )
+
+    def _require_same_run(self, settings: Mapping[str, Any], resumed_from: Path | None) -> None:
+        """A checkpoint from elsewhere goes on in its own run's folder or in an empty one, nowhere else."""
+        if resumed_from is None or resumed_from.absolute().parent == checkpoint.folder_of(self.path).absolute():
+            return
+        recorded, name = self._recorded_settings(), shlex.quote(str(self.path))
+        differs = _difference(recorded, settings, set(FIXED_ON_RESUME) - _OF_THE_FOLDER)
+        if differs:
+            raise FileExistsError(f"{name} already holds another run ({differs}); choose another --run-dir")
+        if not recorded and any(path.name != LOCK_NAME for path in self.path.iterdir()):
+            raise FileExistsError(f"{name} already exists and holds no run; say where to go on with --run-dir FOLDER")
+
+    def _recorded_settings(self) -> dict[str, Any]:
+        try:
+            settings = json.loads((self.path / "config.json").read_text())
+        except (OSError, ValueError):
+            return {}
+        return settings if isinstance(settings, dict) else {}
+
+    def go_on(self) -> None:
+        """After the first update of a run that continues: move what it repeats to a folder that is named to the user."""
+        update = self._continues_at
+        if update is None:
+            return
+        later = checkpoint.later_than(self.path, update)
+        best = checkpoint.folder_of(self.path) / "best.pt"
+        outdated = [path for path in (best, self.path / RESULT_NAME) if path.exists() and later]
+        for path in [*later, *outdated]:
+            os.replace(path, self.removed_folder(update) / path.name)
+        write_metadata(self.path, *self._metadata)
+        self._continues_at = None
+
+    def removed_folder(self, update: int) -> Path:
+        """Where this run moves what came after `update`; made, and named to the user, when it is first needed."""
+        if self._removed is None:
+            self._removed = removed_folder(self.path, update)
+            self._notify(
+                f"what this folder held of the updates after {update} is repeated; the old is in {self._removed}"
+            )
+        return self._removed
+
+    def keep(self) -> None:
+        """Before a write: if the folder was removed during the run, make it again; OSError if another run took it."""
+        if self._lock is not None and not self._lock.keep():
+            write_metadata(self.path, *self._metadata)
+            self._notify(f"{self.path} was removed during the run and is made again; earlier checkpoints are gone")
+
+    def release(self) -> None:
+        """Let others use the folder."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    # --- metadata ----------------------------------------------------------------------------------------------------
+
     def record_engines(self, engines: Mapping[str, str]) -> None:
         """Correct the metadata when a run uses other engines than expected."""
+        self._metadata = self._metadata[0], dict(engines)
         with suppress(OSError, ValueError):
             path = self.path / "meta.json"
             write_json(path, {**json.loads(path.read_text()), "engines": dict(engines)})
@@ -56,8 +169,10 @@ class RunFolder:
         """The engines of the run so far, from its metadata; {} if there is none."""
         try:
             return dict(json.loads((self.path / "meta.json").read_text()).get("engines", {}))
-        except (OSError, ValueError):
+        except (OSError, ValueError, AttributeError, TypeError):
             return {}
+
+    # --- checkpoints -------------------------------------------------------------------------------------------------
 
     def save(self, update: int) -> bool:
         """Save the checkpoint of this update. Returns False if the write fails; `should_retry` says when to try again."""
@@ -75,7 +190,7 @@ class RunFolder:
         """The last checkpoint; in the system's temporary folder if the run's own cannot be written."""
         if self.save(update):
             return
-        instead = Path(tempfile.gettempdir()) / f"holdfast-{self.path.name}-update_{update:08d}.pt"
+        instead = rescue_folder(self.path) / checkpoint.path_for(self.path, update).name if self._ranks.leads else None
         self._save(instead)
         self.saved_elsewhere = instead
         self._notify(f"the run's folder could not be written to the end; the last checkpoint is {instead}")
@@ -87,12 +202,28 @@ class RunFolder:
         return checkpoint.path_for(self.path, update).exists()
 
     def _try(self, path: Path, update: int, retry: RetrySchedule) -> bool:
-        problem = None
+        target, problem = path if self._ranks.leads else None, None
         with span("checkpoint"):
             try:
-                self._save(path)
                 if self._ranks.leads:
+                    self.keep()
+            except OSError as error:
+                target, problem = None, str(error)
+            try:
+                self._save(target)  # all ranks take part, also if nothing can be written
+                if target is not None:
                     checkpoint.prune(self.path, self._keep)
             except OSError as error:
                 problem = str(error)
             return retry.record(self._ranks.from_leader(problem), update)
+
+
+def _difference(old: Mapping[str, Any], new: Mapping[str, Any], names: set[str]) -> str:
+    """The first setting in which two runs differ, in words; "" if there is none. Unknown settings do not differ."""
+    for name in sorted(names & old.keys() & new.keys()):
+        if old[name] != new[name]:
+            return f"its {name} is {old[name]!r}, this run's {new[name]!r}"
+    return ""
+
+
+__all__ = ["FIXED_ON_RESUME", "FolderInUseError", "RunFolder"]

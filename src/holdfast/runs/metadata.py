@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-import subprocess
+import re
 import sys
 from collections.abc import Iterable
 from importlib import metadata
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 REQUIRED = ("holdfast", "torch", "numpy", "gymnasium", "tensordict", "tyro", "rich")
+_HASH = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
 # Optional packages and what they are for.
 OPTIONAL = {
     "tensorboard": "event files; pip install 'holdfast[tensorboard]'",
@@ -79,13 +80,51 @@ def device_names() -> list[str]:
 
 
 def git_state() -> dict[str, Any] | None:
-    """Commit of the current folder and whether tracked files have changed; None outside a repository."""
+    """Commit of the repository around the current folder; None outside one.
 
-    def git(*arguments: str) -> str:
-        call = subprocess.run(["git", *arguments], capture_output=True, text=True, timeout=10, check=True)
-        return call.stdout.strip()
-
+    It is read from the files: git itself would run programs that a repository's settings name (fsmonitor, filters). So
+    whether files have changed since the commit is not known, and "changed" is None.
+    """
     try:
-        return {"commit": git("rev-parse", "HEAD"), "changed": bool(git("status", "--porcelain", "-uno"))}
-    except (OSError, subprocess.SubprocessError):
+        git = _git_folder(Path.cwd())
+        commit = None if git is None else _commit(git)
+    except (OSError, ValueError):
         return None
+    return None if commit is None else {"commit": commit, "changed": None}
+
+
+def _git_folder(start: Path) -> Path | None:
+    ceilings = {Path(path) for path in os.environ.get("GIT_CEILING_DIRECTORIES", "").split(os.pathsep) if path}
+    for folder in (start, *start.parents):
+        if folder in ceilings and folder != start:
+            return None
+        git = folder / ".git"
+        if git.is_dir():
+            return git
+        if git.is_file():  # a work tree or a submodule
+            return folder / _first_line(git).removeprefix("gitdir: ")
+    return None
+
+
+def _commit(git: Path) -> str | None:
+    head = _first_line(git / "HEAD")
+    if not head.startswith("ref: "):
+        return head if _HASH.fullmatch(head) else None
+    ref = head.removeprefix("ref: ")
+    if not ref.startswith("refs/") or ".." in ref:
+        return None
+    shared = git / _first_line(git / "commondir") if (git / "commondir").is_file() else git
+    for folder in (git, shared):
+        if (folder / ref).is_file():
+            found = _first_line(folder / ref)
+            return found if _HASH.fullmatch(found) else None
+    packed = (shared / "packed-refs").read_text(errors="replace") if (shared / "packed-refs").is_file() else ""
+    found = next((line.partition(" ")[0] for line in packed.splitlines() if line.endswith(f" {ref}")), "")
+    return found if _HASH.fullmatch(found) else None
+
+
+def _first_line(path: Path) -> str:
+    if not path.is_file():  # a pipe would wait for ever
+        raise FileNotFoundError(path)
+    with path.open(errors="replace") as file:
+        return file.readline(4096).strip()

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from holdfast.runs import plain_checks as checks
+
 
 def capture(device: torch.device) -> dict[str, Any]:
     """torch's (and that of `device`, if a GPU), numpy's and Python's: tensors, numbers, strings, lists and dicts."""
@@ -26,6 +28,35 @@ def restore(saved: dict[str, Any], device: torch.device) -> None:
     torch.set_rng_state(saved["torch"])
     if device.type == "cuda" and saved["cuda"]:
         torch.cuda.set_rng_state(saved["cuda"][0], device)
+
+
+def check(saved: Any, where: str) -> None:
+    """ValueError unless `restore` can take this. numpy trusts its state: a position beyond the end is read in C."""
+    checks.mapping(saved, where, "torch", "cuda", "numpy", "python")
+    check_generator(saved["torch"], f"{where}: torch's")
+    checks.sequence(saved["cuda"], f"{where}: cuda's")
+    state = checks.mapping(saved["numpy"], f"{where}: numpy's", "bit_generator", "state", "has_gauss", "gauss")
+    if state["bit_generator"] != "MT19937":
+        raise ValueError(f"{where}: numpy's is of another kind, expected MT19937")
+    inner = checks.mapping(state["state"], f"{where}: numpy's", "key", "pos")
+    checks.integer(inner["pos"], f"{where}: numpy's position", 0, 624)
+    for word in checks.sequence(inner["key"], f"{where}: numpy's key", 624):
+        checks.integer(word, f"{where}: numpy's key", 0, 2**32 - 1)
+    checks.integer(state["has_gauss"], f"{where}: numpy's has_gauss", 0, 1)
+    checks.number(state["gauss"], f"{where}: numpy's gauss")
+    try:
+        random.Random().setstate(_tuples(saved["python"]))
+    except Exception as error:
+        raise ValueError(f"{where}: Python's cannot be used ({error})") from error
+
+
+def check_generator(saved: Any, where: str) -> None:
+    """ValueError unless it is the state of one of torch's generators on the CPU."""
+    checks.tensor(saved, where, torch.default_generator.get_state().shape, torch.uint8)
+    try:
+        torch.Generator().set_state(saved)
+    except Exception as error:
+        raise ValueError(f"{where} is no state of a random generator") from error
 
 
 def seed(number: int, device: torch.device | None = None) -> None:

@@ -5,22 +5,28 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from holdfast.config import TrainConfig
 from holdfast.distributed.ranks import pick_device
+from holdfast.named_objects import is_import_name
 from holdfast.policies import own
 from holdfast.policies.actor_critic import ActorCritic
 from holdfast.policies.base import RecurrentPolicy
-from holdfast.runs import checkpoint, space_data
+from holdfast.runs import checkpoint, imports, plain_checks, space_data
 
 NEEDED = {"config", "policy", "own_policy", "ppo", "collector", "rng", "update", "steps"}
 """What every checkpoint of a trainer has."""
 
 
-def load(path_or_run: str | Path, policy: Any = None, device: str = "cpu") -> RecurrentPolicy:
+def load(
+    path_or_run: str | Path, policy: Any = None, device: str = "cpu", *, allow_imports: bool = False
+) -> RecurrentPolicy:
     """The policy of a checkpoint or of a run's newest one, ready for use: weights and normalizer, fresh memory.
 
     A policy of your own is passed as an instance, which gets the weights, or as a class, a function or its name
-    ("my_module:MyPolicy"), unless the run's config names it.
+    ("my_module:MyPolicy"), unless the run's config names it. allow_imports: import modules that the file names, which
+    runs their code.
     """
     file, saved = read(path_or_run)
     if not isinstance(policy, RecurrentPolicy):
@@ -34,18 +40,22 @@ def load(path_or_run: str | Path, policy: Any = None, device: str = "cpu") -> Re
             raise ValueError(
                 f"{file} does not say what its policy observes: pass an instance, hf.load(path, policy=MyPolicy())"
             )
-        config = TrainConfig.from_dict(saved["config"])
+        config = settings(file, saved)
         if policy is None:
-            policy = policy_from(config, observation_space, action_space)
-        else:
-            policy = own.build(policy, observation_space, action_space, config)
+            imports.require_allowed(config, file, imports.MAKES_POLICY, allow_imports)
+            require_weights_of(config, file, saved)
+            with checkpoint.refusals(file):
+                policy = policy_from(config, observation_space, action_space)
+                policy.load_state_dict(saved["policy"])
+                return policy.to(pick_device(str(device)))
+        policy = own.build(policy, observation_space, action_space, config)
     policy.load_state_dict(saved["policy"])
     return policy.to(pick_device(str(device)))
 
 
 def spaces(saved: dict[str, Any]) -> tuple[Any, Any]:
     """What the policy of a checkpoint sees and does: two gymnasium spaces, or None where it does not say."""
-    found = (saved[name] for name in ("observation_space", "action_space"))
+    found = (saved.get(name) for name in ("observation_space", "action_space"))
     observation_space, action_space = (None if data is None else space_data.from_data(data) for data in found)
     return observation_space, action_space
 
@@ -58,7 +68,32 @@ def read(path_or_run: str | Path) -> tuple[Path, dict[str, Any]]:
         raise checkpoint.CheckpointError(
             f"{file}: this checkpoint was not written by a trainer: it has no {', '.join(missing)}"
         )
+    with checkpoint.refusals(file):
+        plain_checks.mapping(saved["config"], "config")
+        plain_checks.flag(saved["own_policy"], "own_policy")
     return file, saved
+
+
+def settings(file: Path, saved: dict[str, Any], **overrides: Any) -> TrainConfig:
+    """The config in a checkpoint, with some settings replaced."""
+    with checkpoint.refusals(file, "its config cannot be used"):
+        TrainConfig.from_dict(saved["config"])
+    return TrainConfig.from_dict({**saved["config"], **overrides})
+
+
+def require_weights_of(config: TrainConfig, file: Path, saved: dict[str, Any]) -> None:
+    """Refuse a file whose weights are not those of its config, before a policy of that size takes up memory.
+
+    Policies and cores of the user's own are left alone: their code may do anything when it is called.
+    """
+    if config.policy is not None or is_import_name(str(config.core)):
+        return
+    with checkpoint.refusals(file), torch.device("meta"):
+        weights = plain_checks.mapping(saved["policy"], "policy")
+        plain_checks.integer(config.num_layers, "num_layers", 1, max(64, len(weights)))
+        for name, expected in policy_from(config, *spaces(saved)).state_dict().items():
+            if name in weights:  # missing and unknown names are load_state_dict's to judge
+                plain_checks.tensor(weights[name], f"policy {name}", expected.shape, expected.dtype)
 
 
 def policy_from(config: TrainConfig, observation_space: Any, action_space: Any) -> RecurrentPolicy:

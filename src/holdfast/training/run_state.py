@@ -15,6 +15,7 @@ from holdfast import __version__
 from holdfast.policies.actor_critic import ActorCritic
 from holdfast.runs import rng_state, space_data
 from holdfast.state import tree_map
+from holdfast.training.checkpoint_check import check_fit
 
 if TYPE_CHECKING:
     from holdfast.training.trainer import Trainer
@@ -81,8 +82,12 @@ def restore(trainer: Trainer, saved: dict[str, Any]) -> bool:
             f"the ranks found checkpoints of different updates, {updates}; with several machines the run's folder must "
             "be on a disk they share"
         )
+    check_fit(trainer, saved)
     trainer.policy.load_state_dict(saved["policy"])
-    trainer.ppo.load_state_dict(saved["ppo"])
+    # The optimizer's options are this run's own.
+    options = trainer.ppo.optimizer.state_dict()["param_groups"]
+    moments = {"state": saved["ppo"]["optimizer"]["state"], "param_groups": options}
+    trainer.ppo.load_state_dict({**saved["ppo"], "optimizer": moments})
     first = {
         "collector": saved["collector"],
         "open_return": None if saved["reward_scale"] is None else saved["reward_scale"]["open_return"],

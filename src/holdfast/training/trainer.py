@@ -12,6 +12,7 @@ import shlex
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,16 +22,18 @@ import torch
 from holdfast.config import TrainConfig
 from holdfast.display.live import Display
 from holdfast.engines.cuda_graph import gpu_turn
+from holdfast.envs.bridge import UnknownEnvError
 from holdfast.envs.own import can_be_made_again, is_vector_env
 from holdfast.policies.precision import autocast, autocast_dtype
 from holdfast.rollout.env_failures import EnvFailedError, training_env
 from holdfast.rollout.segment import Segment
-from holdfast.runs import checkpoint, saved_policy
+from holdfast.runs import checkpoint, imports, saved_policy
 from holdfast.runs.folder import RunFolder
 from holdfast.runs.log import RunLog
 from holdfast.spans import span
 from holdfast.training import parts as run_parts
 from holdfast.training import run_state, telemetry
+from holdfast.training.checkpoint_check import check_before_building
 from holdfast.training.evaluation import EvalResult, evaluate
 from holdfast.training.iteration import Iteration
 from holdfast.training.nonfinite import NonFiniteGuard
@@ -73,6 +76,7 @@ class Trainer:
             raise ValueError(
                 "evaluation during training needs environments of its own: pass eval_env=, or set eval_every=0"
             )
+        config = replace(config)  # the run's own: its folder is chosen when it starts
         self.config, self.callbacks, self.eval_env = config, list(callbacks), eval_env
         self.progress, self.stop_signal = RunProgress(), StopSignal()
         self.log: RunLog | None = None
@@ -87,7 +91,7 @@ class Trainer:
         if self.eval_env is not None and not is_vector_env(self.eval_env):
             num_envs = min(config.num_envs, config.final_eval_episodes)
             self.eval_env = training_env(config, num_envs, self.device, self.env_failures, self.eval_env)
-        self.folder = RunFolder(config, self.ranks, self.save, self._notify_of_update)
+        self.folder = RunFolder(config, self.ranks, self._save, self._notify_of_update)
         self.nonfinite_guard = NonFiniteGuard(config, self.ranks.rank, self._notify_of_update)
         self._iteration = Iteration(config, parts, self.progress, lambda s: self._run_hooks("on_rollout_end", s))
 
@@ -132,6 +136,8 @@ class Trainer:
                 if self.ranks.leads:
                     print(self._last_words(), file=sys.stderr, flush=True)
                 raise
+            finally:
+                self.folder.release()
 
     def _train(self) -> None:
         """The updates, and the checkpoint after the last one."""
@@ -183,6 +189,9 @@ class Trainer:
     def _publish(self, row: dict[str, float], segment: Segment) -> None:
         """To the log and the display."""
         with span("log"):
+            if self.ranks.leads:
+                with suppress(OSError):  # tried again after the next update
+                    self.folder.go_on()
             if self.log is not None and self.log.write(row, self.steps):
                 self._notify_of_update(f"{self.log.problem}; rows of the log are kept in memory and retried")
         assert self.display is not None
@@ -241,17 +250,24 @@ class Trainer:
 
     def _open(self) -> Display:
         """The run's folder, log and display, and the lines that a run begins with."""
-        config, earlier_engines = self.config, self.folder.recorded_engines()
-        if self.ranks.leads:
-            resumed_at = None if self.resumed_from is None else self.update
-            self.folder.prepare(config.to_dict(), self.engines, resumed_at)
-            tensorboard, wandb = config.tensorboard, config.track
-            self.log = RunLog(self.folder.path, tensorboard=tensorboard, wandb=wandb, config=config.to_dict())
-            if resumed_at is not None:
-                self.log.rewind(resumed_at)
+        config, folder = self.config, self.folder
+        resumed_at = None if self.resumed_from is None else self.update
+        earlier_engines = {} if resumed_at is None else folder.recorded_engines()
+        continued_at = folder.prepare(self.engines, resumed_at, self.resumed_from) if self.ranks.leads else None
         self._warnings = telemetry.Warnings(config, getattr(self.env, "single_action_space", None))
         shown = config if self.ranks.leads else replace(config, quiet=True)
         self.display = display = Display(shown, config.num_updates)
+        if self.ranks.leads:
+            self.log = RunLog(
+                folder.path,
+                tensorboard=config.tensorboard,
+                wandb=config.track,
+                config=config.to_dict(),
+                notify=self._notify_of_update,
+                before_writing=folder.keep,
+            )
+        if self.log is not None and continued_at is not None:
+            self.log.rewind(continued_at, lambda: folder.removed_folder(continued_at))
         if self.resumed_from is not None:
             restarted = ": this environment cannot restore its state, so all episodes were restarted with fresh memory"
             display.note(f"resumed from {self.resumed_from}{restarted if self.episodes_restarted else ''}")
@@ -296,9 +312,12 @@ class Trainer:
 
     def save(self, path: str | Path) -> None:
         """Write a checkpoint: all that a resumed run needs to continue. In a distributed run all ranks call it."""
+        self._save(Path(path))
+
+    def _save(self, path: Path | None) -> None:
         with gpu_turn(self.device):
             data = run_state.payload(self)
-        if self.ranks.leads:
+        if self.ranks.leads and path is not None:
             checkpoint.save(path, data)
 
     def _save_what_was_learned(self) -> Path | None:
@@ -316,20 +335,41 @@ class Trainer:
         policy: Any = None,
         callbacks: Sequence[Any] = (),
         eval_env: Any = None,
+        allow_imports: bool = False,
         **overrides: Any,
     ) -> Trainer:
-        """Continue a run from its folder or one of its checkpoints. `overrides` change settings (total_steps=...)."""
+        """Continue a run from its folder or one of its checkpoints. `overrides` change settings (total_steps=...).
+
+        It goes on in the folder of the checkpoint, or in `run_dir=`, never in a folder that the file names. A checkpoint
+        that was copied elsewhere goes on in a new folder next to it. allow_imports: import modules that the file names
+        (an environment `my_module:MyEnv-v0`), which runs their code.
+        """
         file, saved = saved_policy.read(path)
-        config = TrainConfig.from_dict({**saved["config"], **overrides})
+        config = saved_policy.settings(file, saved, **overrides)
+        with checkpoint.refusals(file):
+            check_before_building(saved)
         if not saved["own_policy"] and policy is None:
             raise ValueError(
                 f"{file} was trained with a policy of your own: pass it, Trainer.resume(path, policy=...), or name it "
                 "with --policy module:Name"
             )
-        if "run_dir" not in overrides and file.parent.name == "checkpoints":
-            config.run_dir = str(file.parent.parent)  # where the run is now, not where it was
+        if overrides.get("run_dir") is None:
+            config.run_dir = str(checkpoint.run_of(file))
+        makes = (imports.MAKES_ENV if env is None else ()) + (imports.MAKES_POLICY if policy is None else ())
+        imports.require_allowed(config, file, makes, allow_imports, typed=(overrides.get("env"),))
+        if saved["own_policy"] and policy is None:
+            saved_policy.require_weights_of(config, file, saved)
         torch.set_num_threads(saved["threads"])
-        trainer = cls(config, env, policy, callbacks, eval_env)
-        trainer.episodes_restarted = not run_state.restore(trainer, saved)
+        try:
+            trainer = cls(config, env, policy, callbacks, eval_env)
+        except (ImportError, UnknownEnvError):
+            raise
+        except Exception as error:
+            if env is not None or policy is not None or overrides.keys() - {"run_dir"}:
+                raise
+            with checkpoint.refusals(file, "its run cannot be built here"):  # everything came from the file
+                raise error
+        with checkpoint.refusals(file):
+            trainer.episodes_restarted = not run_state.restore(trainer, saved)
         trainer.resumed_from = file
         return trainer

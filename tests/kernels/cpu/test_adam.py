@@ -70,3 +70,14 @@ def test_adam_leaves_to_torch_what_it_does_not_know():
     optimizer = torch.optim.Adam([parameter])
     optimizer.step()
     assert NativeAdam.try_create(optimizer, [parameter]) is not None
+
+
+@pytest.mark.parametrize("moment", ["exp_avg", "exp_avg_sq"])
+def test_moments_of_another_size_never_reach_c(moment: str):
+    parameter = nn.Parameter(torch.randn(300))
+    optimizer = torch.optim.Adam([parameter])
+    parameter.grad = torch.ones(300)
+    optimizer.step()
+    optimizer.state[parameter][moment] = torch.zeros(1)
+    with pytest.raises(ValueError, match=rf"{moment} has shape \[1\], its parameter \[300\]"):
+        NativeAdam.try_create(optimizer, [parameter])

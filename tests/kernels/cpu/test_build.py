@@ -15,14 +15,16 @@ from holdfast.kernels.cpu import recurrence as native
 
 needs_compiler = pytest.mark.skipif(build.find_compiler() is None, reason="no C compiler on PATH")
 
-# Imports one file instead of the package, without torch, so that a process starts quickly.
+# Imports two files instead of the package, without torch, so that a process starts quickly.
 BUILD = """
-import importlib.util, sys
-spec = importlib.util.spec_from_file_location("build", sys.argv[1])
-module = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(module)
-print(module.library_path())
+import sys, types
+for name in ("holdfast", "holdfast.kernels", "holdfast.kernels.cpu"):
+    sys.modules[name] = types.ModuleType(name)
+    sys.modules[name].__path__ = [sys.argv[1] + "/" + name.replace(".", "/")]
+from holdfast.kernels.cpu import build
+print(build.library_path())
 """
+SOURCE = str(Path(build.__file__).parents[3])
 
 RUN = """
 import torch, holdfast as hf
@@ -45,12 +47,12 @@ def python(script: str, *arguments: str, **variables: str) -> subprocess.Complet
 @needs_compiler
 def test_processes_that_start_together_build_one_library(tmp_path: Path) -> None:
     environment = os.environ | {"HOLDFAST_CACHE": str(tmp_path / "cache")}
-    command = [sys.executable, "-c", BUILD, build.__file__]
+    command = [sys.executable, "-c", BUILD, SOURCE]
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) for _ in range(4)]
     paths = {process.communicate(timeout=120)[0].strip() for process in processes}
     assert [process.returncode for process in processes] == [0] * 4
     assert len(paths) == 1 and Path(paths.pop()).stat().st_size > 0
-    assert sorted(p.suffix for p in (tmp_path / "cache").iterdir()) == [".lock", ".so"]
+    assert sorted(p.suffix for p in (tmp_path / "cache").iterdir()) == [".lock", ".sha256", ".so"]
 
 
 def test_without_a_compiler_the_portable_kernel_runs_and_one_line_says_so(tmp_path: Path) -> None:
@@ -106,3 +108,36 @@ def test_a_change_in_the_sources_asks_for_another_library(tmp_path: Path, monkey
     with (tmp_path / "native" / "step.h").open("a") as source:
         source.write("\n")
     assert build.key() != before
+
+
+@needs_compiler
+@pytest.mark.parametrize("damage", ["truncated", "empty", "flipped", "no digest"])
+def test_a_damaged_library_is_built_again_and_never_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    monkeypatch.setenv("HOLDFAST_CACHE", str(tmp_path / "cache"))
+    built: list[Path] = []
+
+    def quick(target: Path, compiler: list[str]) -> None:
+        target.write_bytes(b"library" * 1000)
+        built.append(target)
+
+    monkeypatch.setattr(build, "compile_library", quick)
+    path = build.library_path()
+    assert build.library_path() == path and len(built) == 1
+    whole = path.read_bytes()
+    if damage == "no digest":
+        path.with_name(path.name + ".sha256").unlink()
+    else:
+        path.write_bytes({"truncated": whole[:4000], "empty": b"", "flipped": b"L" + whole[1:]}[damage])
+    assert build.library_path() == path and len(built) == 2 and path.read_bytes() == whole
+
+
+@needs_compiler
+def test_a_truncated_library_does_not_end_the_process(tmp_path: Path) -> None:
+    built = library.load().path
+    assert built is not None
+    (tmp_path / "cache").mkdir(mode=0o700)
+    (tmp_path / "cache" / built.name).write_bytes(built.read_bytes()[:5000])
+    done = python(RUN, PATH=str(tmp_path), HOLDFAST_CACHE=str(tmp_path / "cache"))  # without a compiler
+    assert done.returncode == 0 and "'kernel': 'portable'" in done.stdout, done.stderr

@@ -38,7 +38,7 @@ class NativeAdam:
         self.steps = [state["step"] for state in states]
         self.count = int(self.steps[0])
         self._kept = [p.data for p in parameters], *([s[name] for s in states] for name in ("exp_avg", "exp_avg_sq"))
-        self._pointers = [_addresses(tensors) for tensors in self._kept]
+        self._pointers = [_addresses(tensors, parameters) for tensors in self._kept]
         self._sizes = (ctypes.c_int64 * len(parameters))(*[p.numel() for p in parameters])
         self._norm = ctypes.c_double()
 
@@ -50,6 +50,12 @@ class NativeAdam:
             return None
         group = optimizer.param_groups[0]
         plain = not (group["weight_decay"] or group["amsgrad"] or group["maximize"])
+        for p, state in zip(parameters, states):
+            for name in ("exp_avg", "exp_avg_sq"):
+                if state[name].shape != p.shape:
+                    raise ValueError(
+                        f"the optimizer's {name} has shape {list(state[name].shape)}, its parameter {list(p.shape)}"
+                    )
         tensors = [t for p, state in zip(parameters, states) for t in (p, state["exp_avg"], state["exp_avg_sq"])]
         contiguous = all(t.dtype is torch.float32 and t.is_cpu and t.is_contiguous() for t in tensors)
         in_step = len({float(state["step"]) for state in states}) == 1
@@ -59,7 +65,7 @@ class NativeAdam:
     def step(self, max_norm: float) -> float:
         """Takes one step and returns the norm of the gradients; no step is taken if that is not finite."""
         gradients = [_checked(p.grad, p) for p in self.parameters]
-        addresses = _addresses(gradients)
+        addresses = _addresses(gradients, self.parameters)
         beta1, beta2 = self.group["betas"]
         job = _AdamJob(
             len(gradients), self.count + 1, ctypes.addressof(self._sizes),
@@ -68,7 +74,8 @@ class NativeAdam:
         )  # fmt: skip
         handle = library.load().handle
         assert handle is not None
-        handle.holdfast_adam(ctypes.byref(job))
+        if status := handle.holdfast_adam(ctypes.byref(job)):
+            raise library.failure(status, f"{len(gradients)} parameters")
         norm = self._norm.value
         if abs(norm) < float("inf"):
             self.count += 1
@@ -76,12 +83,13 @@ class NativeAdam:
         return norm
 
 
-def _addresses(tensors: list[Tensor]) -> ctypes.Array[ctypes.c_void_p]:
-    return (ctypes.c_void_p * len(tensors))(*[tensor.data_ptr() for tensor in tensors])
+def _addresses(tensors: list[Tensor], parameters: list[torch.nn.Parameter]) -> ctypes.Array[ctypes.c_void_p]:
+    checked = [library.address(t, p.numel(), torch.float32, "Adam's tensor") for t, p in zip(tensors, parameters)]
+    return (ctypes.c_void_p * len(tensors))(*checked)
 
 
 def _checked(gradient: Tensor | None, parameter: Tensor) -> Tensor:
-    """The gradient, contiguous. C trusts its pointers, so size and dtype are checked here."""
-    if gradient is None or gradient.shape != parameter.shape or gradient.dtype is not torch.float32:
-        raise ValueError(f"a parameter of shape {list(parameter.shape)} has no gradient of its shape in float32")
+    """The gradient, contiguous."""
+    if gradient is None or gradient.shape != parameter.shape:
+        raise ValueError(f"a parameter of shape {list(parameter.shape)} has no gradient of its shape")
     return gradient.contiguous()

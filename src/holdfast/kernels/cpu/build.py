@@ -1,9 +1,8 @@
 """Compiles the C sources in `c/` into one shared library, at first use or when a wheel is built.
 
 The library holds the kernels once per instruction set and chooses between them when it is loaded, so it runs on any CPU
-of its architecture. It is stored in the user's cache folder (`HOLDFAST_CACHE`, or `holdfast` in the system's cache
-folder) under a name derived from the sources, the flags and the architecture. This file needs only the standard library,
-because the wheel build imports it outside the package.
+of its architecture. It is stored in the cache (`code_cache.py`) under a name derived from the sources, the flags and the
+architecture. This file needs only the standard library, because the wheel build imports it outside the package.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import platform
 import shlex
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -58,14 +56,6 @@ def find_compiler() -> list[str] | None:
         if shutil.which(name):
             return [name]
     return None
-
-
-def cache_folder() -> Path:
-    if os.environ.get("HOLDFAST_CACHE"):
-        return Path(os.environ["HOLDFAST_CACHE"])
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "holdfast"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "holdfast"
 
 
 def compile_library(target: Path, compiler: list[str]) -> None:
@@ -111,20 +101,27 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def library_path() -> Path:
-    """The library in the cache, built first if it is missing. Raises BuildError."""
-    target = cache_folder() / f"native-{key()}.so"
-    if target.exists():
-        return target
-    compiler = find_compiler()
-    if compiler is None:
-        wanted = f"CC={os.environ['CC']!r} is not" if os.environ.get("CC") else "none of cc, gcc, clang is"
-        raise BuildError(f"no C compiler ({wanted} on PATH): install gcc or clang")
+    """The library in the cache, built first if it is missing or damaged. Raises BuildError."""
+    from holdfast.kernels import code_cache
+
+    name = f"native-{key()}.so"
     try:
-        target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        found = code_cache.find(name)
+        if found is not None:
+            return found
+        compiler = find_compiler()
+        if compiler is None:
+            wanted = f"CC={os.environ['CC']!r} is not" if os.environ.get("CC") else "none of cc, gcc, clang is"
+            raise BuildError(f"no C compiler ({wanted} on PATH): install gcc or clang")
+        target = code_cache.prepare() / name
         with _locked(target.parent / "build.lock"):
-            if not target.exists():  # another process may have built it while this one waited
+            if code_cache.find(name) is None:  # another process may have built it while this one waited
                 logging.getLogger(__name__).info("compiling the native CPU kernel, once, into %s", target)
                 compile_library(target, compiler)
+                code_cache.seal(name)
+    except code_cache.UntrustedCacheError as error:
+        raise BuildError(str(error)) from error
     except OSError as error:
-        raise BuildError(f"cannot build in {target.parent} ({error}): set HOLDFAST_CACHE to another folder") from error
+        where = code_cache.folder()
+        raise BuildError(f"cannot build in {where} ({error}): set HOLDFAST_CACHE to another folder") from error
     return target

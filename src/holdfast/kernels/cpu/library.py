@@ -23,6 +23,14 @@ _POINTERS = (
     *("dy", "dh_n", "dc_n"),
     *("dx", "dh0", "dc0", "d_reset_h", "d_reset_c", "dw_ih", "dw_hh", "db_ih", "db_hh"),
 )
+# What each function reads or writes without asking whether it is there.
+_REQUIRED = {
+    "forward": ("x", "h0", "c0", "w_ih", "w_hh", "y", "c_n"),
+    "backward": ("x", "h0", "c0", "w_ih", "w_hh", "y", "gates", "cells"),
+    "step": ("x", "h0", "c0", "w_ih", "w_hh", "y", "c_n"),
+}
+_OF_LSTM = {"c0", "c_n", "cells"}
+_OUT_OF_MEMORY = 1  # statuses, see c/job.h
 # A second thread pays off from about this many multiplications (some 0.2 ms of work).
 MULTIPLICATIONS_PER_THREAD = 10_000_000
 
@@ -97,23 +105,39 @@ def run(call: str, detach_at_reset: bool, tensors: dict[str, Tensor]) -> None:
     library = load()
     if library.handle is None:
         raise RuntimeError(f"the native kernel is not available: {library.reason}")
+    is_lstm = "c0" in tensors
+    missing = [name for name in _REQUIRED[call] if name not in tensors and (is_lstm or name not in _OF_LSTM)]
+    if missing:
+        raise ValueError(f"the native kernel's {call} needs {', '.join(missing)}")
     *time, B, inputs = tensors["x"].shape
     T = time[0] if time else 1
     H = tensors["w_hh"].shape[1]
-    is_lstm = "c0" in tensors
     job = _RecurrenceJob(T, B, inputs, H, is_lstm, detach_at_reset, threads_for(B, T * B * (inputs + H) * H * 4))
     sizes = _sizes(T, B, inputs, H, 4 if is_lstm else 3, library.lanes)
     for name, tensor in tensors.items():
-        # C trusts its pointers, so sizes and dtypes are checked here.
         dtype = torch.bool if name == "resets" else torch.float32
-        if tensor.numel() != sizes[name] or tensor.dtype is not dtype or not tensor.is_cpu:
-            raise ValueError(
-                f"{name} is {tensor.dtype} {list(tensor.shape)} on {tensor.device}; with T={T}, B={B}, I={inputs}, "
-                f"H={H} the native kernel takes {sizes[name]} elements of {dtype} on the CPU"
-            )
-        setattr(job, name, tensor.data_ptr())
-    if getattr(library.handle, f"holdfast_{call}")(ctypes.byref(job)):
-        raise MemoryError(f"the native kernel ran out of memory for T={T}, B={B}, I={inputs}, H={H}")
+        setattr(job, name, address(tensor, sizes[name], dtype, name))
+    status = getattr(library.handle, f"holdfast_{call}")(ctypes.byref(job))
+    if status:
+        raise failure(status, f"T={T}, B={B}, I={inputs}, H={H}")
+
+
+def address(tensor: Tensor, elements: int, dtype: torch.dtype, name: str) -> int:
+    """The address of a tensor's numbers. C trusts its pointers, so everything about them is checked here."""
+    if tensor.numel() != elements or tensor.dtype is not dtype or not tensor.is_cpu or not tensor.is_contiguous():
+        layout = "" if tensor.is_contiguous() else ", not contiguous,"
+        raise ValueError(
+            f"{name} is {tensor.dtype} {list(tensor.shape)}{layout} on {tensor.device}; the native kernel takes "
+            f"{elements} elements of {dtype}, contiguous, on the CPU"
+        )
+    return tensor.data_ptr()
+
+
+def failure(status: int, sizes: str) -> Exception:
+    """The error for a status that a function in C returned."""
+    if status == _OUT_OF_MEMORY:
+        return MemoryError(f"the native kernel ran out of memory for {sizes}")
+    return ValueError(f"the native kernel was called without an array that it needs, for {sizes}")
 
 
 def threads_for(rows: int, multiplications: int) -> int:

@@ -59,18 +59,13 @@ def _call(which: str, kept: Kept, **others: Tensor | None) -> None:
     for name, tensor in {"a": a, "b": b, "h0": h0, "resets": mask, "fill": fill, "h": h, **others}.items():
         if tensor is None:
             continue
-        # C trusts its pointers, so sizes and dtypes are checked here.
         count = elements[name.removeprefix("d_") if name == "d_fill" else name.removeprefix("d")]
         dtype = torch.bool if name == "resets" else torch.float32
-        if tensor.numel() != count or tensor.dtype is not dtype or not tensor.is_cpu:
-            raise ValueError(
-                f"{name} is {tensor.dtype} {list(tensor.shape)} on {tensor.device}; for {form} numbers with T={T}, "
-                f"B={B}, W={W} the native kernel takes {count} elements of {dtype} on the CPU"
-            )
         alive.append(tensor.contiguous())
-        setattr(job, name, alive[-1].data_ptr())
-    if getattr(handle, f"holdfast_linear_{which}")(ctypes.byref(job)):
-        raise MemoryError(f"the native kernel ran out of memory for T={T}, B={B}, W={W}")
+        setattr(job, name, library.address(alive[-1], count, dtype, name))
+    status = getattr(handle, f"holdfast_linear_{which}")(ctypes.byref(job))
+    if status:
+        raise library.failure(status, f"T={T}, B={B}, W={W}, {form}")
 
 
 sequence = make_operator("linear_native", _forward, _backward)

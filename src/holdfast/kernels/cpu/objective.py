@@ -14,6 +14,7 @@ from torch import Tensor
 from holdfast.kernels.cpu import library
 
 _POINTERS = ("logits", "chosen", "value", "old_log_prob", "old_value", "advantage", "returns", "valid")
+_UNKNOWN_ACTION = 2  # a status, see c/job.h
 _NUMBERS = ("clip_range", "clip_value", "entropy_coef", "value_coef")
 
 
@@ -53,22 +54,21 @@ def clipped(
     clip_range, clip_value, entropy_coef, value_coef = coefficients
     rows, actions = logits.shape
     tensors = [tensor for tensor in (logits, chosen, value, *old) if tensor is not None]
+    tensors = [tensor.contiguous() for tensor in tensors]
+    pointers = []
     for name, tensor in zip(_POINTERS, tensors):
         elements = rows * actions if name == "logits" else rows
         dtype = {"chosen": torch.int64, "valid": torch.bool}.get(name, torch.float32)
-        if tensor.numel() != elements or tensor.dtype is not dtype or not tensor.is_cpu:
-            raise ValueError(
-                f"{name} is {tensor.dtype} {list(tensor.shape)} on {tensor.device}; with {rows} rows of {actions} "
-                f"actions the native kernel takes {elements} elements of {dtype} on the CPU"
-            )
-    tensors = [tensor.contiguous() for tensor in tensors]
+        pointers.append(library.address(tensor, elements, dtype, name))
     d_logits, d_value, terms = torch.empty_like(tensors[0]), torch.empty_like(tensors[2]), logits.new_empty(6)
-    pointers = [tensor.data_ptr() for tensor in tensors]
     job = _ObjectiveJob(rows, actions, *pointers, *[None] * (len(_POINTERS) - len(pointers)), clip_range,
                -1.0 if clip_value is None else clip_value, entropy_coef, value_coef, d_logits.data_ptr(),
                d_value.data_ptr(), terms.data_ptr())  # fmt: skip
     handle = library.load().handle
     assert handle is not None
-    if handle.holdfast_objective(ctypes.byref(job)):
+    status = handle.holdfast_objective(ctypes.byref(job))
+    if status == _UNKNOWN_ACTION:
         raise IndexError(f"an action is not among the {actions} that the policy has")
+    if status:
+        raise library.failure(status, f"{rows} rows of {actions} actions")
     return d_logits, d_value, terms

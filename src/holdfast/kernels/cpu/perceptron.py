@@ -71,10 +71,13 @@ class Perceptron:
     def backward(self, d_out: Tensor, x: Tensor, outputs: list[Tensor], need_dx: bool) -> Tensor | None:
         """The gradient of x, if needed. Gradients of the layers are written to their parameters' `grad`."""
         job, kept = self._job(x)
-        d_out = _checked(d_out, x.shape[0] * self.sizes[-1], "d_out")
-        job.out = _Pointers(*[out.data_ptr() for out in outputs])
-        job.d_out = d_out.data_ptr()
-        dx = torch.empty_like(x) if need_dx else None
+        rows = x.shape[0]
+        if len(outputs) != len(self.linears):
+            raise ValueError(f"{len(outputs)} outputs came for {len(self.linears)} layers")
+        d_out, outputs = d_out.contiguous(), [out.contiguous() for out in outputs]
+        job.out = _Pointers(*[_address(out, rows * size, "an output") for out, size in zip(outputs, self.sizes[1:])])
+        job.d_out = _address(d_out, rows * self.sizes[-1], "d_out")
+        dx = x.new_empty(x.shape) if need_dx else None  # contiguous, whatever x is
         job.dx = None if dx is None else dx.data_ptr()
         dw = [torch.empty_like(linear.weight, memory_format=torch.contiguous_format) for linear in self.linears]
         db = [torch.empty_like(linear.bias) for linear in self.linears]
@@ -88,11 +91,13 @@ class Perceptron:
     def _job(self, x: Tensor) -> tuple[_PerceptronJob, list[Tensor]]:
         """The sizes and inputs of a call, and the tensors that must live as long as the call."""
         rows = x.shape[0]
-        kept = [_checked(x, rows * self.sizes[0], "x")]
+        kept = [x.contiguous()]
+        pointers = [_address(kept[0], rows * self.sizes[0], "x")]
         for number, linear in enumerate(self.linears):
             size = self.sizes[number + 1]
-            kept += [_checked(linear.weight, self.sizes[number] * size, "weight"), _checked(linear.bias, size, "bias")]
-        pointers = [tensor.data_ptr() for tensor in kept]
+            weight, bias = linear.weight.contiguous(), linear.bias.contiguous()
+            kept += [weight, bias]
+            pointers += [_address(weight, self.sizes[number] * size, "weight"), _address(bias, size, "bias")]
         threads = library.threads_for(rows // 32, rows * self._products)
         job = _PerceptronJob(rows, len(self.linears), threads, self._sizes, self._codes, pointers[0])
         job.w, job.b = _Pointers(*pointers[1::2]), _Pointers(*pointers[2::2])
@@ -101,15 +106,9 @@ class Perceptron:
     def _call(self, which: str, job: _PerceptronJob) -> None:
         handle = library.load().handle
         assert handle is not None
-        if getattr(handle, f"holdfast_perceptron_{which}")(ctypes.byref(job)):
-            raise MemoryError(f"the native kernel ran out of memory for {job.rows} rows of layers {self.sizes}")
+        if status := getattr(handle, f"holdfast_perceptron_{which}")(ctypes.byref(job)):
+            raise library.failure(status, f"{job.rows} rows of layers {self.sizes}")
 
 
-def _checked(tensor: Tensor, elements: int, name: str) -> Tensor:
-    """`tensor`, contiguous. C trusts its pointers, so size and dtype are checked here."""
-    if tensor.numel() != elements or tensor.dtype is not torch.float32 or not tensor.is_cpu:
-        raise ValueError(
-            f"{name} is {tensor.dtype} {list(tensor.shape)} on {tensor.device}; the native kernel takes {elements} "
-            "elements of torch.float32 on the CPU"
-        )
-    return tensor.contiguous()
+def _address(tensor: Tensor, elements: int, name: str) -> int:
+    return library.address(tensor, elements, torch.float32, name)

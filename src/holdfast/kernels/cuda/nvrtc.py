@@ -1,23 +1,26 @@
 """Compiles CUDA C++ at run time with the NVRTC library that comes with torch, and launches it. No compiler is needed.
 
-Compiled code is cached in `$HOLDFAST_CACHE` (default `~/.cache/holdfast`), named by a hash of source, options and
-compiler version, so that later processes load it in milliseconds.
+Compiled code is cached (`code_cache.py`), named by a hash of source, options and compiler version, so that later processes
+load it in milliseconds.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
 import os
 import struct
 import sys
-import tempfile
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+
+from holdfast.kernels import code_cache
 
 Launch = Callable[..., None]  # stream, then the values of the kernel's one parameter, a struct
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -80,10 +83,10 @@ def compile_to_cubin(source: str, options: Sequence[str]) -> bytes:
     major, minor = ctypes.c_int(), ctypes.c_int()
     nvrtc.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
     key = "\0".join([source, *options, f"{major.value}.{minor.value}"])
-    folder = Path(os.environ.get("HOLDFAST_CACHE", Path.home() / ".cache" / "holdfast"))
-    cached = folder / f"{hashlib.sha256(key.encode()).hexdigest()}.cubin"
-    if cached.is_file():
-        return cached.read_bytes()
+    name = f"{hashlib.sha256(key.encode()).hexdigest()}.cubin"
+    cached = _cached(name)
+    if cached is not None:
+        return cached
     program = ctypes.c_void_p()
     code = nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"recurrence.cu", 0, None, None)
     if code != 0:
@@ -100,18 +103,29 @@ def compile_to_cubin(source: str, options: Sequence[str]) -> bytes:
     cubin = ctypes.create_string_buffer(size.value)
     nvrtc.nvrtcGetCUBIN(program, cubin)
     nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
-    _keep(cached, cubin.raw)
+    _keep(name, cubin.raw)
     return cubin.raw
 
 
-def _keep(path: Path, data: bytes) -> None:
+def _cached(name: str) -> bytes | None:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(data)
-        os.replace(file.name, path)
+        path = code_cache.find(name)
+        return None if path is None else path.read_bytes()
+    except code_cache.UntrustedCacheError as error:
+        _warn_once(str(error))
     except OSError:
-        return  # with a read-only home there is no cache; everything else works
+        pass
+    return None
+
+
+def _keep(name: str, data: bytes) -> None:
+    with contextlib.suppress(OSError):  # with a read-only home there is no cache; everything else works
+        code_cache.store(name, data)
+
+
+@functools.cache
+def _warn_once(reason: str) -> None:
+    warnings.warn(f"CUDA kernels are compiled in every process: {reason}", RuntimeWarning, stacklevel=2)
 
 
 def _make_context_current(device: int) -> None:

@@ -38,15 +38,79 @@ EXPORT const char *holdfast_choose(const char *name) {
 EXPORT const char *holdfast_key(void) { return HOLDFAST_KEY; }
 
 EXPORT int64_t holdfast_lanes(void) { return chosen->lanes; }
-EXPORT int holdfast_forward(const Job *job) { return chosen->forward(job); }
-EXPORT int holdfast_backward(const Job *job) { return chosen->backward(job); }
-EXPORT int holdfast_step(const Job *job) { return chosen->step(job); }
-EXPORT int holdfast_linear_forward(const LinearRecurrence *job) { return chosen->linear_forward(job); }
-EXPORT int holdfast_linear_backward(const LinearRecurrence *job) { return chosen->linear_backward(job); }
-EXPORT int holdfast_perceptron_forward(const Perceptron *job) { return chosen->perceptron_forward(job); }
-EXPORT int holdfast_perceptron_backward(const Perceptron *job) { return chosen->perceptron_backward(job); }
-EXPORT int holdfast_objective(const Objective *job) { return chosen->objective(job); }
-EXPORT int holdfast_adam(const Adam *job) { return chosen->adam(job); }
+
+/* Sizes of arrays cannot be checked here, the rest is: a wrong call is refused instead of following a NULL. An array
+ * without elements may be NULL. */
+static int is_recurrence(const Job *job) {
+    if (job->steps < 0 || job->batch < 0 || job->inputs < 0 || job->hidden < 1 || job->threads < 1) return 0;
+    const int64_t rows = job->steps * job->batch;
+    return (job->x || !rows || !job->inputs) && (job->h0 || !job->batch) && (job->w_ih || !job->inputs) && job->w_hh &&
+           (job->y || !rows) && (!job->is_lstm || job->c0 || !job->batch);
+}
+EXPORT int holdfast_forward(const Job *job) {
+    if (!is_recurrence(job)) return INVALID_JOB;
+    const int lstm_is_whole = !job->is_lstm || ((job->c_n || !job->batch) && !job->cells == !job->gates);
+    return lstm_is_whole ? chosen->forward(job) : INVALID_JOB;
+}
+EXPORT int holdfast_backward(const Job *job) {
+    if (!is_recurrence(job)) return INVALID_JOB;
+    const int kept = job->gates && (!job->is_lstm || job->cells);
+    return kept || !job->steps || !job->batch ? chosen->backward(job) : INVALID_JOB;
+}
+EXPORT int holdfast_step(const Job *job) {
+    if (!is_recurrence(job) || job->steps != 1) return INVALID_JOB;
+    return !job->is_lstm || job->c_n || !job->batch ? chosen->step(job) : INVALID_JOB;
+}
+
+static int is_linear_recurrence(const LinearRecurrence *job) {
+    if (job->steps < 0 || job->batch < 0 || job->channels < 1 || job->threads < 1) return 0;
+    if (job->form < REAL || job->form > GATED) return 0;
+    const int64_t rows = job->steps * job->batch;
+    return (job->a || job->form == GATED || !rows) && (job->b || !rows) && (job->h0 || !job->batch) && (job->h || !rows);
+}
+EXPORT int holdfast_linear_forward(const LinearRecurrence *job) {
+    return is_linear_recurrence(job) && (job->h_n || !job->batch) ? chosen->linear_forward(job) : INVALID_JOB;
+}
+EXPORT int holdfast_linear_backward(const LinearRecurrence *job) {
+    const int rows = job->steps && job->batch;
+    return is_linear_recurrence(job) && (job->db || !rows) ? chosen->linear_backward(job) : INVALID_JOB;
+}
+
+static int is_perceptron(const Perceptron *job) {
+    if (job->rows < 0 || job->layers < 1 || job->layers > MAX_LAYERS || job->threads < 1) return 0;
+    if (!job->x && job->rows && job->sizes[0]) return 0;
+    for (int64_t l = 0; l < job->layers; l++) {
+        if (job->sizes[l] < 0 || job->sizes[l + 1] < 1 || !job->b[l] || (!job->w[l] && job->sizes[l])) return 0;
+        if ((!job->out[l] && job->rows) || job->activation[l] < IDENTITY || job->activation[l] > RELU) return 0;
+    }
+    return 1;
+}
+EXPORT int holdfast_perceptron_forward(const Perceptron *job) {
+    return is_perceptron(job) ? chosen->perceptron_forward(job) : INVALID_JOB;
+}
+EXPORT int holdfast_perceptron_backward(const Perceptron *job) {
+    int valid = is_perceptron(job) && (job->d_out || !job->rows);
+    for (int64_t l = 0; valid && l < job->layers; l++) valid = (job->dw[l] || !job->sizes[l]) && job->db[l];
+    return valid ? chosen->perceptron_backward(job) : INVALID_JOB;
+}
+
+EXPORT int holdfast_objective(const Objective *job) {
+    if (job->rows < 0 || job->actions < 1 || !job->terms) return INVALID_JOB;
+    const int inputs = job->logits && job->chosen && job->value && job->old_log_prob && job->old_value && job->advantage;
+    const int whole = inputs && job->returns && job->d_logits && job->d_value;
+    return whole || !job->rows ? chosen->objective(job) : INVALID_JOB;
+}
+
+EXPORT int holdfast_adam(const Adam *job) {
+    int valid = job->tensors >= 0 && job->step > 0 && job->norm;
+    if (valid && job->tensors)
+        valid = job->count && job->parameter && job->mean && job->square && job->gradient;
+    for (int64_t t = 0; valid && t < job->tensors; t++) {
+        const int arrays = job->parameter[t] && job->mean[t] && job->square[t] && job->gradient[t];
+        valid = job->count[t] == 0 || (job->count[t] > 0 && arrays);
+    }
+    return valid ? chosen->adam(job) : INVALID_JOB;
+}
 
 #define KEEP_AT_MOST ((size_t)32 << 20)
 

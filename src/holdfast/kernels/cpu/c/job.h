@@ -90,7 +90,10 @@ typedef struct {
     double *norm; /* of all gradients before scaling; if it is not finite, nothing else changes */
 } Adam;
 
-/* What one instruction set offers. The functions return 0, or 1 when memory ran out. */
+/* What the functions return. */
+enum { DONE, OUT_OF_MEMORY, UNKNOWN_ACTION, INVALID_JOB /* a negative size, or an array that is needed is NULL */ };
+
+/* What one instruction set offers. */
 typedef struct {
     const char *name;
     int64_t lanes; /* floats in a vector: `padded` is a multiple of it */
@@ -101,7 +104,7 @@ typedef struct {
     int (*step)(const Job *); /* forward for steps = 1, where h_n is y and nothing is kept */
     int (*perceptron_forward)(const Perceptron *);
     int (*perceptron_backward)(const Perceptron *);
-    int (*objective)(const Objective *); /* returns 2 for an action out of range */
+    int (*objective)(const Objective *); /* UNKNOWN_ACTION for an action out of range */
     int (*adam)(const Adam *);
 } Isa;
 

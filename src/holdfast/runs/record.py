@@ -1,0 +1,232 @@
+"""`Record`: a run's `progress.csv`, one row per update.
+
+Floats are written so that they read back to the same bits. Each row goes to the operating system at once, so a killed run
+loses at most the row being written. The rows are also kept in memory: if the file is removed, replaced or changed by
+somebody else while the run goes on, it is written again. A long run's record is thinned out to at most MAX_ROWS rows.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import IO, NamedTuple
+
+from holdfast.runs.writing import new_folder, write_whole
+
+CSV_NAME = "progress.csv"
+MAX_ROWS = 20_000
+"""A run of more updates keeps every second row, then every fourth, ..."""
+
+
+class Record:
+    """Appends rows to `folder/progress.csv`. A new record begins a new file at its first row; `cut` continues an old one.
+
+    notify: shows the user a line.
+    """
+
+    def __init__(self, folder: Path, notify: Callable[[str], None]) -> None:
+        self.path = folder / CSV_NAME
+        self._notify = notify
+        self._columns: list[str] = []
+        self._stride = 1  # of the rows in the file
+        self._text = bytearray()  # what the file holds
+        self._file: IO[bytes] | None = None
+        self._planned_cut: Callable[[], None] | None = None
+
+    def append(self, row: Mapping[str, float]) -> None:
+        """Write a row; OSError if the disk refuses, and then the file is as it was."""
+        if self._planned_cut is not None:
+            self._planned_cut()
+            self._planned_cut = None
+        self.ensure()
+        columns = _ordered([*self._columns, *row])
+        keep_every = stride(row["update"])
+        if self._file is None or columns != self._columns or keep_every > self._stride:
+            kept = [old for old in self.rows() if int(float(old["update"])) % keep_every == 0]
+            self._replace(_encoded(kept, columns))
+            self._columns, self._stride = columns, keep_every
+        assert self._file is not None
+        line = _line(_text(row[name]) if name in row else "" for name in self._columns)
+        rest = memoryview(line)
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except OSError:
+            self._file.truncate(len(self._text))  # no torn line in the middle of the record
+            raise
+        self._text += line
+
+    def ensure(self) -> None:
+        """Write the file again if somebody else has removed or changed it."""
+        if self._file is not None and not self._is_intact(self._file):
+            self._restore()
+
+    def rows(self) -> list[dict[str, str]]:
+        """The rows written so far, as text."""
+        return _parse(self._text).rows
+
+    def cut(self, update: int, backup: Callable[[], Path]) -> None:
+        """Continue the file that is there from the row of `update`. Nothing is changed before the next row comes.
+
+        Rows that go then are moved to the folder that `backup` gives. Rows that are missing or damaged are reported.
+        """
+        self.close()
+        found = self.path.read_bytes() if self.path.is_file() else b""
+        parsed = _parse(found)
+        rows = [row for row in parsed.rows if float(row["update"]) <= update]
+        # Columns that only later rows have are dropped too: the file is what it was at that update.
+        self._columns = _ordered(name for row in rows for name, text in row.items() if text != "")
+        self._stride = stride(update)
+        self._text = bytearray(_encoded(rows, self._columns) if rows else b"")
+        self._report_losses(parsed, update, int(float(rows[-1]["update"])) if rows else 0)
+        kept = {line for line, row in zip(parsed.lines, parsed.rows) if float(row["update"]) <= update}
+        lines = [line + b"\n" for line in found.split(b"\n")]
+        if lines[-1] == b"\n":
+            lines.pop()
+        removed = [line for number, line in enumerate(lines, 1) if number > 1 and number not in kept]
+
+        def apply() -> None:
+            if self.path.is_symlink() or (self.path.exists() and not self.path.is_file()):
+                os.rename(self.path, backup() / CSV_NAME)
+            if removed:
+                write_whole(backup() / "removed_rows.csv", [b"".join([*lines[:1], *removed])])
+            if rows:
+                self._replace(self._text)
+            else:
+                self.path.unlink(missing_ok=True)
+
+        self._planned_cut = apply
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    # --- inside ------------------------------------------------------------------------------------------------------
+
+    def _is_intact(self, file: IO[bytes]) -> bool:
+        try:
+            there = os.stat(self.path, follow_symlinks=False)
+        except OSError:
+            return False
+        return os.path.samestat(there, os.fstat(file.fileno())) and there.st_size == len(self._text)
+
+    def _restore(self) -> None:
+        """Write everything again; what somebody else put in its place is kept under another name."""
+        happened, kept = "was removed", ""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if os.path.lexists(self.path):
+            instead = new_folder(self.path.parent / "replaced_progress") / CSV_NAME
+            os.rename(self.path, instead)
+            happened, kept = "was changed by another program", f"; what was there is in {instead}"
+        self._replace(self._text)
+        self._notify(f"{self.path} {happened} during the run; its {len(self.rows())} rows are written again{kept}")
+
+    def _replace(self, text: bytes | bytearray) -> None:
+        """Rewrite the whole file; a reader sees the old one or the new one."""
+        self.close()
+        write_whole(self.path, [text])
+        self._text = bytearray(text)
+        self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115  (open until the run ends)
+
+    def _report_losses(self, parsed: _Parsed, update: int, last: int) -> None:
+        lost = [str(line) for line, before in parsed.damaged if before < update]
+        if lost:
+            some = ", ".join(lost[:5]) + (", ..." if len(lost) > 5 else "")
+            self._notify(f"{self.path}: {len(lost)} damaged lines ({some}) are left out of the record")
+        newest = max((float(row["update"]) for row in parsed.rows), default=0.0)
+        if update - last >= max(stride(update), stride(newest)):
+            self._notify(
+                f"{self.path} has no rows of updates {last + 1} to {update}; the record continues without them"
+            )
+
+
+class _Parsed(NamedTuple):
+    rows: list[dict[str, str]]
+    lines: list[int]  # the number of each row's line
+    damaged: list[tuple[int, float]]  # lines that are no row, each with the update of the row before it
+
+
+def _parse(data: bytes | bytearray) -> _Parsed:
+    """The rows of a file in any condition. A row has a number or nothing in every column, and a later update than the
+    row before it. What follows the last newline is torn."""
+    header, *lines = data.decode("utf-8-sig", errors="replace").split("\n")[:-1] or [""]
+    columns = _cells(header)
+    known = "update" in columns and len(set(columns)) == len(columns)
+    parsed, before = _Parsed([], [], []), 0.0
+    for number, line in enumerate(lines, 2):
+        cells = _cells(line)
+        row = dict(zip(columns, cells))
+        if known and len(cells) == len(columns) and all(map(_is_number, cells)) and _later(row["update"], before):
+            parsed.rows.append(row)
+            parsed.lines.append(number)
+            before = float(row["update"])
+        else:
+            parsed.damaged.append((number, before))
+    return parsed
+
+
+def _cells(line: str) -> list[str]:
+    try:
+        return next(csv.reader([line]), [])
+    except csv.Error:
+        return []
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return text == "" or float(text) is not None
+    except ValueError:
+        return False
+
+
+def _later(text: str, before: float) -> bool:
+    return text != "" and before < float(text) < math.inf
+
+
+def read_progress(run: str | Path) -> list[dict[str, str]]:
+    """The rows of a run's `progress.csv` as text, without torn and damaged lines; none without a file."""
+    path = Path(run) / CSV_NAME
+    return _parse(path.read_bytes()).rows if path.is_file() else []
+
+
+def stride(update: float) -> int:
+    """A run of so many updates keeps every n-th row: n.
+
+    >>> [stride(update) for update in (1, 20_000, 20_001, 40_000, 40_001)]
+    [1, 1, 2, 2, 4]
+    """
+    kept = 1
+    while update > MAX_ROWS * kept:
+        kept *= 2
+    return kept
+
+
+def csv_of(rows: Iterable[Mapping[str, float]], earlier: Iterable[Mapping[str, str]] = ()) -> bytes:
+    """Rows as a file of their own, after `earlier` ones that are text already."""
+    texts = [*earlier, *({name: _text(value) for name, value in row.items()} for row in rows)]
+    return _encoded(texts, _ordered(name for row in texts for name in row))
+
+
+def _encoded(rows: Iterable[Mapping[str, str]], columns: list[str]) -> bytes:
+    return b"".join([_line(columns), *(_line(row.get(name, "") for name in columns) for row in rows)])
+
+
+def _ordered(names: Iterable[str]) -> list[str]:
+    """Each name once, in order of appearance, with `time/*` last."""
+    unique = list(dict.fromkeys(names))
+    return sorted(unique, key=lambda name: name.startswith("time/"))
+
+
+def _text(value: float) -> str:
+    return repr(int(value)) if isinstance(value, int) else repr(float(value))
+
+
+def _line(cells: Iterable[str]) -> bytes:
+    buffer = io.StringIO()
+    csv.writer(buffer, lineterminator="\n").writerow(cells)
+    return buffer.getvalue().encode()

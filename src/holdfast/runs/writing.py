@@ -1,0 +1,59 @@
+"""How a run's files are written: complete or not at all, and never through a link that somebody else has planted."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from uuid import uuid4
+
+TEMPORARY = ".*.tmp"
+"""Files that an interrupted write leaves behind."""
+
+
+def write_whole(path: Path, chunks: Iterable[bytes | bytearray | memoryview]) -> None:
+    """Write a file: a new temporary file in the same folder, fsync, rename. A reader sees the old file or the new one."""
+    temporary = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
+    try:
+        with open(handle, "wb") as file:
+            file.writelines(chunks)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    _sync_folder(path.parent)
+
+
+def rescue_folder(run: Path) -> Path:
+    """A new folder that only this user can open, in the system's temporary folder: for what a run's own folder refuses."""
+    return Path(tempfile.mkdtemp(prefix=f"holdfast-{run.name}-"))
+
+
+def new_folder(path: Path) -> Path:
+    """Make the folder `path`, or `path-2`, `path-3`, ...: the first that does not exist."""
+    candidate, number = path, 1
+    path.parent.mkdir(parents=True, exist_ok=True)
+    while True:
+        try:
+            candidate.mkdir()
+            return candidate
+        except FileExistsError:
+            number += 1
+            candidate = path.with_name(f"{path.name}-{number}")
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the rename itself durable, where the system can."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(handle)
+    except OSError:
+        pass
+    finally:
+        os.close(handle)

@@ -1,0 +1,88 @@
+"""A module that a file names is imported only if the user allows it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import holdfast as hf
+from holdfast.cli import main
+from holdfast.runs import checkpoint
+
+MODULE = """
+from pathlib import Path
+import gymnasium as gym
+Path({mark!r}).touch()
+gym.register("Named-v0", entry_point="gymnasium.envs.classic_control:CartPoleEnv", max_episode_steps=20)
+"""
+
+
+@pytest.fixture
+def mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Exists once `named_by_a_file` was imported."""
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "named_by_a_file.py").write_text(MODULE.format(mark=str(tmp_path / "mark")))
+    monkeypatch.syspath_prepend(str(tmp_path / "code"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(__import__("sys").modules, "named_by_a_file", raising=False)
+    return tmp_path / "mark"
+
+
+@pytest.fixture
+def run(tmp_path: Path, mark: Path) -> Path:
+    """A run whose files name the module, made without it."""
+    settings = dict(hidden_size=4, num_envs=2, num_steps=4, minibatches=1, epochs=1, threads=1, device="cpu")
+    config = hf.TrainConfig(
+        env="CartPole-v1", total_steps=8, run_dir=str(tmp_path / "run"), quiet=True, final_eval_episodes=1, **settings
+    )
+    folder = hf.Trainer(config).run().run_dir
+    file = checkpoint.find(folder)
+    saved = checkpoint.load(file)
+    saved["config"]["env"] = "named_by_a_file:Named-v0"
+    checkpoint.save(file, saved)
+    (folder / "config.json").write_text(json.dumps(saved["config"]))
+    return folder
+
+
+def commands(run: Path) -> dict[str, list[str]]:
+    more = ["--total-steps", "16", "--final-eval-episodes", "1"]
+    return {
+        "eval": ["eval", str(run), "--episodes", "1"],
+        "resume": ["train", "--resume", str(run), *more],
+        "config": ["train", "--config", str(run / "config.json"), *more],
+    }
+
+
+@pytest.mark.parametrize("command", ["eval", "resume", "config"])
+def test_a_command_that_reads_a_file_imports_only_what_the_user_allows(run: Path, mark: Path, command: str, capsys):
+    arguments = commands(run)[command]
+    before = sorted(run.rglob("*"))
+    assert main(arguments) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "the code of the module 'named_by_a_file'; if you trust this file, add --allow-imports" in line
+    assert not mark.exists() and sorted(run.rglob("*")) == before
+    assert main([*arguments, "--allow-imports"]) == 0, capsys.readouterr().err
+    assert mark.exists()
+
+
+def test_a_module_that_the_user_types_is_imported(run: Path, mark: Path):
+    named = ["--env", "named_by_a_file:Named-v0"]
+    assert main(["train", "--config", str(run / "config.json"), *named, "--total-steps", "8"]) == 0
+    assert mark.exists()
+
+
+def test_reading_the_policy_alone_imports_nothing(run: Path, mark: Path):
+    hf.load(run)
+    with pytest.raises(ValueError, match="allow_imports=True"):
+        hf.Trainer.resume(run)
+    assert not mark.exists()
+    hf.Trainer.resume(run, allow_imports=True)
+    assert mark.exists()
+
+
+@pytest.mark.parametrize("name", ["../escape", "/tmp/escape", "a/../../escape", ".."])
+def test_a_name_does_not_leave_the_folder_of_runs(name: str):
+    with pytest.raises(ValueError, match=r"--name .* leaves the folder runs/; use --run-dir"):
+        hf.TrainConfig(name=name)
