@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from gymnasium import spaces
 
 import holdfast as hf
+from holdfast.training.no_progress import ProgressCheck
 from holdfast.training.telemetry import Warnings, memory_metrics, staleness
 
 NO_RESETS = torch.zeros(3, 2, dtype=torch.bool)
@@ -55,7 +57,8 @@ def look(row: dict[str, float], times: int = 1, space: Any = None, **settings: A
         "train/entropy": 1.0,
         "rollout/ep_len_mean": 8.0,
     }
-    return [text for _ in range(times) for text in warnings.after_update({**healthy, **row}, None)]  # type: ignore[arg-type]
+    segment: Any = SimpleNamespace(episode_returns=[])
+    return [text for _ in range(times) for text in warnings.after_update({**healthy, **row}, segment)]
 
 
 def test_a_healthy_run_is_not_warned():
@@ -96,3 +99,39 @@ def test_counters_in_a_state_are_kept_out_of_the_numbers():
     assert row["memory/rms"] == 0.5 and row["memory/max"] == 0.5 and row["memory/nan"] == 0
     assert staleness(state, {**state, "age": torch.zeros(2, dtype=torch.int32)}) == 0.0
     assert memory_metrics({"age": state["age"]}, NO_RESETS) == {"memory/resets": 0.0}
+
+
+STUCK = dict(total_steps=900, num_steps=128, num_envs=8, learning_rate=7e-4)
+
+
+def progress(settings: dict[str, Any], latest: float, steps: int = 300) -> str | None:
+    """What is said after 50 episodes with returns 9 and 11 and then this mean."""
+    check = ProgressCheck(hf.TrainConfig(**{**STUCK, **settings}))
+    assert check.after_update({"steps": 100.0, "rollout/ep_rew_mean": 10.0}, [9.0, 11.0] * 25) is None
+    return check.after_update({"steps": float(steps), "rollout/ep_rew_mean": latest}, [])
+
+
+@pytest.mark.parametrize(
+    "settings, remedy",
+    [
+        (dict(normalize_value=False), "--normalize-obs --normalize-value"),
+        (dict(num_steps=64), "--num-steps 128"),
+        (dict(learning_rate=1e-3), "a lower --learning-rate, such as 7e-4"),
+        (dict(num_envs=64), "--num-envs 32 --epochs 10"),
+        ({}, "more steps, or another seed"),
+    ],
+)
+def test_a_run_that_learned_nothing_in_its_first_third_says_so_with_one_remedy(settings: dict[str, Any], remedy: str):
+    text = progress(settings, latest=10.2)
+    assert text is not None and remedy in text and "the mean return is 10.2, and it was 10 at the beginning" in text
+
+
+def test_a_run_that_learns_or_is_still_young_hears_nothing():
+    assert progress({}, latest=10.4) is None, "more than a quarter of the deviation, which is 1"
+    assert progress({}, latest=10.2, steps=299) is None
+
+
+def test_a_run_is_told_once_that_it_learned_nothing():
+    check = ProgressCheck(hf.TrainConfig(**STUCK))
+    row = {"steps": 800.0, "rollout/ep_rew_mean": 1.0}
+    assert check.after_update(row, [1.0, 2.0]) is not None and check.after_update(row, []) is None

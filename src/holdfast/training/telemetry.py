@@ -15,6 +15,7 @@ from torch import Tensor
 from holdfast.config import TrainConfig
 from holdfast.rollout.segment import Segment
 from holdfast.state import State, named_leaves
+from holdfast.training.no_progress import ProgressCheck
 
 SATURATED = 0.99  # |h| above this: the unit hardly moves, and hardly passes a gradient
 
@@ -56,6 +57,7 @@ class Warnings:
         self.config = config
         self.max_entropy = _max_entropy(action_space)
         self._said: set[str] = set()
+        self._progress = ProgressCheck(config)
 
     def after_update(self, row: dict[str, float], segment: Segment) -> list[str]:
         found = []
@@ -90,6 +92,9 @@ class Warnings:
                     "If the task needs longer memory, raise num_steps" + (" or bptt." if self.config.bptt else "."),
                 )
             )
+        stuck = self._progress.after_update(row, segment.episode_returns)
+        if stuck is not None:
+            found.append(("progress", stuck))
         new = [text for name, text in found if name not in self._said]
         self._said |= {name for name, _ in found}
         return new

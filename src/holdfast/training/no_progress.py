@@ -1,0 +1,52 @@
+"""Says once if a run has learned nothing in its first third, and what helped in runs that were stuck.
+
+The runs behind the remedies are in benchmarks/results/tuning.jsonl, and docs/training.md shows them.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from holdfast.config import TrainConfig
+
+SHARE = 1 / 3  # of the run's steps
+EPISODES = 100  # at the beginning, whose mean is compared with that of the latest
+PART_OF_DEVIATION = 0.25  # an improvement smaller than this part of the deviation between episodes is none
+
+
+class ProgressCheck:
+    """`after_update` gives the warning, or None."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        self.config = config
+        self._first: list[float] = []
+        self._said = False
+
+    def after_update(self, row: dict[str, float], returns: Sequence[float]) -> str | None:
+        """row: the metrics of an update; returns: those of the episodes that ended in it."""
+        self._first += returns[: EPISODES - len(self._first)]
+        due = row.get("steps", 0) >= SHARE * self.config.total_steps
+        if self._said or not due or len(self._first) < 2:
+            return None
+        self._said = True
+        start, deviation = statistics.fmean(self._first), statistics.stdev(self._first)
+        now = row.get("rollout/ep_rew_mean", start)
+        if now - start > PART_OF_DEVIATION * deviation:
+            return None
+        return (
+            f"nothing learned in the first third of the run: the mean return is {now:.4g}, and it was {start:.4g} at the "
+            f'beginning. {self._remedy()} See docs/training.md, "Nothing is learned".'
+        )
+
+    def _remedy(self) -> str:
+        config = self.config
+        if not config.normalize_obs or not (config.normalize_value or config.normalize_reward):
+            return "Try --normalize-obs --normalize-value."
+        if (config.bptt or config.num_steps) < 128:
+            return "Try longer sequences: --num-steps 128."
+        if config.learning_rate > 7e-4:
+            return "Try a lower --learning-rate, such as 7e-4."
+        if config.num_envs > 16:
+            return f"Try smaller rollouts and more passes: --num-envs {config.num_envs // 2} --epochs 10."
+        return "Try more steps, or another seed."
