@@ -230,8 +230,11 @@ class Subject:
         """Resume from a checkpoint."""
         raise NotOffered("it has no checkpoint that includes memory")
 
-    def alternatives(self) -> list[tuple[str, Subject]]:
-        """(cause, the same subject without it): tried if the policy has errors or does not run, to name the cause."""
+    def alternatives(self) -> list[tuple[Any, Subject]]:
+        """(cause, the same subject without it): tried if the policy has errors or does not run, to name the cause.
+
+        A tuple of causes stands for mistakes that are removed together.
+        """
         return []
 
     def notes(self) -> list[tuple[str, str]]:
