@@ -10,6 +10,7 @@ from holdfast.doctor.subjects.jax import JAX
 from holdfast.doctor.subjects.module import Module
 from holdfast.doctor.subjects.packed import Packed
 from holdfast.doctor.subjects.puffer import Puffer
+from holdfast.doctor.subjects.rllib import RLlib
 from holdfast.doctor.subjects.rsl_rl import RslRl
 from holdfast.doctor.subjects.sb3 import SB3
 from holdfast.doctor.subjects.skrl import Skrl
@@ -26,6 +27,7 @@ __all__ = [
     "NotOffered",
     "Packed",
     "Puffer",
+    "RLlib",
     "RecordedSegment",
     "Replay",
     "RslRl",

@@ -108,7 +108,8 @@ class PureFunction:
             """Gradients of the floating-point leaves `inputs`, which stand in `fixed` where that is None."""
 
             def outputs(inputs: Any) -> Any:
-                output, state = run(*_merge(inputs, fixed), 2)
+                params, state, obs, done = _merge(inputs, fixed)
+                output, state = run(params, state, obs, done, 2)
                 return [output, *[x for x in jax.tree.leaves(state) if _is_float(x)]]
 
             return jax.vjp(outputs, inputs)[1](cotangents)[0]
