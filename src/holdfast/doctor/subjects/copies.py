@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from holdfast.doctor.subjects.base import Subject, _memo_without_graphs
+from holdfast.doctor.subjects.base import Subject, memo_without_graphs
 
 Kind = TypeVar("Kind", bound=Subject)
 
@@ -18,7 +18,7 @@ def copy_without(subject: Kind, dropped: Iterable[Any], shared: Iterable[Any] = 
 
     `shared`: what the copy never writes to.
     """
-    memo = _memo_without_graphs(subject)
+    memo = memo_without_graphs(subject)
     held = [x for model in subject.modules() for m in model.modules() for x in vars(m).values()]
     last = [x for x in held if isinstance(x, torch.distributions.Distribution)]
     memo.update({id(x): None for x in (*last, *dropped) if x is not None})
