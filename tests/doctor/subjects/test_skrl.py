@@ -71,10 +71,12 @@ class SeesTerminationOnly(Policy):
 
 
 class Repaired(PPO_RNN):
-    """The states before a step and after it are in two dicts."""
+    """The states before a step and after it are in two dicts, and the value's states move outside of training, too."""
 
     def record_transition(self, **transition):
+        training, self.training = self.training, True
         super().record_transition(**transition)
+        self.training = training
         self._rnn_initial_states = dict(self._rnn_final_states)
 
 
@@ -96,7 +98,7 @@ def test_a_repaired_agent_is_healthy(seed, length, envs):
     torch.manual_seed(seed)
     report = doctor.assert_healthy(subjects.Skrl(agent(Repaired, sequence_length=length, envs=envs)), seed=seed)
     passed = {o.check for o in report.outcomes if o.status == "passed"}
-    assert passed >= {"rollout-resets", "replay", "gradient-isolation"}, report.to_text()
+    assert passed >= {"rollout-resets", "replay", "gradient-isolation", "evaluation"}, report.to_text()
     # Sequences that are shorter than a segment cut gradients on purpose.
     assert [f.cause for f in report.findings] == (["truncated-bptt"] if length == 4 else [])
 
@@ -121,6 +123,13 @@ def test_the_memory_of_the_agent_as_it_is_holds_the_states_after_each_step():
     stored = subject.agent.memory.tensors["rnn_policy_0"].transpose(1, 2)  # [3, L, B, H]
     assert torch.equal(stored[0], torch.zeros_like(stored[0]))
     assert torch.equal(stored[1], after[1]) and torch.equal(stored[2], after[2])
+
+
+def test_evaluation_of_the_agent_as_it_is_does_not_run_with_separate_models():
+    """In skrl 2.1.1 `record_transition` needs the outputs of the value model, which it computes in training only."""
+    torch.manual_seed(0)
+    (found,) = [f for f in doctor.examine(subjects.Skrl(agent())).findings if f.severity == "warning"]
+    assert found.check == "evaluation" and "UnboundLocalError" in found.evidence
 
 
 def test_training_that_ignores_time_limits_is_found():
@@ -148,3 +157,14 @@ def test_models_without_recurrent_sizes_are_refused_in_one_line():
 
     with pytest.raises(TypeError, match="has no 'rnn' with 'sizes'"):
         subjects.Skrl(agent(policy=Plain))
+
+
+def test_a_fixed_sequence_length_that_does_not_divide_a_segment_is_refused_in_one_line():
+    class Fixed(Policy):
+        def get_specification(self):
+            return {"rnn": {"sequence_length": 32, "sizes": [(1, 5, 16)]}}
+
+    fixed = agent(policy=Fixed)
+    del fixed.policy.sequence_length
+    with pytest.raises(TypeError, match="sequences of 32 steps do not divide 12"):
+        subjects.Skrl(fixed)

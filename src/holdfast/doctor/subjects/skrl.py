@@ -40,9 +40,14 @@ class Skrl(Subject):
             )
         self.num_envs = int(sizes[0][1])
         length = agent.policy.get_specification()["rnn"]["sequence_length"]
+        if STEPS % length and not hasattr(agent.policy, "sequence_length"):
+            raise TypeError(
+                f"subjects.Skrl: sequences of {length} steps do not divide {STEPS}: build the models with {STEPS}"
+            )
         self.bptt = length if STEPS % length == 0 and length < STEPS else None  # sequences start from stored states
         #: what `alternatives` tries: a dict of its own for the states before a step; time limits passed as terminations
         self._apart = self._ends_alike = False
+        self._plays = False
         self._last: tuple[Tensor, Tensor] | None = None  # observation and action of the step that is not recorded yet
 
     def begin(self, num_envs: int) -> None:
@@ -85,6 +90,12 @@ class Skrl(Subject):
             agent.enable_models_training_mode(False)
             self._last, agent.memory, agent._rnn_initial_states, agent._rnn_final_states = kept
 
+    def evaluation(self) -> Subject:
+        """As `trainer.eval()` does it: the same calls, with the agent's training mode off."""
+        played = copy.copy(self)
+        played._plays = True
+        return played
+
     def poison(self, row: int) -> None:
         for tensor in self.state():
             tensor[:, row] = float("nan")
@@ -105,12 +116,7 @@ class Skrl(Subject):
         unused = [getattr(agent, key, None) for key in ("optimizer", "scheduler", "scaler", "memory", "writer")]
         copied = copy_without(self, unused)
         for model in (copied.policy, copied.value):
-            length = model.get_specification()["rnn"]["sequence_length"]
-            if STEPS % length:
-                if not hasattr(model, "sequence_length"):
-                    raise TypeError(
-                        f"subjects.Skrl: sequences of {length} steps do not divide {STEPS}; choose another length"
-                    )
+            if STEPS % model.get_specification()["rnn"]["sequence_length"]:
                 model.sequence_length = STEPS
         return copied
 
@@ -121,7 +127,7 @@ class Skrl(Subject):
         agent = self.agent
         agent.memory = RandomMemory(memory_size=steps, num_envs=rows, device=agent.device)
         agent.init()
-        agent.enable_training_mode(True)
+        agent.enable_training_mode(not self._plays)
         agent.enable_models_training_mode(False)
         agent._rnn_initial_states = {
             key: [x.new_zeros(x.shape[0], rows, x.shape[2]) for x in states]
