@@ -6,7 +6,7 @@ PIP    := $(PY) -m pip install -q --disable-pip-version-check -c constraints.txt
 # Some virtual CPUs advertise AMX and trap on it. This keeps oneDNN from using it and is harmless elsewhere.
 export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_FP16
 
-.PHONY: train test test-learning test-browser lint hooks coverage sanitize chaos bench clean
+.PHONY: train test test-learning test-browser test-peers lint hooks coverage sanitize chaos bench clean
 
 $(VENV)/base: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -31,6 +31,17 @@ test-learning: $(VENV)/dev
 test-browser: $(VENV)/dev
 	command -v chromium || { SUDO=$$([ "$$(id -u)" = 0 ] || echo sudo); $$SUDO apt-get update -qq && $$SUDO apt-get install -y -qq chromium fonts-dejavu-core; }
 	$(PY) -m pytest tests/doctor/report/test_html.py
+
+# The doctor's subjects for other frameworks. RLlib pins a gymnasium of its own, so they have an environment of their own.
+PEERS := .venv-peers
+$(PEERS)/ready: pyproject.toml
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install -q --disable-pip-version-check "torch==2.13.0" pytest pytest-xdist \
+		-e ".[jax,rsl_rl,skrl,rllib]" "jax==0.10.2" "flax==0.12.8" "equinox==0.13.8" "rsl-rl-lib==5.5.1" "skrl==2.1.1" "ray[rllib]==2.60.0"
+	touch $@
+
+test-peers: $(PEERS)/ready
+	$(PEERS)/bin/python -m pytest tests/doctor/gallery $(foreach name,jax rsl_rl skrl rllib packed frameworks_page,tests/doctor/subjects/test_$(name).py)
 
 # Style, formatting, types (strict), and the direction of imports.
 lint: $(VENV)/dev
@@ -59,4 +70,4 @@ bench: $(VENV)/dev
 	$(PY) benchmarks/cpu_recurrence.py
 
 clean:
-	rm -rf $(VENV) build dist htmlcov .coverage
+	rm -rf $(VENV) $(PEERS) build dist htmlcov .coverage

@@ -138,3 +138,11 @@ def test_statistics_are_saved_with_the_weights():
     other.load_state_dict(policy.state_dict())
     obs, state = torch.randn(4, 3), policy.initial_state(4)
     assert torch.equal(policy.step(obs, state).value, other.step(obs, state).value)
+
+
+def test_a_policy_that_always_gets_the_same_return_does_not_shrink_the_unit_to_the_errors_of_its_critic():
+    policy = a_policy()
+    policy.update_value_scale(torch.tensor([0.0, 2.0]))
+    for _ in range(200):
+        policy.update_value_scale(1e-3 * torch.randn(50))
+    assert policy.value_scale is not None and float(policy.value_scale.std) == pytest.approx(0.1, rel=1e-3)

@@ -42,6 +42,12 @@ ALLOWED = {
     "_cuda_getDevice": "torch: the current device without the checks that torch.cuda adds",
     "_cuda_getCurrentRawStream": "torch: the current stream as a number, for a kernel launch",
     "_last_lstm_states": "sb3-contrib: where RecurrentPPO keeps its memory",
+    "_rnn_initial_states": "skrl: where recurrent agents keep their memory; no public name",
+    "_rnn_final_states": "skrl: the same",
+    "_rnn_sequence_length": "skrl: how they cut what they stored",
+    "_rnn_tensors_names": "skrl: the same",
+    "_tensors_names": "skrl: the same",
+    "_observation_preprocessor": "skrl: what they do to observations",
 }
 """Names of other packages that have no public counterpart, and why each is used."""
 

@@ -5,7 +5,6 @@ On CPUs each run is a process of its own, as many at a time as there are cores; 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shlex
@@ -13,6 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
@@ -28,6 +28,7 @@ SECONDS_BETWEEN_LOOKS = 0.5
 def train_seeds(configs: list[TrainConfig]) -> None:
     """Train all configs, which differ in their seeds, and print their returns as one."""
     from holdfast.distributed import ranks as distributed
+    from holdfast.training import chosen
 
     if len({config.seed for config in configs}) < len(configs):
         raise UserError("--seeds names a seed twice; every run needs its own")
@@ -35,6 +36,8 @@ def train_seeds(configs: list[TrainConfig]) -> None:
         raise UserError("--seeds starts processes of its own; leave out torchrun, or train one seed")
     with user_errors():
         on_gpu = distributed.pick_device(configs[0].device).type == "cuda"
+    task = chosen.Task(on_gpu, fast_env=configs[0].env.startswith("holdfast/"))
+    configs = [chosen.choose_sizes(config, task)[0] for config in configs]
     try:
         _train_in_turn(configs) if on_gpu else _train_in_processes(configs)
     except (KeyboardInterrupt, SystemExit):
@@ -111,36 +114,54 @@ def train_side_by_side(
     """
     at_a_time = min(len(configs), num_cores())
     threads = max(1, num_cores() // at_a_time)
-    with tempfile.TemporaryDirectory(prefix="holdfast-") as folder, ThreadPoolExecutor(at_a_time) as pool:
-        running = {pool.submit(train_in_process, config, Path(folder), threads): config for config in configs}
-        waiting = set(running)
+    stop = _Stop()
+
+    def train(config: TrainConfig) -> tuple[str, str]:
+        return ("", "stopped") if stop.requested else train_in_process(config, Path(folder), threads)
+
+    with tempfile.TemporaryDirectory(prefix="holdfast-") as folder, ThreadPoolExecutor(at_a_time) as pool, stop:
         try:
-            with _sigterm_to_children():
-                while waiting:
-                    done, waiting = wait(waiting, SECONDS_BETWEEN_LOOKS, FIRST_COMPLETED)
-                    look()
-                    for future in done:
-                        yield running[future], *future.result()
-        except (KeyboardInterrupt, SystemExit):
+            running = {pool.submit(train, config): config for config in configs}
+            waiting = set(running)
+            while waiting:
+                done, waiting = wait(waiting, SECONDS_BETWEEN_LOOKS, FIRST_COMPLETED)
+                look()
+                for future in done:
+                    stop.raise_if_requested()
+                    yield running[future], *future.result()
+        finally:
+            stop.requested = stop.requested or signal.SIGINT  # whatever ended the loop, no other run starts
             pool.shutdown(cancel_futures=True)
-            raise
+
+
+class _Stop:
+    """Ctrl-C and SIGTERM while runs are in progress. The signal is kept, because the exception may be raised anywhere."""
+
+    def __init__(self) -> None:
+        self.requested = 0  # the number of the signal
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def __exit__(self, *_: Any) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _stop(self, number: int, _: Any) -> None:
+        self.requested = number
+        if number == signal.SIGTERM:  # a terminal sends Ctrl-C to the children itself
+            for child in list(_children):
+                child.terminate()
+        self.raise_if_requested()
+
+    def raise_if_requested(self) -> None:
+        if self.requested:
+            raise KeyboardInterrupt if self.requested == signal.SIGINT else SystemExit(128 + self.requested)
 
 
 _children: set[subprocess.Popen[str]] = set()
-
-
-@contextlib.contextmanager
-def _sigterm_to_children() -> Iterator[None]:
-    def stop(*_: Any) -> None:
-        for child in list(_children):
-            child.terminate()
-        raise SystemExit(128 + signal.SIGTERM)
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def train_in_process(config: TrainConfig, folder: Path, threads: int) -> tuple[str, str]:

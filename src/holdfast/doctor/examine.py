@@ -149,7 +149,7 @@ def _why_it_does_not_run(subject: Subject, error: Exception, seed: int) -> Findi
     """A leg cannot be recorded. Name the reason if it is known; otherwise raise `CannotExamine`."""
     said = f"{type(error).__name__}: {error}"
     cause = _cause_of_crash(error)
-    for other_cause, other in subject.alternatives():
+    for other_cause, other in [(c, s) for c, s in subject.alternatives() if isinstance(c, str)]:
         with contextlib.suppress(Exception):
             recordings = Recordings(other, seed)
             recordings.rollout()
@@ -163,17 +163,22 @@ def _why_it_does_not_run(subject: Subject, error: Exception, seed: int) -> Findi
 
 
 def _blame_on_alternatives(subject: Subject, report: Report, seed: int, tolerance: float | None) -> Report:
-    """If one known change removes every error, that is the cause, and all errors are its consequences."""
+    """If one known change removes every error, that is the cause, and all errors are its consequences.
+
+    A change that removes two mistakes has a tuple of causes; the errors are listed under the first.
+    """
     for cause, other in subject.alternatives():
-        if any(f.cause == cause for f in report.findings):
+        causes = cause if isinstance(cause, tuple) else (cause,)
+        if any(f.cause in causes for f in report.findings) and len(causes) == 1:
             continue
         if _examine(other, seed, False, tolerance, None).ok:
             errors = [f for f in report.findings if f.severity == "error"]
             rest = [f for f in report.findings if f.severity != "error"]
-            evidence = f"without this, all {len(errors)} errors are gone; the first was: {errors[0].evidence}"
-            root = make_finding(errors[0].check, cause, evidence, framework=subject.framework)
+            removed = "this" if len(causes) == 1 else " and ".join(causes)
+            evidence = f"without {removed}, all {len(errors)} errors are gone; the first was: {errors[0].evidence}"
+            first, *more = [make_finding(errors[0].check, c, evidence, framework=subject.framework) for c in causes]
             flat = [inner for f in errors for inner in (replace(f, consequences=()), *f.consequences)]
-            return replace(report, findings=(replace(root, consequences=tuple(flat)), *rest))
+            return replace(report, findings=(replace(first, consequences=tuple(flat)), *more, *rest))
     return report
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 RATE = 0.1  # weight of the latest rollout in the statistics
+SMALLEST = 0.1  # the deviation never falls below this part of its largest value so far
 _FLAT = 1e-6  # returns that differ by less than this part of their size are all the same
 
 
@@ -23,11 +24,12 @@ class ValueScale(nn.Module):
     mean: Tensor  # float64, as are the others
     square: Tensor  # mean of squared returns
     std: Tensor
+    largest_std: Tensor
     seen: Tensor  # 0 until returns differed from each other
 
     def __init__(self) -> None:
         super().__init__()
-        for name, start in (("mean", 0.0), ("square", 0.0), ("std", 1.0), ("seen", 0.0)):
+        for name, start in (("mean", 0.0), ("square", 0.0), ("std", 1.0), ("largest_std", 0.0), ("seen", 0.0)):
             self.register_buffer(name, torch.tensor(start, dtype=torch.float64))
 
     def to_reward_units(self, out: Tensor) -> Tensor:
@@ -52,12 +54,17 @@ class ValueScale(nn.Module):
         new_mean, new_square = torch.lerp(self.mean, mean, rate), torch.lerp(self.square, square, rate)
         new_var = (new_square - new_mean**2).clamp(min=0.0)
         varied = new_var > (_FLAT**2) * new_square
-        new_std = torch.where(varied, new_var.sqrt(), self.std)
+        # Returns contain the critic's own errors. Without a lower end a policy that always gets the same return would
+        # shrink the unit to the size of these errors, then to that of the errors of the errors, and so on.
+        largest = torch.where(usable & varied, torch.maximum(self.largest_std, new_var.sqrt()), self.largest_std)
+        new_std = torch.where(varied, torch.maximum(new_var.sqrt(), SMALLEST * largest), self.std)
         # The first time there is nothing to keep: the critic has learned nothing yet.
         ratio = torch.where(first, 1.0, self.std / new_std)
         shift = torch.where(first, 0.0, (self.mean - new_mean) / new_std)
         last.weight.mul_(ratio.to(last.weight.dtype))
         last.bias.copy_(last.bias * ratio.to(last.bias.dtype) + shift.to(last.bias.dtype))
-        for buffer, new in ((self.mean, new_mean), (self.square, new_square), (self.std, new_std)):
-            buffer.copy_(new)
+        self.mean.copy_(new_mean)
+        self.square.copy_(new_square)
+        self.std.copy_(new_std)
+        self.largest_std.copy_(largest)
         self.seen.copy_(torch.maximum(self.seen, (usable & varied).double()))

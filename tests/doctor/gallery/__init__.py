@@ -7,9 +7,10 @@ repaired class, a subclass with the mistake, a line in `EXHIBITS`, and a section
 from __future__ import annotations
 
 from doctor.gallery.base import Exhibit
+from doctor.gallery.context_parallel import EXHIBITS as SHARED
 from doctor.gallery.packed_documents import EXHIBITS as PACKED
 from doctor.gallery.robots import EXHIBITS as ROBOTS
 from doctor.gallery.scans import EXHIBITS as SCANS
 from doctor.gallery.split_and_pad import EXHIBITS as SPLIT
 
-GALLERY: list[Exhibit] = [*SCANS, *ROBOTS, *SPLIT, *PACKED]
+GALLERY: list[Exhibit] = [*SCANS, *ROBOTS, *SPLIT, *PACKED, *SHARED]

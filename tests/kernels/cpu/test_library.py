@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from holdfast.kernels.cpu import adam, build, library, objective, perceptron
+from holdfast.kernels.cpu import adam, build, library, linear, objective, perceptron
 
 pytestmark = pytest.mark.skipif(library.load().handle is None, reason="no native kernel")
 
@@ -57,6 +57,7 @@ def test_a_missing_array_is_named(call: str):
 JOBS: dict[str, Any] = {
     "forward": library._RecurrenceJob, "backward": library._RecurrenceJob, "step": library._RecurrenceJob,
     "perceptron_forward": perceptron._PerceptronJob, "perceptron_backward": perceptron._PerceptronJob,
+    "linear_forward": linear._LinearJob, "linear_backward": linear._LinearJob,
     "objective": objective._ObjectiveJob, "adam": adam._AdamJob,
 }  # fmt: skip
 INVALID_JOB = 3

@@ -211,6 +211,8 @@ def state_growth(case: Case) -> str:
     norms = []
     for t in range(LONG_EPISODE):
         recordings.step(t % TOTAL, recordings.script.obs, (none, none))
+        if t == 0 and bool(state_norms(recordings.subject, recordings.rows).isnan().all()):
+            raise NotApplicable("it does not expose its state")
         if t in (TOTAL, LONG_EPISODE - 1):
             norms.append(state_norms(recordings.subject, recordings.rows))
     if bool(norms[0].isnan().any()):

@@ -6,22 +6,32 @@ from typing import Any
 from holdfast.doctor.subjects.base import NotOffered, RecordedSegment, Replay, Subject, SubjectStep
 from holdfast.doctor.subjects.cleanrl import CleanRL
 from holdfast.doctor.subjects.holdfast import Holdfast
+from holdfast.doctor.subjects.jax import JAX
 from holdfast.doctor.subjects.module import Module
+from holdfast.doctor.subjects.packed import Packed
 from holdfast.doctor.subjects.puffer import Puffer
+from holdfast.doctor.subjects.rllib import RLlib
+from holdfast.doctor.subjects.rsl_rl import RslRl
 from holdfast.doctor.subjects.sb3 import SB3
+from holdfast.doctor.subjects.skrl import Skrl
 from holdfast.doctor.subjects.stateful import Stateful
 from holdfast.doctor.subjects.tensordict import TensorDictPolicy
 from holdfast.doctor.subjects.torchrl import TorchRL
 
 __all__ = [
+    "JAX",
     "SB3",
     "CleanRL",
     "Holdfast",
     "Module",
     "NotOffered",
+    "Packed",
     "Puffer",
+    "RLlib",
     "RecordedSegment",
     "Replay",
+    "RslRl",
+    "Skrl",
     "Stateful",
     "Subject",
     "SubjectStep",

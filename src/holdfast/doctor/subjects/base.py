@@ -230,8 +230,11 @@ class Subject:
         """Resume from a checkpoint."""
         raise NotOffered("it has no checkpoint that includes memory")
 
-    def alternatives(self) -> list[tuple[str, Subject]]:
-        """(cause, the same subject without it): tried if the policy has errors or does not run, to name the cause."""
+    def alternatives(self) -> list[tuple[Any, Subject]]:
+        """(cause, the same subject without it): tried if the policy has errors or does not run, to name the cause.
+
+        A tuple of causes stands for mistakes that are removed together.
+        """
         return []
 
     def notes(self) -> list[tuple[str, str]]:
@@ -240,10 +243,10 @@ class Subject:
 
     def isolated(self) -> Subject:
         """A copy that can be examined without touching the original."""
-        return copy.deepcopy(self, _memo_without_graphs(self))
+        return copy.deepcopy(self, memo_without_graphs(self))
 
 
-def _memo_without_graphs(subject: Subject) -> dict[int, Any]:
+def memo_without_graphs(subject: Subject) -> dict[int, Any]:
     """A deepcopy memo that replaces tensors with a graph, which deepcopy refuses, by detached copies."""
     holders = [subject, *(m for module in subject.modules() for m in module.modules())]
     tensors = [x for holder in holders for x in tensors_in(list(vars(holder).values()))]
