@@ -269,8 +269,11 @@ LEFT_TO_AUTOGRAD = {
         lambda: ActorCritic(spaces.Box(0, 255, (8, 8, 3), "uint8"), spaces.Discrete(2), "lstm", 8),
         "the encoder has weights",
     ),
-    "stack": (lambda: a_policy(core=hf.Stack([hf.LSTM(8, 8), hf.GRU(8, 8)])), "Stack does not run"),
-    "portable kernel": (lambda: a_policy(core=hf.LSTM(8, 8, kernel="portable")), "LSTM does not run"),
+    "stack": (lambda: a_policy(core=hf.Stack([hf.LSTM(8, 8), hf.GRU(8, 8)])), "and the core is Stack"),
+    "portable kernel": (
+        lambda: a_policy(core=hf.LSTM(8, 8, kernel="portable")),
+        "on the compiled kernel, and the core is LSTM",
+    ),
     "own policy": (lambda: nn.Linear(1, 1), "Linear is not an hf.ActorCritic"),
 }
 

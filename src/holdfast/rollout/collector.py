@@ -16,7 +16,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from gymnasium import spaces
 from torch import Tensor
 
 from holdfast.memory import Memory
@@ -72,6 +71,8 @@ class Collector:
         self._forget_open_episodes()
 
     def _make_noise(self, correlation: float) -> CorrelatedNoise | None:
+        from gymnasium import spaces  # imported where it is used
+
         space = self.adapter.env.single_action_space
         if correlation == 0.0 or not isinstance(space, spaces.Box):
             return None

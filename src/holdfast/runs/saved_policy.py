@@ -28,6 +28,7 @@ def load(
     ("my_module:MyPolicy"), unless the run's config names it. allow_imports: import modules that the file names, which
     runs their code.
     """
+    where = pick_device(str(device))
     file, saved = read(path_or_run)
     if not isinstance(policy, RecurrentPolicy):
         if policy is None and not saved["own_policy"]:
@@ -35,9 +36,11 @@ def load(
                 f"{file} holds the weights of a policy of your own: pass it, hf.load(path, policy=MyPolicy()), or name it "
                 "with --policy module:Name"
             )
-        observation_space, action_space = spaces(saved)
-        if observation_space is None:
-            raise ValueError(
+        with checkpoint.refusals(file):
+            observation_space, action_space = spaces(saved)
+        if observation_space is None or action_space is None:
+            kind = checkpoint.CheckpointError if policy is None else ValueError
+            raise kind(
                 f"{file} does not say what its policy observes: pass an instance, hf.load(path, policy=MyPolicy())"
             )
         config = settings(file, saved)
@@ -47,10 +50,10 @@ def load(
             with checkpoint.refusals(file):
                 policy = policy_from(config, observation_space, action_space)
                 policy.load_state_dict(saved["policy"])
-                return policy.to(pick_device(str(device)))
+                return policy.to(where)
         policy = own.build(policy, observation_space, action_space, config)
     policy.load_state_dict(saved["policy"])
-    return policy.to(pick_device(str(device)))
+    return policy.to(where)
 
 
 def spaces(saved: dict[str, Any]) -> tuple[Any, Any]:
