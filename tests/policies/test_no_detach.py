@@ -25,9 +25,11 @@ ELSEWHERE = {
     ("kernels/reference/resets.py", "reset"): 'the same in the reference recurrence: reset mode "detach"',
     ("policies/base.py", "detach_state"): "the public one-liner over state.detach",
     ("kernels/portable/mlstm.py", "_chunk"): "a look whether the memory is finite; the memory itself keeps its graph",
+    ("cores/mlstm.py", "_step"): 'the reset mode "detach" itself',
     ("kernels/portable/mlstm.py", "_not_finite"): "the same, of what comes in",
     ("deploy/export_graph.py", "_state_ports"): "the numbers of a learned start, to be written into a file",
     ("cores/base.py", "_trace"): "the states after every step, to look at; the one that goes on has its graph",
+    ("cores/linear.py", "_trace"): "the same",
     ("envs/base.py", "state_dict"): "an environment's own tensors, copied to be saved",
 }
 

@@ -16,6 +16,7 @@ import holdfast as hf
 from counting_env import CountingEnv, SumPolicy, vector_env
 from holdfast.policies.base import RecurrentPolicy
 from holdfast.runs import saved_policy
+from holdfast.runs.checkpoint import CheckpointError
 
 TWO = ({"unit": 0.1, "lengths": (3,)}, {"unit": 0.2, "lengths": (2,)})
 
@@ -161,7 +162,7 @@ def test_a_space_that_cannot_be_saved_does_not_keep_an_own_policy_from_training(
     trainer = hf.Trainer(config(tmp_path), env=Words, policy=SumPolicy)
     trainer.collector.adapter.observation_space = gym.spaces.Text(3)
     trainer.run()
-    with pytest.raises(ValueError, match="does not say what its policy observes: pass an instance"):
+    with pytest.raises(CheckpointError, match="does not say what its policy observes: pass an instance"):
         hf.load(tmp_path / "run")
     assert saved_policy.spaces(saved_policy.read(tmp_path / "run")[1]) == (None, None)
 
