@@ -223,6 +223,11 @@ class Core(nn.Module):
                 f"(a sequence, time first) or [B, {self.input_size}] (one step)"
             )
         dtype, device = self.dtype_and_device()
+        if device.type == "meta" and x.device != device:
+            raise ValueError(
+                f"{name} is on the meta device, which holds no numbers; give it some with "
+                "core.to_empty(device='cpu'), then core.load_state_dict(...)"
+            )
         if x.device != device:
             raise ValueError(f"{name} is on {device}, its input on {x.device}; move one of them with .to(...)")
         if x.dtype != dtype and not (x.is_floating_point() and torch.is_autocast_enabled(device.type)):
