@@ -106,7 +106,7 @@ def test_a_second_derivative_is_refused_and_never_left_out(cell, kernel):
 
 def test_a_core_on_the_meta_device_says_how_to_give_it_numbers() -> None:
     core = hf.LSTM(3, 4).to("meta")
-    for x in (torch.zeros(2, 3), torch.zeros(5, 2, 3, device="meta")):
+    for x in (torch.zeros(2, 3), torch.zeros(5, 2, 3)):
         with pytest.raises(ValueError, match=r"LSTM is on the meta device.*to_empty\(device='cpu'\)"):
             core(x)
     core.to_empty(device="cpu").load_state_dict(hf.LSTM(3, 4).state_dict())
