@@ -106,9 +106,11 @@ def test_stopped_seeds_say_what_was_done_and_how_to_continue(tmp_path: Path, num
     ("flags", "words"), [(["--seeds", "1", "1"], "names a seed twice"), (["--seeds", "1", "2"], "leave out torchrun")]
 )
 def test_seeds_that_cannot_be_trained_together_are_refused(
-    monkeypatch: pytest.MonkeyPatch, capsys: Any, flags: list[str], words: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any, flags: list[str], words: str
 ):
+    monkeypatch.chdir(tmp_path)
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"):
         monkeypatch.setenv(name, "0")
     assert main([*FLAGS, *flags]) == 2
     assert words in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists(), "a refused command leaves nothing behind"

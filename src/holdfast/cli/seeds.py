@@ -5,6 +5,7 @@ On CPUs each run is a process of its own, as many at a time as there are cores; 
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shlex
@@ -37,13 +38,20 @@ def train_seeds(configs: list[TrainConfig]) -> None:
     with user_errors():
         on_gpu = distributed.pick_device(configs[0].device).type == "cuda"
     task = chosen.Task(on_gpu, fast_env=configs[0].env.startswith("holdfast/"))
-    configs = [chosen.choose_sizes(config, task)[0] for config in configs]
+    configs = [_with_free_folder(chosen.choose_sizes(config, task)[0]) for config in configs]
     try:
         _train_in_turn(configs) if on_gpu else _train_in_processes(configs)
     except (KeyboardInterrupt, SystemExit):
         print("\n".join(_what_was_done(config) for config in configs), flush=True)
         raise
     _report([config.folder for config in configs])
+
+
+def _with_free_folder(config: TrainConfig) -> TrainConfig:
+    """A run without a name gets the first free one here, since others must find its folder."""
+    from holdfast.runs.writing import new_folder
+
+    return config if config.name is not None else dataclasses.replace(config, run_dir=str(new_folder(config.folder)))
 
 
 def _train_in_turn(configs: list[TrainConfig]) -> None:

@@ -72,7 +72,8 @@ def _start(argv: list[str], defaults: TrainConfig, config_file: str | None) -> N
     if flags.seeds and config.run_dir:
         raise UserError("--run-dir is one folder, but --seeds makes several runs; use --name, or leave it out")
     configs = [dataclasses.replace(config, seed=seed) for seed in flags.seeds or (config.seed,)]
-    configs = [_with_free_folder(config, bool(flags.seeds)) for config in configs]
+    if flags.seeds and config.name is not None:
+        configs = [dataclasses.replace(each, name=f"{each.name}-seed{each.seed}") for each in configs]
     if len(configs) == 1:
         train_one(configs[0], flags.profile)
     elif flags.profile:
@@ -100,17 +101,6 @@ def _defaults(preset: str | None, config_file: str | None) -> TrainConfig:
             config.name = None  # nobody chose it: take the next free one
         return config
     return TrainConfig()
-
-
-def _with_free_folder(config: TrainConfig, several: bool) -> TrainConfig:
-    """A folder per seed where there are several. (A single run without a name gets the first free one when it starts.)"""
-    from holdfast.runs.writing import new_folder
-
-    if not several:
-        return config
-    if config.name is not None:
-        return dataclasses.replace(config, name=f"{config.name}-seed{config.seed}")
-    return dataclasses.replace(config, run_dir=str(new_folder(config.folder)))
 
 
 # --- resumed runs -----------------------------------------------------------------------------------------------------
