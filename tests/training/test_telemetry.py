@@ -104,11 +104,11 @@ def test_counters_in_a_state_are_kept_out_of_the_numbers():
 STUCK = dict(total_steps=900, num_steps=128, num_envs=8, learning_rate=7e-4)
 
 
-def progress(settings: dict[str, Any], latest: float, steps: int = 300) -> str | None:
+def progress(settings: dict[str, Any], latest: float, steps: int = 600, update: int = 20) -> str | None:
     """What is said after 50 episodes with returns 9 and 11 and then this mean."""
     check = ProgressCheck(hf.TrainConfig(**{**STUCK, **settings}))
     assert check.after_update({"steps": 100.0, "rollout/ep_rew_mean": 10.0}, [9.0, 11.0] * 25) is None
-    return check.after_update({"steps": float(steps), "rollout/ep_rew_mean": latest}, [])
+    return check.after_update({"update": update, "steps": float(steps), "rollout/ep_rew_mean": latest}, [])
 
 
 @pytest.mark.parametrize(
@@ -121,17 +121,20 @@ def progress(settings: dict[str, Any], latest: float, steps: int = 300) -> str |
         ({}, "more steps, or another seed"),
     ],
 )
-def test_a_run_that_learned_nothing_in_its_first_third_says_so_with_one_remedy(settings: dict[str, Any], remedy: str):
+def test_a_run_that_learned_nothing_in_its_first_two_thirds_says_so_with_one_remedy(
+    settings: dict[str, Any], remedy: str
+):
     text = progress(settings, latest=10.2)
     assert text is not None and remedy in text and "the mean return is 10.2, and it was 10 at the beginning" in text
 
 
 def test_a_run_that_learns_or_is_still_young_hears_nothing():
     assert progress({}, latest=10.4) is None, "more than a quarter of the deviation, which is 1"
-    assert progress({}, latest=10.2, steps=299) is None
+    assert progress({}, latest=10.2, steps=599) is None
+    assert progress({}, latest=10.2, update=19) is None
 
 
 def test_a_run_is_told_once_that_it_learned_nothing():
     check = ProgressCheck(hf.TrainConfig(**STUCK))
-    row = {"steps": 800.0, "rollout/ep_rew_mean": 1.0}
+    row = {"update": 30.0, "steps": 800.0, "rollout/ep_rew_mean": 1.0}
     assert check.after_update(row, [1.0, 2.0]) is not None and check.after_update(row, []) is None

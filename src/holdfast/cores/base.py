@@ -34,6 +34,13 @@ from holdfast.state import RowShape, State
 RESET_MODES = ("zero", "learned", "detach", "never")
 
 
+def check_sizes(**sizes: Any) -> None:
+    """Raise ValueError unless all are positive integers."""
+    for name, value in sizes.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name} must be a positive integer, got {value!r}")
+
+
 def check_reset_mode(reset: str) -> str:
     if reset not in RESET_MODES:
         raise ValueError(f"unknown reset mode {reset!r}; one of {', '.join(map(repr, RESET_MODES))}")
@@ -236,4 +243,4 @@ class Core(nn.Module):
             )
 
 
-__all__ = ["RESET_MODES", "Core", "RowShape", "check_reset_mode"]
+__all__ = ["RESET_MODES", "Core", "RowShape", "check_reset_mode", "check_sizes"]

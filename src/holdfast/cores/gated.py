@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast import state as state_ops
-from holdfast.cores.base import Core, RowShape, check_reset_mode
+from holdfast.cores.base import Core, RowShape, check_reset_mode, check_sizes
 from holdfast.kernels import dispatch
 from holdfast.kernels.operands import Resets, Weights
 from holdfast.state import State
@@ -46,9 +46,7 @@ class GatedCore(Core):
         precision: str = "fast",
     ) -> None:
         super().__init__()
-        for name, value in (("input_size", input_size), ("hidden_size", hidden_size), ("num_layers", num_layers)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be a positive integer, got {value!r}")
+        check_sizes(input_size=input_size, hidden_size=hidden_size, num_layers=num_layers)
         if precision not in ("fast", "exact"):
             raise ValueError(f"unknown precision {precision!r}; 'fast' or 'exact'")
         self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers

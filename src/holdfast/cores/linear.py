@@ -8,7 +8,6 @@ both legs run the same code.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -21,12 +20,6 @@ from holdfast.kernels.operands import Resets
 from holdfast.state import State
 
 STATE_DTYPE = torch.float32
-
-
-def check_sizes(**sizes: Any) -> None:
-    for name, value in sizes.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name} must be a positive integer, got {value!r}")
 
 
 class LinearCore(Core):

@@ -18,7 +18,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from holdfast.cores.linear import STATE_DTYPE, LinearCore, check_sizes, complex_state
+from holdfast.cores.base import check_sizes
+from holdfast.cores.linear import STATE_DTYPE, LinearCore, complex_state
 from holdfast.state import State
 
 

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from holdfast import state as state_ops
-from holdfast.cores.base import Core, RowShape, check_reset_mode
+from holdfast.cores.base import Core, RowShape, check_reset_mode, check_sizes
 from holdfast.kernels import dispatch, reference
 from holdfast.kernels.operands import MatrixInputs, Resets
 from holdfast.kernels.precision import without_autocast
@@ -45,9 +45,7 @@ class MLSTM(Core):
         precision: str = "fast",
     ) -> None:
         super().__init__()
-        for name, value in (("input_size", input_size), ("hidden_size", hidden_size), ("num_heads", num_heads)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be a positive integer, got {value!r}")
+        check_sizes(input_size=input_size, hidden_size=hidden_size, num_heads=num_heads)
         if hidden_size % num_heads:
             raise ValueError(f"hidden_size {hidden_size} must be a multiple of num_heads {num_heads}")
         if precision not in ("fast", "exact"):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.checks import values_are_readable
-from holdfast.cores.base import Core, RowShape, check_reset_mode
+from holdfast.cores.base import Core, RowShape, check_reset_mode, check_sizes
 from holdfast.kernels import dispatch
 from holdfast.kernels.operands import Ring
 from holdfast.kernels.portable.window import attend_once, stored_age
@@ -51,9 +51,7 @@ class WindowAttention(Core):
         precision: str = "fast",
     ) -> None:
         super().__init__()
-        for name, value in (("input_size", input_size), ("hidden_size", hidden_size), ("num_heads", num_heads)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be a positive integer, got {value!r}")
+        check_sizes(input_size=input_size, hidden_size=hidden_size, num_heads=num_heads)
         if isinstance(window, bool) or not isinstance(window, int) or window < 2:
             raise ValueError(
                 f"window must be an integer of at least 2, got {window!r}; a window of 1 remembers nothing"

@@ -79,7 +79,9 @@ def noise(theirs):
     return torch.tensor(np.array([np.concatenate([call[-1], call[0]]) for call in calls]))
 
 
-class NoisyCartPoleFeed(CartPoleFeed):
+class NoiseFeed(Feed):
+    """POPGym's noise, after the motion that the class next to it feeds."""
+
     def prepare(self, theirs):
         theirs.np_random = Recorder(theirs.np_random)
 
@@ -90,6 +92,10 @@ class NoisyCartPoleFeed(CartPoleFeed):
 
     def draws(self, ours, theirs, obs):
         return torch.cat([self.motion(theirs), noise(theirs)], 1)
+
+
+class NoisyCartPoleFeed(NoiseFeed, CartPoleFeed):
+    pass
 
 
 class BanditFeed(Feed):
@@ -139,17 +145,8 @@ class PendulumFeed(Feed):
         return np.array([torque], np.float32)  # often beyond the limits, which clips it
 
 
-class NoisyPendulumFeed(PendulumFeed):
-    def prepare(self, theirs):
-        theirs.np_random = Recorder(theirs.np_random)
-
-    def before(self, ours, theirs, actions):
-        super().before(ours, theirs, actions)
-        for env in theirs:
-            env.np_random.calls.clear()
-
-    def draws(self, ours, theirs, obs):
-        return torch.cat([self.motion(theirs), noise(theirs)], 1)
+class NoisyPendulumFeed(NoiseFeed, PendulumFeed):
+    pass
 
 
 class AutoencodeFeed(Feed):

@@ -10,10 +10,11 @@ import torch
 from gymnasium.spaces import Box
 from torch import Tensor
 
+from holdfast.envs.popgym.noise import NoisyPosition
 from holdfast.envs.position_only_cartpole import PositionOnlyCartPole
 
 
-class NoisyPositionOnlyCartPole(PositionOnlyCartPole):
+class NoisyPositionOnlyCartPole(NoisyPosition, PositionOnlyCartPole):
     """Observation: cart position and pole angle, each plus Gaussian noise, clipped to the observation space."""
 
     def __init__(
@@ -23,19 +24,10 @@ class NoisyPositionOnlyCartPole(PositionOnlyCartPole):
         max_episode_length: int = 200,
         device: torch.device | str = "cpu",
     ) -> None:
-        if noise_sigma < 0:
-            raise ValueError(f"noise_sigma is {noise_sigma}; expected at least 0")
-        super().__init__(num_envs, max_episode_length, device)
-        self.settings = {**self.settings, "noise_sigma": noise_sigma}
+        super().__init__(num_envs, noise_sigma, max_episode_length, device)
         assert isinstance(self.single_observation_space, Box)
         self._high = torch.as_tensor(self.single_observation_space.high, device=self.device)
         self._low = -self._high
-
-    def draw(self) -> Tensor:
-        """[B, 8]: the start of an episode, noise for its first observation, noise for the next one."""
-        noise = torch.empty(self.num_envs, 4, device=self.device)
-        noise = noise.normal_(0, self.settings["noise_sigma"], generator=self.generator)
-        return torch.cat((super().draw(), noise), 1)
 
     def first_obs(self, draws: Tensor) -> Tensor:
         return self._with_noise(draws[:, :2], draws[:, 4:6])

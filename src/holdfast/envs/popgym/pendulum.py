@@ -15,6 +15,7 @@ from gymnasium.spaces import Box
 from torch import Tensor
 
 from holdfast.envs.base import State, TorchVectorEnv, Transition
+from holdfast.envs.popgym.noise import NoisyPosition
 
 GRAVITY = 10.0  # m/s^2; the pendulum is a rod of 1 kg and 1 m
 MAX_TORQUE, MAX_SPIN = 2.0, 8.0  # Nm, rad/s
@@ -83,26 +84,8 @@ class PositionOnlyPendulum(TorchVectorEnv):
         return _direction(angle)
 
 
-class NoisyPositionOnlyPendulum(PositionOnlyPendulum):
+class NoisyPositionOnlyPendulum(NoisyPosition, PositionOnlyPendulum):
     """Observation: cosine and sine of the angle, each plus Gaussian noise, clipped to [-1, 1]."""
-
-    def __init__(
-        self,
-        num_envs: int,
-        noise_sigma: float = 0.1,
-        max_episode_length: int = 200,
-        device: torch.device | str = "cpu",
-    ) -> None:
-        if noise_sigma < 0:
-            raise ValueError(f"noise_sigma is {noise_sigma}; expected at least 0")
-        super().__init__(num_envs, max_episode_length, device)
-        self.settings = {**self.settings, "noise_sigma": noise_sigma}
-
-    def draw(self) -> Tensor:
-        """[B, 6]: the start of an episode, noise for its first observation, noise for the next one."""
-        noise = torch.empty(self.num_envs, 4, device=self.device)
-        noise = noise.normal_(0, self.settings["noise_sigma"], generator=self.generator)
-        return torch.cat((super().draw(), noise), 1)
 
     def first_obs(self, draws: Tensor) -> Tensor:
         return (_direction(draws[:, 0]) + draws[:, 2:4].float()).clamp(-1, 1)
