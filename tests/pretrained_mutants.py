@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import copy
 import json
 import random
 import resource
@@ -128,7 +129,7 @@ def mutated_tree(tree: Any, draw: random.Random) -> None:
             with contextlib.suppress(KeyError, IndexError):  # it may be gone
                 container[key] = json.loads(json.dumps(other[other_key]))
         else:
-            container[key] = draw.choice(STRANGE)
+            container[key] = copy.deepcopy(draw.choice(STRANGE))
 
 
 def mutated_weights(data: bytes, draw: random.Random) -> bytes:
