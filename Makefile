@@ -75,8 +75,7 @@ wheels: $(VENV)/dev
 	rm -rf dist build/wheel
 	$(PY) -m build --sdist --outdir dist .
 	$(PY) -m build --wheel --outdir build/wheel .
-	$(PY) -m auditwheel show build/wheel/*.whl
-	$(PY) -m auditwheel repair --only-plat --wheel-dir dist build/wheel/*.whl
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PY) -m auditwheel repair --plat manylinux_2_28_x86_64 --wheel-dir dist build/wheel/*.whl
 	ls -l dist
 
 # Installs the wheel into a clean environment, without a compiler on PATH, and trains.

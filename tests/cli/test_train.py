@@ -95,7 +95,7 @@ something = 3
 def test_a_core_of_the_users_own_is_trained_saved_and_loaded(run, train, folder, capsys, monkeypatch):
     (folder / "own_core.py").write_text(OWN_CORE)
     train("--quiet", "--core", "own_core:Mine")
-    where = folder / "runs/RepeatPreviousEasy-v0/Mine-seed1"
+    where = folder / "runs/RepeatPreviousEasy-v0/Mine-h8-seed1"
     assert json.loads((where / "config.json").read_text())["core"] == "own_core:Mine"
     from own_core import Mine
 

@@ -96,8 +96,13 @@ def main(argv: list[str]) -> int:
         )
     if not worker:
         print(f"{flags.trials} trials in {folder}, {workers} at a time; trial 0 is {_start(flags, argv)}", flush=True)
-    with _sigterm_exits(), _helpers(argv, workers - 1 if not worker else 0), user_errors():
-        sweep.run()
+    try:
+        with _sigterm_exits(), _helpers(argv, workers - 1 if not worker else 0), user_errors():
+            sweep.run()
+    except (KeyboardInterrupt, SystemExit):
+        if not worker:
+            print(_go_on(argv), flush=True)
+        raise
     if not worker:
         with user_errors():
             _conclude(sweep, argv)
@@ -200,7 +205,7 @@ def _conclude(sweep: Any, argv: list[str]) -> None:
     counts = {state: sum(outcome.state == state for outcome in outcomes) for state in ("complete", "pruned", "failed")}
     print(", ".join(f"{count} {state}" for state, count in counts.items() if count) or "nothing is finished")
     if len(outcomes) < sweep.trials or sweep.finals.num_open():
-        print(f"the time is over; go on with   holdfast sweep {shlex.join(argv)}")
+        print(f"the time is over; {_go_on(argv)}")
     if not any(outcome.score is not None for outcome in outcomes):
         failed = [outcome.error for outcome in outcomes if outcome.error]
         raise UserError(f"no trial has finished{': ' + failed[0] if failed else ''}")
@@ -211,6 +216,10 @@ def _conclude(sweep: Any, argv: list[str]) -> None:
     print(f"best is trial {winner.index}{', the settings it started from' if winner.index == 0 else ''}")
     rows = [("settings", str(best)), ("train", f"holdfast train --preset {shlex.quote(str(best))}"), *_plots(sweep)]
     print("\n".join(f"{name:10}  {text}" for name, text in rows))
+
+
+def _go_on(argv: list[str]) -> str:
+    return f"go on with   holdfast sweep {shlex.join(argv)}"
 
 
 def _plots(sweep: Any) -> list[tuple[str, str]]:
