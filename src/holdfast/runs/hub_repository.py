@@ -79,15 +79,16 @@ def one_line_errors(what: str) -> Iterator[None]:
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Without progress bars and warnings about retries, which are for downloads of gigabytes."""
-    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+    import huggingface_hub.utils
 
-    log, shown = logging.getLogger("huggingface_hub"), not are_progress_bars_disabled()
+    bars: Any = huggingface_hub.utils
+    log, shown = logging.getLogger("huggingface_hub"), not bars.are_progress_bars_disabled()
     level = log.level
-    disable_progress_bars()
+    bars.disable_progress_bars()
     log.setLevel(logging.ERROR)
     try:
         yield
     finally:
         log.setLevel(level)
         if shown:
-            enable_progress_bars()
+            bars.enable_progress_bars()
