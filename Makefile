@@ -6,7 +6,7 @@ PIP    := $(PY) -m pip install -q --disable-pip-version-check -c constraints.txt
 # Some virtual CPUs advertise AMX and trap on it. This keeps oneDNN from using it and is harmless elsewhere.
 export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_FP16
 
-.PHONY: train test test-learning test-browser test-peers lint hooks coverage sanitize chaos bench clean
+.PHONY: train test test-learning test-browser test-peers test-wheel wheels lint hooks coverage sanitize chaos mutants bench clean
 
 $(VENV)/base: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -66,6 +66,22 @@ sanitize: $(VENV)/dev
 # Kills, faults, mutants, hostile files, wrong inputs and threads, for five minutes.
 chaos: $(VENV)/dev
 	$(PY) tests/chaos.py
+
+# Mutants of shared policies: none may run code, none may load silently wrong. About three minutes.
+mutants: $(VENV)/dev
+	$(PY) tests/pretrained_mutants.py --count 10000
+
+# dist/: the wheel with the compiled CPU kernel, for any Python 3 on Linux x86_64, and the source distribution.
+wheels: $(VENV)/dev
+	rm -rf dist build/wheel
+	$(PY) -m build --sdist --outdir dist .
+	$(PY) -m build --wheel --outdir build/wheel .
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PY) -m auditwheel repair --plat manylinux_2_28_x86_64 --wheel-dir dist build/wheel/*.whl
+	ls -l dist
+
+# Installs the wheel into a clean environment, without a compiler on PATH, and trains.
+test-wheel: wheels
+	$(PY) tests/wheel_install.py dist/*.whl
 
 bench: $(VENV)/dev
 	$(PY) benchmarks/cpu_recurrence.py

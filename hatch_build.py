@@ -26,7 +26,9 @@ class NativeKernelHook(BuildHookInterface):  # type: ignore[type-arg]
             return
         library = Path(self.root) / "build" / native_build.PREBUILT.name
         library.parent.mkdir(exist_ok=True)
-        native_build.compile_library(library, compiler)
+        native_build.compile_library(
+            library, [*compiler, "-include", str(Path(self.root) / "packaging" / "glibc_2_28.h")]
+        )
         build_data["force_include"][str(library)] = f"holdfast/kernels/cpu/c/{library.name}"
         build_data["pure_python"] = False
         # The library does not use Python's C API, so the wheel fits any Python 3 on this platform.

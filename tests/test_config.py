@@ -115,6 +115,27 @@ def test_a_runs_folder_says_environment_core_and_seed():
     assert hf.TrainConfig(run_dir="there", name="mine").folder == Path("there")
 
 
+def test_the_name_of_a_run_says_what_differs_from_the_defaults():
+    for changes, name in (
+        (dict(core="gru", learning_rate=1e-3, seed=3), "gru-lr0.001-seed3"),
+        (dict(hidden_size=64, normalize_obs=False), "lstm-h64-no-norm-obs-seed1"),
+        (dict(env="holdfast/TMaze-v0", env_kwargs={"length": 5, "name": "a b/c"}), "lstm-length5-namea_b_c-seed1"),
+        (dict(head_sizes=(64, 32), encoder_sizes=(), clip_value=0.2), "lstm-clip-value0.2-encoder0-heads64x32-seed1"),
+        (dict(total_steps=5, stop_at=1.0, num_envs=7, checkpoint_every=3, device="cpu", quiet=True), "lstm-seed1"),
+    ):
+        assert hf.TrainConfig(**changes).automatic_name == name
+    many = hf.TrainConfig(gamma=0.5, gae_lambda=0.5, learning_rate=1e-2, entropy_coef=0, value_coef=1, hidden_size=2)
+    assert many.automatic_name == "lstm-h2-lr0.01-gamma0.5-lambda0.5-etc-seed1"
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_the_name_of_a_run_with_a_preset_is_plain_and_says_what_differs_from_the_preset(preset: str):
+    config = hf.TrainConfig.preset(preset, seed=4)
+    assert config.automatic_name == config.plain_name == f"{config.core}-seed4"
+    assert hf.TrainConfig.preset(preset, num_envs=16).automatic_name == f"{config.core}-envs16-seed1"
+    assert hf.TrainConfig.preset(preset, learning_rate=0.5, core="gru").automatic_name == "gru-lr0.5-seed1"
+
+
 def test_every_setting_has_a_line_of_help():
     source = Path(hf.__file__).with_name("config.py").read_text()
     for field in dataclasses.fields(hf.TrainConfig):

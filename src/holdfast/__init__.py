@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from holdfast import doctor as doctor
     from holdfast.config import TrainConfig
     from holdfast.deploy.export import export_policy
+    from holdfast.deploy.hub import push_to_hub, save_pretrained
     from holdfast.deploy.runner import Runner
     from holdfast.engines.eager import ppo_loss
     from holdfast.policies.actor_critic import ActorCritic
@@ -56,6 +57,8 @@ _LAZY = {
     "evaluate": "holdfast.training.evaluation",
     "export_policy": "holdfast.deploy.export",
     "load": "holdfast.runs.saved_policy",
+    "push_to_hub": "holdfast.deploy.hub",
+    "save_pretrained": "holdfast.deploy.hub",
     "ppo_loss": "holdfast.engines.eager",
     "doctor": "holdfast.doctor",
 }
@@ -94,7 +97,9 @@ __all__ = [
     "gae",
     "load",
     "ppo_loss",
+    "push_to_hub",
     "resets_from",
+    "save_pretrained",
 ]
 
 

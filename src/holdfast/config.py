@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import UnionType
@@ -130,7 +131,7 @@ class TrainConfig:
     """CPU threads; None: chosen by the size of the network and the batch."""
 
     name: str | None = None
-    """Name of the run; by default core and seed."""
+    """Name of the run; by default core, what differs from the defaults, and seed."""
     run_dir: str | None = None
     """Folder of the run; by default runs/<env>/<name>."""
     checkpoint_every: int = 50
@@ -205,9 +206,20 @@ class TrainConfig:
 
     @property
     def automatic_name(self) -> str:
-        """The name of a run that is given none."""
-        kind = str(self.core) if self.policy is None else self.policy
-        return f"{kind.rpartition(':')[2]}-seed{self.seed}"
+        """The name of a run that is given none: core or policy, what differs from the defaults, seed (gru-lr0.001-seed3).
+
+        A run with the settings of its environment's preset has a plain name, too: the defaults are those of the preset then.
+        """
+        return "-".join([self._kind, *_named_differences(self), f"seed{self.seed}"])
+
+    @property
+    def plain_name(self) -> str:
+        """Core or policy, and seed: what 0.1 named a run that was given no name."""
+        return f"{self._kind}-seed{self.seed}"
+
+    @property
+    def _kind(self) -> str:
+        return (str(self.core) if self.policy is None else self.policy).rpartition(":")[2]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data: strings, numbers, lists, dicts."""
@@ -236,6 +248,58 @@ class TrainConfig:
         if name not in PRESETS:
             raise ValueError(f"unknown preset {name!r}; one of {', '.join(PRESETS)}")
         return cls(**{**PRESETS[name], **overrides})
+
+
+# --- names of runs ----------------------------------------------------------------------------------------------------
+
+# What a setting is called in the name of a run. Others do not make another method, or say it by the name of the policy.
+_SHORT = {
+    "hidden_size": "h", "num_layers": "layers", "critic_core": "critic-", "reset": "reset-", "memory_span": "span",
+    "activation": "", "bptt": "bptt", "mask_velocity": "mask-velocity", "env_kwargs": "", "learning_rate": "lr",
+    "lr_schedule": "", "gamma": "gamma", "gae_lambda": "lambda", "clip_range": "clip", "clip_schedule": "clip-",
+    "clip_value": "clip-value", "entropy_coef": "ent", "value_coef": "vf", "max_grad_norm": "grad", "target_kl": "kl",
+    "normalize_advantage": "norm-adv", "normalize_obs": "norm-obs", "normalize_reward": "norm-reward",
+    "normalize_value": "norm-value", "scale_actions": "scale-actions", "squash_actions": "squash", "initial_std": "std",
+    "noise_correlation": "noise", "refresh_states": "refresh", "precision": "", "encoder_sizes": "encoder",
+    "head_sizes": "heads",
+}  # fmt: skip
+# By default these are chosen for the task, so their numbers are named only where a preset has others.
+_SHORT_SIZES = {"num_envs": "envs", "num_steps": "steps", "epochs": "epochs", "minibatches": "mb"}
+_MOST_NAMED = 4
+
+
+def _named_differences(config: TrainConfig) -> list[str]:
+    """What differs from the defaults, or from a preset of this environment if that is closer; at most a few."""
+    bases = [{}, *(settings for settings in PRESETS.values() if settings["env"] == config.env)]
+    found = min((_differences(config, base) for base in bases), key=len)
+    return found if len(found) <= _MOST_NAMED else [*found[:_MOST_NAMED], "etc"]
+
+
+def _differences(config: TrainConfig, base: dict[str, Any]) -> list[str]:
+    sizes = {name: short for name, short in _SHORT_SIZES.items() if name in base}
+    found = []
+    for name, short in {**_SHORT, **sizes}.items():
+        usual = base[name] if name in base else TrainConfig.__dataclass_fields__[name].default
+        usual = {} if usual is dataclasses.MISSING else usual
+        if getattr(config, name) != usual:
+            found.append(_in_a_name(short, getattr(config, name)))
+    return found
+
+
+def _in_a_name(short: str, value: Any) -> str:
+    """
+    >>> _in_a_name("lr", 0.001), _in_a_name("norm-obs", False), _in_a_name("heads", (64, 64)), _in_a_name("", {"length": 5})
+    ('lr0.001', 'no-norm-obs', 'heads64x64', 'length5')
+    """
+    if isinstance(value, bool):
+        return short if value else f"no-{short}"
+    if isinstance(value, dict):
+        text = "-".join(f"{key}{inner}" for key, inner in value.items())
+    elif isinstance(value, (list, tuple)):
+        text = "x".join(map(str, value)) or "0"
+    else:
+        text = f"{value:g}" if isinstance(value, float) else "-none" if value is None else str(value)
+    return short + re.sub(r"[^\w.+-]+", "_", text)[:40]
 
 
 # Settings that 0.1 did not have, and what it did in their place.

@@ -56,7 +56,7 @@ def test_every_command_takes_the_policy_that_the_run_was_trained_with(run, train
 
 def test_the_default_folder_is_named_after_the_policy(train, module):
     train("--env", ENV, "--policy", POLICY, "--quiet")
-    assert (module / "runs/own_module-Counter/Policy-seed1/config.json").exists()
+    assert (module / "runs/own_module-Counter/Policy-h8-seed1/config.json").exists()
 
 
 def test_a_run_of_a_program_asks_for_its_environment_and_policy_by_name(run, module, capsys):

@@ -34,8 +34,8 @@ sys.exit(main(sys.argv[1:]))
 def test_seeds_make_a_run_each_and_one_plot(train: Any, folder: Path):
     train("--seeds", 1, 2, "--quiet", steps=512)
     runs = folder / "runs/RepeatPreviousEasy-v0"
-    assert sorted(path.name for path in runs.iterdir()) == ["lstm-seed1", "lstm-seed2", "seeds.png"]
-    configs = [json.loads((runs / f"lstm-seed{seed}/config.json").read_text()) for seed in (1, 2)]
+    assert sorted(path.name for path in runs.iterdir()) == ["lstm-h8-seed1", "lstm-h8-seed2", "seeds.png"]
+    configs = [json.loads((runs / f"lstm-h8-seed{seed}/config.json").read_text()) for seed in (1, 2)]
     assert [config["seed"] for config in configs] == [1, 2]
 
 
@@ -46,11 +46,11 @@ def test_seeds_side_by_side_are_the_runs_they_would_be_alone(tmp_path: Path, mon
     assert "seed 3  return" in said and "seed 5  return" in said
     assert "over 2 seeds (interquartile mean, 95% bootstrap interval)" in said
     runs = tmp_path / "runs" / "TMaze-v0"
-    results = [json.loads((runs / f"lstm-seed{seed}" / "result.json").read_text()) for seed in (3, 5)]
+    results = [json.loads((runs / f"lstm-h8-length3-seed{seed}" / "result.json").read_text()) for seed in (3, 5)]
     assert [result["steps"] for result in results] == [128, 128]
 
     assert main([*FLAGS, "--seed", "5", "--run-dir", "alone"]) == 0
-    rows, alone = read_progress(runs / "lstm-seed5"), read_progress(tmp_path / "alone")
+    rows, alone = read_progress(runs / "lstm-h8-length3-seed5"), read_progress(tmp_path / "alone")
     assert len(alone) == 4
     for row, other in zip(rows, alone):
         assert {k: v for k, v in row.items() if "time/" not in k} == {
@@ -94,9 +94,9 @@ def test_stopped_seeds_say_what_was_done_and_how_to_continue(tmp_path: Path, num
     assert process.returncode == code, err
     assert header == "3 seeds, 1 at a time, in runs/TMaze-v0\n"
     assert re.match(r"seed 1  update +\d+/3125000 .* return ", progress), progress
-    run, lines = tmp_path / "runs/TMaze-v0/lstm-seed1", out.splitlines()
+    run, lines = tmp_path / "runs/TMaze-v0/lstm-h8-length3-seed1", out.splitlines()
     done = len(read_progress(run))
-    command = "continue with   holdfast train --resume runs/TMaze-v0/lstm-seed1"
+    command = "continue with   holdfast train --resume runs/TMaze-v0/lstm-h8-length3-seed1"
     assert lines[-3] == f"seed 1  update {done} of 3125000; {command}"
     assert lines[-2:] == ["seed 2  nothing is saved", "seed 3  nothing is saved"]
     assert checkpoint.find(run).name == f"update_{done:08d}.pt"

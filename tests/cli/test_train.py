@@ -15,14 +15,14 @@ from holdfast.runs.log import read_progress
 def test_train_ends_with_result_folder_plot_and_next_steps(train, folder, capsys):
     train(steps=512)  # 128 steps of each environment: episodes have ended
     out = capsys.readouterr().out
-    run_folder = folder / "runs/RepeatPreviousEasy-v0/lstm-seed1"
+    run_folder = folder / "runs/RepeatPreviousEasy-v0/lstm-h8-seed1"
     assert "over 2 fresh episodes" in out and "steps/s" in out
     for line in (
-        "run       runs/RepeatPreviousEasy-v0/lstm-seed1",
-        "curve     runs/RepeatPreviousEasy-v0/lstm-seed1/curve.png",
-        "holdfast eval runs/RepeatPreviousEasy-v0/lstm-seed1",
+        "run       runs/RepeatPreviousEasy-v0/lstm-h8-seed1",
+        "curve     runs/RepeatPreviousEasy-v0/lstm-h8-seed1/curve.png",
+        "holdfast eval runs/RepeatPreviousEasy-v0/lstm-h8-seed1",
         "holdfast plot runs/RepeatPreviousEasy-v0/* -o curves.png",
-        "holdfast train --resume runs/RepeatPreviousEasy-v0/lstm-seed1 --total-steps 1024",
+        "holdfast train --resume runs/RepeatPreviousEasy-v0/lstm-h8-seed1 --total-steps 1024",
     ):
         assert line in out
     assert (run_folder / "curve.png").exists() and (run_folder / "meta.json").exists()
@@ -32,7 +32,7 @@ def test_train_ends_with_result_folder_plot_and_next_steps(train, folder, capsys
 def test_quiet_prints_the_result_and_the_folder_only(train, folder, capsys):
     train("--quiet")
     result, where = capsys.readouterr().out.splitlines()
-    assert result.startswith("return ") and where == "run  runs/RepeatPreviousEasy-v0/lstm-seed1"
+    assert result.startswith("return ") and where == "run  runs/RepeatPreviousEasy-v0/lstm-h8-seed1"
 
 
 def test_commands_to_copy_are_quoted_for_the_shell(train, folder, capsys):
@@ -95,7 +95,7 @@ something = 3
 def test_a_core_of_the_users_own_is_trained_saved_and_loaded(run, train, folder, capsys, monkeypatch):
     (folder / "own_core.py").write_text(OWN_CORE)
     train("--quiet", "--core", "own_core:Mine")
-    where = folder / "runs/RepeatPreviousEasy-v0/Mine-seed1"
+    where = folder / "runs/RepeatPreviousEasy-v0/Mine-h8-seed1"
     assert json.loads((where / "config.json").read_text())["core"] == "own_core:Mine"
     from own_core import Mine
 
@@ -120,7 +120,7 @@ def test_a_core_of_the_users_own_is_trained_saved_and_loaded(run, train, folder,
 
 def test_a_preset_gives_defaults_and_flags_override_them(train, folder):
     train("--preset", "t-maze", "--quiet", "--env-args", "length=5")
-    config = json.loads((folder / "runs/TMaze-v0/lstm-seed1/config.json").read_text())
+    config = json.loads((folder / "runs/TMaze-v0/lstm-h8-length5-envs4-steps8-etc-seed1/config.json").read_text())
     assert config["env"] == "holdfast/TMaze-v0" and config["entropy_coef"] == PRESETS["t-maze"]["entropy_coef"]
     assert config["hidden_size"] == 8 and config["env_kwargs"] == {"length": 5}
 
@@ -129,8 +129,8 @@ def test_a_run_folder_is_never_overwritten(run, train, tiny, folder, capsys):
     for _ in range(3):
         train("--quiet")
     names = sorted(path.name for path in (folder / "runs/RepeatPreviousEasy-v0").iterdir())
-    assert names == ["lstm-seed1", "lstm-seed1-2", "lstm-seed1-3"]
-    assert run("train", *tiny, "--name", "lstm-seed1", "--total-steps", 64) == 2
+    assert names == ["lstm-h8-seed1", "lstm-h8-seed1-2", "lstm-h8-seed1-3"]
+    assert run("train", *tiny, "--name", "lstm-h8-seed1", "--total-steps", 64) == 2
     assert "already holds a run" in capsys.readouterr().err
 
 
@@ -145,13 +145,13 @@ def test_a_config_reruns_a_run_exactly(run, train, folder):
 def test_a_config_file_is_rerun_under_the_next_free_name(run, train, folder):
     train("--quiet")
     runs = folder / "runs/RepeatPreviousEasy-v0"
-    for earlier in ("lstm-seed1", "lstm-seed1-2"):
+    for earlier in ("lstm-h8-seed1", "lstm-h8-seed1-2"):
         assert run("train", "--config", runs / earlier / "config.json", "--quiet") == 0
-    assert sorted(path.name for path in runs.iterdir()) == ["lstm-seed1", "lstm-seed1-2", "lstm-seed1-3"]
-    config = json.loads((runs / "lstm-seed1-2/config.json").read_text())
+    assert sorted(path.name for path in runs.iterdir()) == ["lstm-h8-seed1", "lstm-h8-seed1-2", "lstm-h8-seed1-3"]
+    config = json.loads((runs / "lstm-h8-seed1-2/config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "name": "lstm-seed1-2"}))  # as 0.1 wrote it
     assert run("train", "--config", "config.json", "--quiet") == 0
-    assert (runs / "lstm-seed1-4").exists()
+    assert (runs / "lstm-h8-seed1-4").exists()
 
 
 def _without_time(rows):

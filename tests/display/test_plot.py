@@ -80,3 +80,73 @@ def test_errors_say_what_is_wrong(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'holdfast\[plot\]'"):
         plot.plot_runs([folder], tmp_path / "x.png")
+
+
+def test_two_seeds_give_their_range_and_no_interval():
+    mean, interval = confidence_interval(np.array([[1.0, 4.0], [3.0, 2.0]]))
+    np.testing.assert_array_equal(mean, [2.0, 3.0])
+    np.testing.assert_array_equal(interval, [[1.0, 2.0], [3.0, 4.0]])
+
+
+@pytest.mark.parametrize("aggregate", ["mean", "iqm"])
+def test_the_band_of_two_runs_is_their_range_however_they_are_averaged(tmp_path, aggregate):
+    runs = [
+        read_run(write_run(tmp_path / str(seed), seed, [seed, 2.0 * seed]), "rollout/ep_rew_mean") for seed in (1, 3)
+    ]
+    (curve,) = group_runs(runs, aggregate=aggregate)["holdfast/TMaze-v0"]
+    np.testing.assert_allclose(curve.interval[:, -1], [2.0, 6.0])
+
+
+def test_labels_name_as_few_settings_as_tell_the_groups_apart(tmp_path):
+    settings = [dict(learning_rate=1e-3, gamma=0.9, epochs=4), dict(learning_rate=2e-3, gamma=0.9, epochs=8)]
+    folders = [write_run(tmp_path / f"a{i}", 1, [0.0, 1.0], **each, eval_every=i) for i, each in enumerate(settings)]
+    folders.append(write_run(tmp_path / "b", 1, [0.0, 1.0], **settings[0], env="holdfast/RepeatFirstEasy-v0"))
+    panels = group_runs([read_run(folder, "rollout/ep_rew_mean") for folder in folders])
+    assert [curve.label for curve in panels["holdfast/TMaze-v0"]] == ["learning_rate 0.001", "learning_rate 0.002"]
+    assert [curve.label for curve in panels["holdfast/RepeatFirstEasy-v0"]] == ["lstm"]
+
+
+def test_folders_without_data_are_left_out_and_named(tmp_path):
+    good = write_run(tmp_path / "good", 1, [0.0, 1.0])
+    empty = write_run(tmp_path / "empty", 2, [math.nan])
+    (tmp_path / "none").mkdir()
+    said = []
+    plot_runs([empty, good, tmp_path / "none"], tmp_path / "curves.png", notify=said.append)
+    assert said == [
+        f"left out: {empty} has no values of 'rollout/ep_rew_mean' yet",
+        f"left out: {tmp_path / 'none'} is not a run folder: it has no progress.csv",
+    ]
+    with pytest.raises(ValueError, match=r"empty has no values .*; and 1 other folders have nothing to draw either"):
+        plot_runs([empty, tmp_path / "none"], tmp_path / "curves.png")
+
+
+def drawn(folders, monkeypatch):
+    """The axes of a figure of runs."""
+    from matplotlib.figure import Figure
+
+    figures = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
+    plot_runs(folders, "unused/curves.png")
+    return figures[0].axes
+
+
+def test_the_legend_stands_below_the_curves_and_lines_differ_without_color(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folders = [
+        write_run(tmp_path / f"{core}{seed}", seed, [0.0, 1.0, 2.0], core=core)
+        for core in ("lstm", "gru", "ffm")
+        for seed in (1, 2)
+    ]
+    (axes,) = drawn(folders, monkeypatch)
+    axes.figure.canvas.draw()
+    assert axes.get_legend().get_window_extent().y1 < axes.get_window_extent().y0
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["lstm", "gru", "ffm"]
+    lines = [line for line in axes.get_lines() if line.get_label() in ("lstm", "gru", "ffm")]
+    assert len({(line.get_linestyle(), line.get_marker()) for line in lines}) == 3
+    assert axes.get_title() == "TMaze-v0, 2 seeds\nmean, range"
+
+
+def test_one_curve_needs_no_legend(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (axes,) = drawn([write_run(tmp_path / "a", 7, [0.0, 1.0])], monkeypatch)
+    assert axes.get_legend() is None and axes.get_title() == "TMaze-v0, lstm, seed 7"

@@ -100,7 +100,7 @@ def test_runs_without_a_name_that_start_together_get_folders_of_their_own(tmp_pa
     [thread.start() for thread in threads]
     [thread.join() for thread in threads]
     names = sorted(str(trainer.folder.path) for trainer in trainers)
-    assert names == [f"runs/TMaze-v0/lstm-seed1{more}" for more in ("", "-2", "-3")]
+    assert names == [f"runs/TMaze-v0/{hf.TrainConfig(**TINY).automatic_name}{more}" for more in ("", "-2", "-3")]
     again = hf.TrainConfig.load(Path(names[1]) / "config.json")
     assert again.name is None, "so that a rerun of this config finds a free name too"
 
@@ -108,7 +108,10 @@ def test_runs_without_a_name_that_start_together_get_folders_of_their_own(tmp_pa
 def test_the_same_config_object_serves_for_two_runs(tmp_path: Path, monkeypatch: Any):
     monkeypatch.chdir(tmp_path)
     config = hf.TrainConfig(**{**TINY, "total_steps": 16})
-    assert [hf.Trainer(config).run().run_dir.name for _ in range(2)] == ["lstm-seed1", "lstm-seed1-2"]
+    assert [hf.Trainer(config).run().run_dir.name for _ in range(2)] == [
+        config.automatic_name,
+        f"{config.automatic_name}-2",
+    ]
 
 
 def test_a_run_that_died_before_its_first_checkpoint_starts_again_and_another_run_does_not(tmp_path: Path):

@@ -9,7 +9,7 @@ import pytest
 
 import holdfast as hf
 from holdfast.cli import main
-from holdfast.runs import checkpoint
+from holdfast.runs import checkpoint, imports
 
 MODULE = """
 from pathlib import Path
@@ -86,3 +86,21 @@ def test_reading_the_policy_alone_imports_nothing(run: Path, mark: Path):
 def test_a_name_does_not_leave_the_folder_of_runs(name: str):
     with pytest.raises(ValueError, match=r"--name .* leaves the folder runs/; use --run-dir"):
         hf.TrainConfig(name=name)
+
+
+@pytest.mark.parametrize(
+    ("field", "name"),
+    [("policy", "os:abort"), ("core", "builtins:eval"), ("env", "os:abort"), ("policy", "json:JSONEncoder")],
+)
+def test_a_name_in_a_module_that_is_in_use_is_refused_unless_it_is_a_class_of_its_kind(field: str, name: str):
+    with pytest.raises(imports.ImportNotAllowedError, match="add --allow-imports"):
+        imports.require_allowed(hf.TrainConfig(**{field: name}), Path("config.json"), (field,), allowed=False)
+
+
+def test_a_class_of_its_kind_in_a_module_that_is_in_use_needs_no_permission():
+    for field, name in {
+        "policy": "holdfast:ActorCritic",
+        "core": "holdfast:LSTM",
+        "env": "holdfast:No-such-id-v0",
+    }.items():
+        imports.require_allowed(hf.TrainConfig(**{field: name}), Path("config.json"), (field,), allowed=False)

@@ -34,6 +34,7 @@ FOLDERS = {
     "training",
     "profiling",
     "deploy",
+    "sweep",
     "doctor",
     "integrations",
     "cli",

@@ -17,6 +17,7 @@ from holdfast.cli.errors import UserError
 COMMANDS = {
     "train": ("train a policy", "holdfast train --preset repeat-previous-easy"),
     "eval": ("measure a trained one", "holdfast eval RUN --episodes 200"),
+    "sweep": ("search for better settings", "holdfast sweep --env ENV --trials 50 --time 2h"),
     "plot": ("draw learning curves", "holdfast plot RUN RUN ... -o curves.png"),
     "envs": ("list environments", "holdfast envs"),
     "doctor": ("examine a policy", "holdfast doctor TARGET"),

@@ -14,7 +14,7 @@ from holdfast.cli.flags import parse
 
 @dataclass
 class PlotFlags:
-    """Draw learning curves: mean and 95% interval over seeds, a panel per environment."""
+    """Draw learning curves: mean and 95% interval over seeds (of two seeds their range), a panel per environment."""
 
     runs: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="RUN ...")]
     """Run folders, or folders of run folders."""
@@ -36,7 +36,9 @@ def main(argv: list[str]) -> int:
         # A glob such as runs/TMaze-v0/* also matches plots that were drawn earlier: other files are left out.
         folders = [path for path in flags.runs if path.is_dir() or not path.exists()]
         runs = [run for folder in folders for run in _runs_in(folder) or [folder]]
-        print(plot_runs(runs, flags.out, metric=flags.metric, group=flags.group, aggregate=flags.aggregate))
+        print(
+            plot_runs(runs, flags.out, metric=flags.metric, group=flags.group, aggregate=flags.aggregate, notify=print)
+        )
     return 0
 
 

@@ -14,7 +14,7 @@ from holdfast.cli.errors import UserError, user_errors
 from holdfast.cli.flags import parse, value_of
 from holdfast.cli.run import callbacks, run_and_report, train_one
 from holdfast.cli.seeds import train_seeds
-from holdfast.config import TrainConfig, flag_of
+from holdfast.config import PRESETS, TrainConfig, flag_of
 
 
 @dataclass
@@ -32,7 +32,7 @@ class TrainFlags:
     """Train a policy. Settings come from --preset or --config where given, and from the flags below."""
 
     preset: str | None = None
-    """Settings that solve a task, by name; `holdfast envs` lists them."""
+    """Settings that solve a task: a name, which `holdfast envs` lists, or a file, such as `holdfast sweep` writes."""
     config: Path | None = None
     """Rerun the settings of a run: its config.json."""
     resume: Path | None = None
@@ -57,8 +57,8 @@ def main(argv: list[str]) -> int:
         _resume(argv, Path(sources["--resume"]))
     else:
         with user_errors():
-            defaults = _defaults(sources["--preset"], sources["--config"])
-        _start(argv, defaults, sources["--config"])
+            defaults = defaults_from(sources["--preset"], sources["--config"])
+        _start(argv, defaults, sources["--config"] or sources["--preset"])
     return 0
 
 
@@ -90,14 +90,19 @@ def _require_imports_allowed(argv: list[str], config: TrainConfig, source: Path,
         imports.require_allowed(config, source, imports.MAKES_ENV + imports.MAKES_POLICY, allowed, typed)
 
 
-def _defaults(preset: str | None, config_file: str | None) -> TrainConfig:
+def defaults_from(preset: str | None, config_file: str | None) -> TrainConfig:
+    """The settings that flags change: of a preset, of a file, or the defaults."""
+    if preset and preset not in PRESETS and Path(preset).suffix == ".json":
+        preset, config_file = None, preset
     if preset:
         return TrainConfig.preset(preset)
     if config_file:
         path = Path(config_file)
         config = TrainConfig.load(path / "config.json" if path.is_dir() else path)
         config.run_dir = None  # that of the earlier run
-        if re.fullmatch(rf"{re.escape(config.automatic_name)}(-\d+)?", config.name or ""):
+        if re.fullmatch(
+            rf"({re.escape(config.automatic_name)}|{re.escape(config.plain_name)})(-\d+)?", config.name or ""
+        ):
             config.name = None  # nobody chose it: take the next free one
         return config
     return TrainConfig()
@@ -149,9 +154,14 @@ def _parse(argv: list[str], flags: TrainFlags, defaults: TrainConfig) -> tuple[T
     """The flags, and the settings that they make of the defaults."""
     flags = dataclasses.replace(flags, settings=Settings(**{**vars(defaults), "env_kwargs": {}}))
     flags = parse(TrainFlags, argv, "train", default=flags)
-    env_kwargs = {**defaults.env_kwargs, **_env_args(flags.env_args)}
+    return flags, config_from(flags.settings, flags.env_args, defaults)
+
+
+def config_from(settings: Settings, env_args: Sequence[str], defaults: TrainConfig) -> TrainConfig:
+    """The config of flags that were parsed."""
+    env_kwargs = {**defaults.env_kwargs, **_env_args(env_args)}
     with user_errors():
-        return flags, TrainConfig(**{**vars(flags.settings), "env_kwargs": env_kwargs})
+        return TrainConfig(**{**vars(settings), "env_kwargs": env_kwargs})
 
 
 def _env_args(pairs: Sequence[str]) -> dict[str, Any]:

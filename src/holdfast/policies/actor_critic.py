@@ -24,6 +24,8 @@ from holdfast.policies import encoders
 from holdfast.policies.actor import Actor, num_outputs
 from holdfast.policies.value_scale import ValueScale
 
+_NOT_ARGUMENTS = ("self", "__class__", "observation_space", "action_space")
+
 __all__ = ["CORES", "ActorCritic", "chrono_init_", "make_core"]
 
 
@@ -62,6 +64,7 @@ class ActorCritic(Actor):
         squash_actions: bool = False,
         initial_std: float = 1.0,
     ) -> None:
+        given = {name: value for name, value in locals().items() if name not in _NOT_ARGUMENTS}
         # The order in which parts are made and set is part of what a seed and a checkpoint mean.
         encoder = encoders.for_space(observation_space, normalize_obs)
         sizes = (hidden_size,) if encoder_sizes is None else tuple(encoder_sizes)
@@ -70,6 +73,8 @@ class ActorCritic(Actor):
         super().__init__(whole, observation_space, action_space, mask_parents, None, scale_actions, squash_actions)
         if memory_span is not None:
             chrono_init_(whole, memory_span)
+        self.arguments: dict[str, Any] = given
+        """What it was made with, next to the spaces: `hf.save_pretrained` writes it down."""
         self.encoder, self.trunk = encoder, trunk
         self._slices = _actor_and_critic_slices(whole)
         self._make_heads(head_sizes, activation, initial_std)

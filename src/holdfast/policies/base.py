@@ -10,8 +10,10 @@ weights they agree. Losses and rollouts are not here.
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import warnings
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,6 +56,9 @@ class Evaluation(NamedTuple):
 
 class RecurrentPolicy(nn.Module):
     """A policy with memory. Subclasses call `super().__init__(core=...)` and write `encode` and `decode`."""
+
+    trained_in: Path | None = None
+    """The folder of the run that it was trained in or loaded from."""
 
     def __init__(self, core: Core) -> None:
         super().__init__()
@@ -289,6 +294,13 @@ class RecurrentPolicy(nn.Module):
     def detach_state(self, state: State) -> State:
         """The same state without its graph."""
         return state_ops.detach(state)
+
+    # --- sharing ------------------------------------------------------------------------------------------------------
+
+    def push_to_hub(self, repo_id: str, **options: Any) -> str:
+        """Upload it to "user/name" on the Hugging Face Hub; see `hf.push_to_hub`."""
+        # Users expect this method here; what it does is built on top of policies, and is looked up when it is called.
+        return importlib.import_module("holdfast").push_to_hub(self, repo_id, **options)
 
     # --- inside -----------------------------------------------------------------------------------------------------
 

@@ -50,11 +50,11 @@ class RunLock:
                     file.close()
                     continue
                 owner = _owner(file)
-                if _may_live(owner, has_locks=locked is not None):
+                if may_live(owner, has_locks=locked is not None):
                     raise FolderInUseError(self._refusal(owner))
                 file.seek(0)
                 file.truncate()
-                file.write(json.dumps(_this_process()).encode() + b"\n")
+                file.write(json.dumps(this_process()).encode() + b"\n")
             except BaseException:
                 file.close()
                 raise
@@ -139,7 +139,7 @@ def _owner(file: IO[bytes]) -> dict[str, Any]:
     return owner if isinstance(owner, dict) else {}
 
 
-def _may_live(owner: dict[str, Any], has_locks: bool) -> bool:
+def may_live(owner: dict[str, Any], has_locks: bool) -> bool:
     """Whether the owner that a file names may still run, though nobody holds the system's lock on it."""
     if owner.get("host") != _host():
         return "host" in owner  # a file that names nobody is nobody's
@@ -149,7 +149,7 @@ def _may_live(owner: dict[str, Any], has_locks: bool) -> bool:
     return isinstance(pid, int) and _is_running(pid) and owner.get("started") == _start_of(pid)
 
 
-def _this_process() -> dict[str, Any]:
+def this_process() -> dict[str, Any]:
     pid = os.getpid()
     now = time.strftime("%Y-%m-%d %H:%M:%S")
     return {"pid": pid, "host": _host(), "started": _start_of(pid), "since": now}

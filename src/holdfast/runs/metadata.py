@@ -22,6 +22,8 @@ OPTIONAL = {
     "envpool": "EnvPool's environments; pip install envpool",
     "sb3-contrib": "Stable-Baselines3; pip install 'holdfast[sb3]'",
     "torchrl": "TorchRL; pip install 'holdfast[torchrl]'",
+    "huggingface_hub": "hub:user/name; pip install 'holdfast[hub]'",
+    "optuna": "holdfast sweep; pip install 'holdfast[sweep]'",
     "onnx": "export to ONNX; pip install 'holdfast[onnx]'",
     "triton": "GPU kernels; comes with torch's CUDA builds",
     "wandb": "--track; pip install wandb",

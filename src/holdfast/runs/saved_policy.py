@@ -13,7 +13,7 @@ from holdfast.named_objects import is_import_name
 from holdfast.policies import own
 from holdfast.policies.actor_critic import ActorCritic
 from holdfast.policies.base import RecurrentPolicy
-from holdfast.runs import checkpoint, imports, plain_checks, space_data
+from holdfast.runs import checkpoint, imports, plain_checks, pretrained, space_data
 
 NEEDED = {"config", "policy", "own_policy", "ppo", "collector", "rng", "update", "steps"}
 """What every checkpoint of a trainer has."""
@@ -24,12 +24,22 @@ def load(
 ) -> RecurrentPolicy:
     """The policy of a checkpoint or of a run's newest one, ready for use: weights and normalizer, fresh memory.
 
+    Also of a folder that `hf.save_pretrained` wrote, and of "hub:user/name" or "hub:user/name@revision".
     A policy of your own is passed as an instance, which gets the weights, or as a class, a function or its name
     ("my_module:MyPolicy"), unless the run's config names it. allow_imports: import modules that the file names, which
     runs their code.
     """
     where = pick_device(str(device))
+    shared = pretrained.find(path_or_run)
+    if shared is not None:
+        return pretrained.load(shared, policy, allow_imports=allow_imports).to(where)
     file, saved = read(path_or_run)
+    loaded = _policy_of(file, saved, policy, allow_imports).to(where)
+    loaded.trained_in = checkpoint.run_of(file)
+    return loaded
+
+
+def _policy_of(file: Path, saved: dict[str, Any], policy: Any, allow_imports: bool) -> RecurrentPolicy:
     if not isinstance(policy, RecurrentPolicy):
         if policy is None and not saved["own_policy"]:
             raise ValueError(
@@ -50,10 +60,10 @@ def load(
             with checkpoint.refusals(file):
                 policy = policy_from(config, observation_space, action_space)
                 policy.load_state_dict(saved["policy"])
-                return policy.to(where)
+                return policy
         policy = own.build(policy, observation_space, action_space, config)
     policy.load_state_dict(saved["policy"])
-    return policy.to(where)
+    return policy
 
 
 def spaces(saved: dict[str, Any]) -> tuple[Any, Any]:

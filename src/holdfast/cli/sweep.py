@@ -1,0 +1,243 @@
+"""`holdfast sweep`: search for better settings with several processes, and write the best ones as a preset."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from holdfast.cli.errors import UserError, user_errors
+from holdfast.cli.flags import parse, value_of
+from holdfast.cli.seeds import num_cores
+from holdfast.cli.train import Settings, config_from, defaults_from
+from holdfast.config import PRESETS, TrainConfig
+
+WORKER = "HOLDFAST_SWEEP_WORKER"  # the number of a process that another one has started
+_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+@dataclass
+class SweepFlags:
+    """Search for settings that learn faster. Trial 0 has the settings of --preset, --config or the flags below; the others vary
+    them. Run the same command again to go on after an interruption, or at the same time in other terminals to help."""
+
+    preset: str | None = None
+    """Settings to start from, by name or file; the environment's own preset by default, if it has one."""
+    config: Path | None = None
+    """Settings to start from: the config.json of a run."""
+    trials: int = 50
+    """Settings to try, in the whole study."""
+    time: str | None = None
+    """Stop after this long, such as 90s, 30m, 2h or 1d; the study can go on later. None: when all trials are done."""
+    workers: int = 0
+    """Processes of this command; 0: one per CPU core, or one on a GPU."""
+    space: Path | None = None
+    """The settings to vary, a JSON file; by default the sweep's own space.json, which is written if it is not there."""
+    write_space: bool = False
+    """Write space.json for you to edit, and stop."""
+    objective: Literal["area", "final"] = "area"
+    """The mean of the learning curve over all steps (fast learning counts), or the return at the end."""
+    confirm: int = 3
+    """Fresh seeds on which the best settings and trial 0 are compared at the end; 0: none."""
+    prune: bool = True
+    """Stop a trial whose learning curve is below the median of the earlier ones."""
+    study: str | None = None
+    """Name of the study and its folder; by default that of the environment."""
+    storage: str | None = None
+    """Address of a database, for several machines; by default an SQLite file in the folder runs/sweeps/<study>."""
+    env_args: tuple[str, ...] = ()
+    """Arguments for the environment's constructor, as name=value."""
+    settings: Settings = field(default_factory=Settings)
+
+
+def main(argv: list[str]) -> int:
+    worker = int(os.environ.get(WORKER, 0))
+    flags, base = _settings(argv)
+    if flags.trials < 1:
+        raise UserError("--trials must be at least 1")
+    from holdfast.sweep.space import default_space
+    from holdfast.sweep.sweep import SPACE_NAME, Sweep, space_of
+
+    with user_errors():
+        base, on_gpu = _with_sizes(base)
+        name = flags.study or base.env.removeprefix("holdfast/").replace("/", "-").replace(":", "-")
+        folder = Path("runs/sweeps") / name
+        space = space_of(folder, flags.space, lambda: default_space(base))
+    if flags.write_space:
+        print(folder / SPACE_NAME)
+        return 0
+    seconds, workers = _seconds(flags.time), flags.workers or (1 if on_gpu else num_cores())
+    base.threads = base.threads or (None if on_gpu else max(1, num_cores() // workers))
+    parent = os.getppid()
+    with user_errors():
+        sweep = Sweep(
+            base,
+            space,
+            folder,
+            flags.storage or f"sqlite:///{folder.absolute() / 'study.db'}",
+            name,
+            flags.trials,
+            seeds=flags.confirm,
+            objective=flags.objective,
+            pruning=flags.prune,
+            worker=worker,
+            seconds=seconds,
+            notify=(lambda text: None) if worker else (lambda text: print(text, flush=True)),
+            may_continue=lambda: not worker or os.getppid() == parent,
+        )
+    if not worker:
+        print(f"{flags.trials} trials in {folder}, {workers} at a time; trial 0 is {_start(flags, argv)}", flush=True)
+    try:
+        with _sigterm_exits(), _helpers(argv, workers - 1 if not worker else 0), user_errors():
+            sweep.run()
+    except (KeyboardInterrupt, SystemExit):
+        if not worker:
+            print(_go_on(argv), flush=True)
+        raise
+    if not worker:
+        with user_errors():
+            _conclude(sweep, argv)
+    return 0
+
+
+# --- settings ---------------------------------------------------------------------------------------------------------
+
+
+def _settings(argv: list[str]) -> tuple[SweepFlags, TrainConfig]:
+    preset, config_file = value_of(argv, "--preset"), value_of(argv, "--config")
+    if preset and config_file:
+        raise UserError("--preset and --config exclude each other; give one of them")
+    if not preset and not config_file:
+        preset = _preset_of(value_of(argv, "--env"))
+    with user_errors():
+        defaults = defaults_from(preset, config_file)
+    flags = SweepFlags(settings=Settings(**{**vars(defaults), "env_kwargs": {}}))
+    flags = parse(SweepFlags, argv, "sweep", default=flags)
+    return flags, config_from(flags.settings, flags.env_args, defaults)
+
+
+def _preset_of(env: str | None) -> str | None:
+    return next((name for name, settings in PRESETS.items() if settings["env"] == env), None)
+
+
+def _start(flags: SweepFlags, argv: list[str]) -> str:
+    if flags.config:
+        return str(flags.config)
+    preset = flags.preset or _preset_of(value_of(argv, "--env"))
+    return f"the preset {preset}" if preset else "the default"
+
+
+def _with_sizes(config: TrainConfig) -> tuple[TrainConfig, bool]:
+    """The config with all sizes chosen, so that they can be varied; and whether it runs on a GPU."""
+    from holdfast.distributed import ranks as distributed
+    from holdfast.training import chosen
+
+    if distributed.launched():
+        raise UserError("sweep starts processes of its own; leave out torchrun")
+    on_gpu = distributed.pick_device(config.device).type == "cuda"
+    task = chosen.Task(on_gpu, fast_env=config.env.startswith("holdfast/"))
+    return dataclasses.replace(chosen.choose_sizes(config, task)[0], run_dir=None, name=None), on_gpu
+
+
+def _seconds(text: str | None) -> float | None:
+    """
+    >>> _seconds("90"), _seconds("1.5h"), _seconds(None)
+    (90.0, 5400.0, None)
+    """
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d+(?:\.\d*)?)([smhd]?)", text.strip().lower())
+    if match is None or not float(match[1]):
+        raise UserError(f"--time {text!r}: expected a time such as 90s, 30m, 2h or 1d")
+    return float(match[1]) * _UNITS[match[2]]
+
+
+# --- processes --------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _helpers(argv: list[str], count: int) -> Iterator[None]:
+    """More processes that run the same command. They end when this one does."""
+    command = [sys.executable, "-m", "holdfast", "sweep", *argv]
+    quiet: dict[str, Any] = dict(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    children = []
+    try:
+        for number in range(1, count + 1):
+            children.append(subprocess.Popen(command, env={**os.environ, WORKER: str(number)}, **quiet))
+        yield
+        for child in children:
+            child.wait()
+    finally:
+        for child in children:
+            child.terminate()
+        for child in children:
+            child.wait()
+
+
+@contextmanager
+def _sigterm_exits() -> Iterator[None]:
+    """SIGTERM raises SystemExit, so that helpers are ended too. While a trial trains, the trainer saves it first."""
+
+    def stop(*_: Any) -> None:
+        raise SystemExit(128 + signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+# --- the end ----------------------------------------------------------------------------------------------------------
+
+
+def _conclude(sweep: Any, argv: list[str]) -> None:
+    outcomes = sweep.search.outcomes()
+    counts = {state: sum(outcome.state == state for outcome in outcomes) for state in ("complete", "pruned", "failed")}
+    print(", ".join(f"{count} {state}" for state, count in counts.items() if count) or "nothing is finished")
+    if len(outcomes) < sweep.trials or sweep.finals.num_open():
+        print(f"the time is over; {_go_on(argv)}")
+    if not any(outcome.score is not None for outcome in outcomes):
+        failed = [outcome.error for outcome in outcomes if outcome.error]
+        raise UserError(f"no trial has finished{': ' + failed[0] if failed else ''}")
+    winner, fresh = sweep.winner(), sweep.fresh_scores()
+    for index, scores in sorted(fresh.items()):
+        print(f"trial {index:<4} on fresh seeds: {', '.join(f'{score:.4g}' for score in scores)}")
+    best = sweep.write_best()
+    print(f"best is trial {winner.index}{', the settings it started from' if winner.index == 0 else ''}")
+    rows = [("settings", str(best)), ("train", f"holdfast train --preset {shlex.quote(str(best))}"), *_plots(sweep)]
+    print("\n".join(f"{name:10}  {text}" for name, text in rows))
+
+
+def _go_on(argv: list[str]) -> str:
+    return f"go on with   holdfast sweep {shlex.join(argv)}"
+
+
+def _plots(sweep: Any) -> list[tuple[str, str]]:
+    from holdfast.display.plot_sweep import Axis, plot_importances, plot_parallel
+
+    rows: list[tuple[str, str]] = []
+    trials = [outcome for outcome in sweep.search.outcomes() if outcome.score is not None]
+    axes = [Axis(p.label, p.choices, p.scale != "linear") for p in sweep.space]
+    values = [
+        (o.score, [o.settings[p.name] if p.choices else p.number(o.settings[p.name]) for p in sweep.space])
+        for o in trials
+    ]
+    try:
+        if len(trials) > 1:
+            rows.append(("trials", str(plot_parallel(axes, values, sweep.folder / "parallel.png"))))
+        importances = sweep.search.importances()
+        if importances:
+            rows.append(("importance", str(plot_importances(importances, sweep.folder / "importance.png"))))
+    except ModuleNotFoundError as missing:
+        print(missing)
+    return rows

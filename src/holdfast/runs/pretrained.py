@@ -1,0 +1,277 @@
+"""A trained policy as a folder that can be shared. Reading it runs no code, and every file is checked before it is used.
+
+    manifest.json       the size and SHA-256 of every file below
+    config.json         how the policy is made: arguments, spaces, training settings, result of the evaluation
+    model.safetensors   weights, and the statistics of normalizers
+    README.md           a card for people; curve.csv and curve.png, if there is a learning curve
+
+`hf.save_pretrained` (deploy/hub.py) writes it, `hf.load` reads it, from a disk or from the hub.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from holdfast.config import TrainConfig
+from holdfast.named_objects import is_import_name
+from holdfast.policies import own
+from holdfast.policies.actor_critic import ActorCritic
+from holdfast.policies.base import RecurrentPolicy
+from holdfast.runs import checkpoint, hub_repository, imports, plain_checks, space_json
+from holdfast.runs.checkpoint import CheckpointError
+
+FORMAT = "holdfast policy 1"
+MANIFEST, CONFIG, WEIGHTS, CARD, CURVE, PICTURE = (
+    "manifest.json", "config.json", "model.safetensors", "README.md", "curve.csv", "curve.png",
+)  # fmt: skip
+REQUIRED_FILES, OPTIONAL_FILES = (CONFIG, WEIGHTS, CARD), (CURVE, PICTURE)
+LARGEST_JSON = 2**24  # bytes
+NEEDS_SAFETENSORS = "sharing policies needs safetensors: pip install 'holdfast[hub]'"
+_ACTOR_CRITIC = "ActorCritic"
+_ARGUMENTS = set(inspect.signature(ActorCritic).parameters) - {"observation_space", "action_space"}
+
+
+class Shared(NamedTuple):
+    """What a folder holds, checked against its manifest."""
+
+    folder: Path
+    config: dict[str, Any]
+    weights: bytes
+
+
+def find(path: str | Path) -> Path | None:
+    """The folder of a shared policy: the path itself, or "hub:user/name", which is downloaded. None for anything else."""
+    if str(path).startswith(hub_repository.PREFIX):
+        return _download(hub_repository.HubRepository(str(path)))
+    folder = Path(path)
+    return folder if (folder / MANIFEST).is_file() else None
+
+
+def _download(repository: hub_repository.HubRepository) -> Path:
+    """All files of a shared policy. What an interrupted download left damaged in the cache is fetched again, once."""
+    manifest = repository.fetch(MANIFEST)
+    try:
+        entries = files_in(_bytes_of(manifest, LARGEST_JSON), manifest)
+    except CheckpointError:
+        manifest = repository.fetch(MANIFEST, again=True)
+        entries = files_in(_bytes_of(manifest, LARGEST_JSON), manifest)
+    for name, entry in entries.items():
+        if not _is_intact(repository.fetch(name), entry):
+            repository.fetch(name, again=True)  # `read` checks it
+    return manifest.parent
+
+
+# --- checksums --------------------------------------------------------------------------------------------------------
+
+
+def manifest_of(files: dict[str, bytes]) -> bytes:
+    """The manifest for these contents, by name of file. There is only one way to write it."""
+    entries = {name: {"sha256": _digest(data), "size": len(data)} for name, data in files.items()}
+    return _canonical({"format": FORMAT, "files": entries})
+
+
+def files_in(manifest: bytes, where: Path | str) -> dict[str, dict[str, Any]]:
+    """The entries of a manifest by name of file. Raises CheckpointError if it is not one that `manifest_of` wrote."""
+    with checkpoint.refusals(Path(where), "this is not the manifest of a shared policy, or it is damaged"):
+        data = plain_checks.mapping(_parse(manifest), "the manifest", "format", "files")
+        if data["format"] != FORMAT:
+            raise ValueError(f"its format is {data['format']!r:.40}, this Holdfast reads {FORMAT!r}")
+        entries = plain_checks.mapping(data["files"], "files", *REQUIRED_FILES)
+        unknown = sorted(set(entries) - {*REQUIRED_FILES, *OPTIONAL_FILES})
+        if unknown:
+            raise ValueError(f"it names the file {unknown[0]!r:.40}, which is not part of a shared policy")
+        for name, entry in entries.items():
+            plain_checks.mapping(entry, name, "sha256", "size")
+            plain_checks.integer(entry["size"], f"the size of {name}", 0)
+        if _canonical(data) != manifest:
+            raise ValueError("it is not as save_pretrained writes it")
+        return entries
+
+
+def _is_intact(file: Path, entry: dict[str, Any]) -> bool:
+    data = _bytes_of(file, entry["size"])
+    return len(data) == entry["size"] and _digest(data) == entry["sha256"]
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _canonical(data: Any) -> bytes:
+    return (json.dumps(data, indent=1, sort_keys=True) + "\n").encode()
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def read(folder: Path) -> Shared:
+    """The contents of a folder, every file checked. Raises CheckpointError with the reason."""
+    manifest = folder / MANIFEST
+    contents = {}
+    for name, entry in files_in(_bytes_of(manifest, LARGEST_JSON), manifest).items():
+        data = _bytes_of(folder / name, entry["size"])
+        if len(data) != entry["size"] or _digest(data) != entry["sha256"]:
+            raise CheckpointError(f"{folder / name}: damaged, cut short or changed (its SHA-256 is not the manifest's)")
+        contents[name] = data
+    with checkpoint.refusals(folder / CONFIG, "it does not describe a policy"):
+        if len(contents[CONFIG]) > LARGEST_JSON:
+            raise ValueError(f"it is larger than {LARGEST_JSON} bytes")
+        config = plain_checks.mapping(
+            _parse(contents[CONFIG]), "it", "format", "policy", "observation_space", "action_space", "training"
+        )
+        if config["format"] != FORMAT:
+            raise ValueError(f"its format is {config['format']!r:.40}, this Holdfast reads {FORMAT!r}")
+    return Shared(folder, config, contents[WEIGHTS])
+
+
+def load(folder: Path, policy: Any = None, *, allow_imports: bool = False) -> RecurrentPolicy:
+    """The policy in a folder, on the CPU. A policy of your own is passed, as to `hf.load`, or its import is allowed."""
+    require_safetensors()
+    shared = read(folder)
+    source = folder / CONFIG
+    made = policy if isinstance(policy, RecurrentPolicy) else None
+    if made is None:
+        with checkpoint.refusals(source, "it does not describe a policy"):
+            spaces = [_space(shared.config, name) for name in ("observation_space", "action_space")]
+            how = plain_checks.mapping(shared.config["policy"], "policy", "class")
+        training = training_config(shared)
+        if policy is not None:
+            made = own.build(policy, spaces[0], spaces[1], training or TrainConfig())
+        elif how["class"] == _ACTOR_CRITIC:
+            made = _actor_critic(how, spaces, shared, allow_imports)
+        else:
+            made = _own_policy(how["class"], spaces, training, source, allow_imports)
+    with checkpoint.refusals(folder / WEIGHTS, "its weights do not fit the policy"):
+        made.load_state_dict(_weights(shared.weights))
+    return made
+
+
+def training_config(shared: Shared) -> TrainConfig | None:
+    """The settings the policy was trained with, if the folder has them."""
+    with checkpoint.refusals(shared.folder / CONFIG, "its training settings cannot be used"):
+        settings = shared.config["training"]
+        if settings is None:
+            return None
+        return TrainConfig.from_dict(plain_checks.mapping(settings, "training"))
+
+
+def describe_policy(policy: RecurrentPolicy) -> dict[str, Any]:
+    """How `load` makes such a policy again, as plain data. A ValueError if it cannot."""
+    if type(policy) is ActorCritic:
+        arguments = dict(policy.arguments)
+        if isinstance(arguments["core"], torch.nn.Module):
+            raise ValueError(
+                "this ActorCritic was given a core that is already made, which a file cannot describe: give it a name "
+                "(core='lstm') or a class in a module, or write a policy class of your own"
+            )
+        core = arguments["core"]
+        arguments["core"] = "none" if core is None else TrainConfig(core=core).core
+        if arguments["mask_parents"] is not None:
+            arguments["mask_parents"] = [[int(key), int(value)] for key, value in arguments["mask_parents"].items()]
+        return {"class": _ACTOR_CRITIC, "arguments": json.loads(json.dumps(arguments))}
+    name = own.recorded_name(type(policy))
+    if name is None:
+        raise ValueError(
+            f"{type(policy).__qualname__} cannot be found again by name; define the class at the top level of a module"
+        )
+    return {"class": name}
+
+
+def _actor_critic(how: dict[str, Any], spaces: list[Any], shared: Shared, allow_imports: bool) -> ActorCritic:
+    source = shared.folder / CONFIG
+    with checkpoint.refusals(source, "it does not describe a policy"):
+        arguments = plain_checks.mapping(plain_checks.mapping(how, "policy", "arguments")["arguments"], "arguments")
+        unknown = sorted(set(arguments) - _ARGUMENTS)
+        if unknown:
+            raise ValueError(f"ActorCritic has no argument {unknown[0]!r:.40} here; it may need a newer Holdfast")
+        known = TrainConfig.__dataclass_fields__
+        config = TrainConfig.from_dict({name: value for name, value in arguments.items() if name in known})
+    imports.require_allowed(config, source, imports.MAKES_POLICY, allow_imports)
+    options = {name: getattr(config, name) if name in known else value for name, value in arguments.items()}
+    options["core"] = None if config.core == "none" else config.core
+    with checkpoint.refusals(source, "it does not describe a policy"):
+        options["mask_parents"] = _mask_parents(options.get("mask_parents"))
+        if not is_import_name(str(config.core)):  # a core of the user's own may do anything when it is made
+            _require_sizes(options, spaces, shared.weights)
+        return ActorCritic(*spaces, **options)
+
+
+def _require_sizes(options: dict[str, Any], spaces: list[Any], weights: bytes) -> None:
+    """Refuse sizes that are not those of the weights, before a policy of that size takes up memory."""
+    found = _weights(weights)
+    plain_checks.integer(options.get("num_layers", 1), "num_layers", 1, max(64, len(found)))
+    with torch.device("meta"):
+        expected = ActorCritic(*spaces, **options).state_dict()
+    for name, tensor in expected.items():
+        if name in found:  # missing and unknown names are load_state_dict's to judge
+            plain_checks.tensor(found[name], name, tensor.shape, tensor.dtype)
+
+
+def _own_policy(
+    name: Any, spaces: list[Any], training: TrainConfig | None, source: Path, allow_imports: bool
+) -> RecurrentPolicy:
+    with checkpoint.refusals(source, "it does not describe a policy"):
+        if not isinstance(name, str) or not is_import_name(name):
+            raise ValueError(f"its policy class is {name!r:.40}, expected {_ACTOR_CRITIC} or module:Name")
+    config = TrainConfig(policy=name)
+    imports.require_allowed(config, source, imports.MAKES_POLICY, allow_imports)
+    return own.build(name, spaces[0], spaces[1], training or config)
+
+
+def require_safetensors() -> Any:
+    """The module safetensors.torch."""
+    try:
+        import safetensors.torch
+    except ImportError as missing:
+        raise ModuleNotFoundError(NEEDS_SAFETENSORS) from missing
+    return safetensors.torch
+
+
+def _weights(data: bytes) -> dict[str, torch.Tensor]:
+    weights = require_safetensors().load(data)
+    for name, tensor in weights.items():
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            raise ValueError(f"{name} has numbers that are not finite")
+    return weights
+
+
+def _mask_parents(pairs: Any) -> dict[int, int] | None:
+    if pairs is None:
+        return None
+    listed = [plain_checks.sequence(pair, "mask_parents", 2) for pair in plain_checks.sequence(pairs, "mask_parents")]
+    return {plain_checks.integer(key, "mask_parents", 0): plain_checks.integer(value, "mask_parents", 0)
+            for key, value in listed}  # fmt: skip
+
+
+def _space(config: dict[str, Any], name: str) -> Any:
+    return None if config[name] is None else space_json.from_json(config[name], name)
+
+
+def _bytes_of(file: Path, most: int) -> bytes:
+    """At most one byte more than `most`: enough to see that a file is too long."""
+    try:
+        with file.open("rb") as handle:
+            return handle.read(most + 1)
+    except OSError as error:
+        raise CheckpointError(f"{file}: cannot be read ({error.strerror})") from error
+
+
+def _parse(data: bytes) -> Any:
+    """JSON without what its standard leaves open: NaN, and a key that comes twice."""
+    return json.loads(data.decode(), parse_constant=_refuse_constant, object_pairs_hook=_unique)
+
+
+def _refuse_constant(text: str) -> Any:
+    raise ValueError(f"{text} is not a number of JSON")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len({key for key, _ in pairs}) < len(pairs):
+        raise ValueError("a key comes twice")
+    return dict(pairs)

@@ -1,0 +1,1 @@
+"""Search for better settings of a training run: `holdfast sweep`."""

@@ -1,0 +1,166 @@
+"""The settings that a sweep varies, and how far. A JSON file that can be edited:
+
+    {"learning_rate": {"low": 0.0001, "high": 0.01, "scale": "log"},
+     "gamma": {"low": 0.9, "high": 0.999, "scale": "log(1-x)"},
+     "hidden_size": {"choices": [64, 128]}}
+
+A setting has either choices, or a range with a scale: "linear", "log", or "log(1-x)" for numbers close to 1. This module
+knows nothing of Optuna: `Parameter.number` and `Parameter.setting` translate between settings and what is sampled.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, get_type_hints
+
+from holdfast.config import RANGES, TrainConfig
+from holdfast.runs import plain_checks
+
+Scale = Literal["linear", "log", "log(1-x)"]
+SCALES = ("linear", "log", "log(1-x)")
+NOT_SEARCHED = {
+    "env",
+    "seed",
+    "name",
+    "run_dir",
+    "quiet",
+    "track",
+    "tensorboard",
+    "device",
+    "threads",
+    "total_steps",
+    "stop_at",
+}
+"""Settings that do not belong to the method: a sweep compares settings on one task, for one number of steps."""
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One setting: its `choices`, or a range from `low` to `high`."""
+
+    name: str
+    choices: tuple[Any, ...] = ()
+    low: float = 0.0
+    high: float = 0.0
+    scale: Scale = "linear"
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether a range is one of integers."""
+        kind = get_type_hints(TrainConfig)[self.name]
+        return int in (kind, *getattr(kind, "__args__", ()))
+
+    @property
+    def label(self) -> str:
+        """What is sampled: the setting, or its distance to 1."""
+        return f"1 - {self.name}" if self.scale == "log(1-x)" else self.name
+
+    def number(self, setting: Any) -> Any:
+        """A value of the setting as it is sampled: a number, or the text of a choice."""
+        if self.choices:
+            return json.dumps(setting)
+        return 1 - setting if self.scale == "log(1-x)" else setting
+
+    def setting(self, number: Any) -> Any:
+        """The inverse of `number`."""
+        if self.choices:
+            return json.loads(number)
+        return _rounded(1 - number) if self.scale == "log(1-x)" else number if self.is_whole else _rounded(number)
+
+    def bounds(self) -> tuple[float, float]:
+        """The range of what is sampled."""
+        return (1 - self.high, 1 - self.low) if self.scale == "log(1-x)" else (self.low, self.high)
+
+    def including(self, setting: Any) -> Parameter:
+        """The same, widened where it must be to include a value."""
+        if self.choices:
+            if setting in self.choices:
+                return self
+            return replace(self, choices=(*self.choices, setting))
+        return replace(self, low=min(self.low, setting), high=max(self.high, setting))
+
+    def to_data(self) -> dict[str, Any]:
+        if self.choices:
+            return {"choices": list(self.choices)}
+        return {"low": self.low, "high": self.high, "scale": self.scale}
+
+
+Space = tuple[Parameter, ...]
+
+
+def default_space(base: TrainConfig) -> Space:
+    """Around settings that are known to learn something, which have sizes of their own (`chosen.choose_sizes`)."""
+    found = [
+        _around("learning_rate", base.learning_rate, 5),
+        Parameter("gamma", low=max(0.0, 1 - 4 * (1 - base.gamma)), high=1 - (1 - base.gamma) / 4, scale="log(1-x)"),
+        Parameter("gae_lambda", low=max(0.5, 1 - 4 * (1 - base.gae_lambda)), high=1 - (1 - base.gae_lambda) / 4, scale="log(1-x)"),
+        _around("entropy_coef", base.entropy_coef, 8),
+        _around("max_grad_norm", base.max_grad_norm, 4),
+        Parameter("clip_range", low=0.1, high=0.3),
+        *(_halves_and_doubles(name, getattr(base, name)) for name in ("epochs", "minibatches", "num_steps", "hidden_size")),
+    ]  # fmt: skip
+    # A setting at the end of its range (gamma 1, no entropy bonus) was chosen on purpose.
+    return tuple(parameter for parameter in found if parameter.choices or parameter.low < parameter.high)
+
+
+def _around(name: str, value: float, factor: float) -> Parameter:
+    return Parameter(name, low=_rounded(value / factor), high=_rounded(value * factor), scale="log")
+
+
+def _halves_and_doubles(name: str, value: int) -> Parameter:
+    return Parameter(name, choices=tuple(sorted({max(1, value // 2), value, value * 2})))
+
+
+def write_space(space: Space, path: Path) -> None:
+    lines = [f' "{parameter.name}": {json.dumps(parameter.to_data())}' for parameter in space]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+def read_space(path: Path) -> Space:
+    """Raises a ValueError that names the setting and what is wrong with it."""
+    try:
+        data = plain_checks.mapping(json.loads(path.read_text()), "it")
+    except ValueError as error:
+        raise ValueError(f"{path} is not a search space: {error}") from error
+    return space_from(data, str(path))
+
+
+def space_from(data: dict[str, Any], where: str) -> Space:
+    if not data:
+        raise ValueError(f"{where} names no settings to vary")
+    return tuple(_parameter(name, entry, f"{where}: {name}") for name, entry in data.items())
+
+
+def _parameter(name: str, entry: Any, where: str) -> Parameter:
+    if name not in TrainConfig.__dataclass_fields__ or name in NOT_SEARCHED:
+        raise ValueError(f"{where} is not a setting that can be varied")
+    entry = plain_checks.mapping(entry, where)
+    if entry.keys() == {"choices"}:
+        choices = plain_checks.sequence(entry["choices"], f"{where}.choices")
+        if not choices:
+            raise ValueError(f"{where} has no choices")
+        for choice in choices:
+            TrainConfig.from_dict({name: choice})
+        return Parameter(name, choices=tuple(choices))
+    if not {"low", "high"} <= entry.keys() <= {"low", "high", "scale"}:
+        raise ValueError(f'{where} needs either "choices", or "low" and "high" (and "scale")')
+    low, high = (plain_checks.number(entry[end], f"{where}.{end}") for end in ("low", "high"))
+    scale = entry.get("scale", "linear")
+    if scale not in SCALES:
+        raise ValueError(f"{where}.scale is {scale!r}, expected one of {', '.join(SCALES)}")
+    if name not in RANGES or not low < high:
+        raise ValueError(f"{where} is not a range of numbers")
+    if (scale == "log" and low <= 0) or (scale == "log(1-x)" and high >= 1):
+        raise ValueError(f"{where}: the scale {scale} needs {'low above 0' if scale == 'log' else 'high below 1'}")
+    for end in (low, high):
+        TrainConfig.from_dict({name: end})
+    return Parameter(name, low=low, high=high, scale=scale)
+
+
+def _rounded(number: float) -> float:
+    """Four digits: nothing depends on more, and people read these files."""
+    return float(f"{number:.4g}") if math.isfinite(number) else number

@@ -1,0 +1,305 @@
+"""An Optuna study in a database that several processes and machines share, and who works on which trial.
+
+A trial belongs to a process. If the process is gone, another one takes the trial over: it is marked as failed, which only one
+process can do, and queued again with the same settings under the same index. So a trial of a sweep, its *index*, may be several
+of Optuna's, of which all but the last have failed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from holdfast.runs.lock import may_live, this_process
+from holdfast.sweep.space import Parameter, Space
+
+SECONDS_BETWEEN_BEATS, SECONDS_UNTIL_GONE = 10, 120
+MOST_ATTEMPTS, ATTEMPTS_TO_OPEN = 3, 5
+REPORTS = 20  # points of the learning curve that trials are compared at
+NEEDS_OPTUNA = "sweeps need Optuna: pip install 'holdfast[sweep]'"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A finished trial of a sweep."""
+
+    index: int
+    settings: dict[str, Any]
+    score: float | None  # None if it was pruned or failed
+    state: str  # "complete", "pruned" or "failed"
+    error: str
+    seed: int | None
+
+
+def require_optuna() -> Any:
+    try:
+        import optuna
+    except ImportError as missing:
+        raise ModuleNotFoundError(NEEDS_OPTUNA) from missing
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    return optuna
+
+
+class Study:
+    """The trials of one sweep. facts: plain data that every process must agree on, such as the base settings."""
+
+    def __init__(self, url: str, name: str, space: Space, facts: dict[str, Any], seed: int, startup: int) -> None:
+        self._optuna = optuna = require_optuna()
+        self.space, self.name = space, name
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # "experimental"
+            self._storage = _open_database(url)
+            file = url.removeprefix("sqlite:///") if url.startswith("sqlite:///") and os.name == "posix" else None
+            self._lock_file = None if file is None else Path(f"{file}.lock")
+            pruner = optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=REPORTS // 4, n_min_trials=3)
+            self._study = optuna.create_study(
+                study_name=name, storage=self._storage, pruner=pruner, direction="maximize", load_if_exists=True
+            )
+            # Started again, a process samples other settings than the first time.
+            seed = (seed + 104_729 * len(self._trials())) % 2**31
+            self._study.sampler = optuna.samplers.TPESampler(
+                n_startup_trials=startup, multivariate=True, constant_liar=True, seed=seed
+            )
+        self._agree(facts)
+
+    def _agree(self, facts: dict[str, Any]) -> None:
+        recorded = self._study.user_attrs
+        for name, value in json.loads(json.dumps(facts)).items():
+            if name not in recorded:
+                self._study.set_user_attr(name, value)
+            elif recorded[name] != value:
+                raise ValueError(
+                    f"the study {self.name!r} was started with other {name} ({_difference(recorded[name], value)}); continue it "
+                    "with the same, or choose another --study"
+                )
+
+    # --- who does what -----------------------------------------------------------------------------------------------
+
+    def queue(self, index: int, settings: dict[str, Any], **attributes: Any) -> None:
+        """Let a process run these settings next."""
+        params = {parameter.label: parameter.number(settings[parameter.name]) for parameter in self.space}
+        self._study.enqueue_trial(params, user_attrs={"index": index, **attributes})
+
+    def take(self, trials: int | None) -> Any | None:
+        """The next trial, which is now this process's: a queued one, or a new one while there are fewer than `trials`.
+
+        None: queue only. Returns None if there is nothing to do.
+        """
+        with self._one_at_a_time():
+            return self._take(trials)
+
+    def _take(self, trials: int | None) -> Any | None:
+        self._recover()
+        states = self._optuna.trial.TrialState
+        found = self._trials()
+        if not any(trial.state == states.WAITING for trial in found) and len(_indices(found)) >= (trials or 0):
+            return None
+        trial = self._study.ask()
+        trial.set_user_attr("owner", {**this_process(), "beat": time.time()})
+        earlier = [other for other in self._trials() if other.number < trial.number]
+        if "index" in trial.user_attrs:  # queued; twice, if two processes have found it at the same time
+            surplus = any(_key(other) == _key(trial) and other.state != states.FAIL for other in earlier)
+        else:
+            surplus = len(_indices(earlier)) >= (trials or 0)  # another process was faster
+        if surplus:
+            trial.set_user_attr("surplus", True)
+            self._study.tell(trial, state=states.FAIL)
+            return self._take(trials)
+        if "index" not in trial.user_attrs:
+            trial.set_user_attr("index", trial.number)
+        return trial
+
+    def settings(self, trial: Any) -> dict[str, Any]:
+        """What a trial tries; sampled here if it is a new one."""
+        return {parameter.name: parameter.setting(self._suggest(trial, parameter)) for parameter in self.space}
+
+    def _suggest(self, trial: Any, parameter: Parameter) -> Any:
+        if parameter.choices:
+            return trial.suggest_categorical(parameter.label, [json.dumps(choice) for choice in parameter.choices])
+        low, high = parameter.bounds()
+        log = parameter.scale != "linear"
+        if parameter.is_whole:
+            return trial.suggest_int(parameter.label, int(low), int(high), log=log)
+        return trial.suggest_float(parameter.label, low, high, log=log)
+
+    def complete(self, trial: Any, score: float) -> None:
+        self._study.tell(trial, score)
+
+    def prune(self, trial: Any) -> None:
+        self._study.tell(trial, state=self._optuna.trial.TrialState.PRUNED)
+
+    def fail(self, trial: Any, error: str) -> None:
+        trial.set_user_attr("error", error)
+        self._study.tell(trial, state=self._optuna.trial.TrialState.FAIL)
+
+    def put_back(self, trial: Any) -> None:
+        """Leave a trial that is not finished to whoever comes next."""
+        with self._one_at_a_time():
+            self._study.tell(trial, state=self._optuna.trial.TrialState.FAIL)
+            self._requeue(self._storage.get_trial(self._id_of(trial.number)), attempts=0)
+
+    @contextlib.contextmanager
+    def _one_at_a_time(self) -> Iterator[None]:
+        """SQLite does not lock what a process has read and is about to write, so two would take the same trial."""
+        if self._lock_file is None:
+            yield
+            return
+        import fcntl
+
+        with self._lock_file.open("w") as handle:
+            fcntl.flock(handle, fcntl.LOCK_EX)  # until it is closed
+            yield
+
+    @contextlib.contextmanager
+    def beating(self, trial: Any) -> Iterator[None]:
+        """Tells other machines that this process lives."""
+        done = threading.Event()
+
+        def beat() -> None:
+            while not done.wait(SECONDS_BETWEEN_BEATS):
+                with contextlib.suppress(Exception):  # the database is busy, or gone for a moment
+                    trial.set_user_attr("owner", {**this_process(), "beat": time.time()})
+
+        thread = threading.Thread(target=beat, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+
+    def _recover(self) -> None:
+        """Queue again what processes that are gone have left: running, or failed without an error."""
+        states, found = self._optuna.trial.TrialState, self._trials()
+        for trial in found:
+            if trial.state == states.RUNNING and _is_abandoned(trial):
+                with contextlib.suppress(
+                    self._optuna.exceptions.UpdateFinishedTrialError
+                ):  # another process was faster
+                    self._storage.set_trial_state_values(self._id_of(trial.number), states.FAIL)
+        for last in self._left_behind():
+            attempts = _attempts(last)
+            if attempts < MOST_ATTEMPTS:
+                self._requeue(last, attempts)
+
+    def _left_behind(self) -> list[Any]:
+        """The last attempts of trials that have failed without an error, and are not queued again."""
+        failed, found = self._optuna.trial.TrialState.FAIL, self._trials()
+        alive = {_key(trial) for trial in found if trial.state != failed or "error" in trial.user_attrs}
+        last = {_key(trial): trial for trial in found if not _is_surplus(trial) and _key(trial) not in alive}
+        return list(last.values())
+
+    def _requeue(self, trial: Any, attempts: int) -> None:
+        kept = {name: value for name, value in trial.user_attrs.items() if name in ("index", "seed")}
+        params = {**trial.system_attrs.get("fixed_params", {}), **trial.params}
+        self._study.enqueue_trial(params, user_attrs={**kept, "attempts": attempts})
+
+    def _id_of(self, number: int) -> int:
+        return int(
+            self._storage.get_trial_id_from_study_id_trial_number(
+                self._storage.get_study_id_from_name(self.name), number
+            )
+        )
+
+    # --- what is known -----------------------------------------------------------------------------------------------
+
+    def _trials(self) -> list[Any]:
+        return self._study.get_trials(deepcopy=False)
+
+    def num_open(self) -> int:
+        """Trials that are queued or running, here or elsewhere."""
+        states = self._optuna.trial.TrialState
+        return sum(trial.state in (states.WAITING, states.RUNNING) for trial in self._trials())
+
+    def known(self) -> set[tuple[int, int | None]]:
+        """(index, seed) of all trials, whatever became of them."""
+        return {_key(trial) for trial in self._trials() if not _is_surplus(trial)}
+
+    def outcomes(self) -> list[Outcome]:
+        """The finished trials by index."""
+        states, found = self._optuna.trial.TrialState, []
+        given_up = {trial.number for trial in self._left_behind() if _attempts(trial) >= MOST_ATTEMPTS}
+        for trial in self._trials():
+            died = "its process died again and again" if trial.number in given_up else ""
+            error = trial.user_attrs.get("error", died)
+            failed = "failed" if error else ""
+            state = {states.COMPLETE: "complete", states.PRUNED: "pruned", states.FAIL: failed}.get(trial.state)
+            if state and not _is_surplus(trial):
+                settings = {p.name: p.setting(trial.params[p.label]) for p in self.space if p.label in trial.params}
+                score = trial.value if state == "complete" else None
+                found.append(Outcome(_index(trial), settings, score, state, error, trial.user_attrs.get("seed")))
+        return sorted(found, key=lambda outcome: (outcome.index, outcome.seed or 0))
+
+    def importances(self) -> dict[str, float]:
+        """What matters for being among the best trials, as shares of 1 (PED-ANOVA); {} if there are too few trials to say."""
+        optuna = self._optuna
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                evaluator = optuna.importance.PedAnovaImportanceEvaluator()
+                return dict(optuna.importance.get_param_importances(self._study, evaluator=evaluator))
+            except (ValueError, RuntimeError):
+                return {}
+
+
+def _open_database(url: str) -> Any:
+    """Optuna's storage. Processes that start at the same time may get in each other's way when they make its tables."""
+    optuna = require_optuna()
+    if url.startswith("sqlite:///"):
+        Path(url.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
+    options = {"connect_args": {"timeout": 60}} if url.startswith("sqlite") else {"pool_pre_ping": True}
+    for attempt in range(ATTEMPTS_TO_OPEN):
+        try:
+            return optuna.storages.RDBStorage(url, engine_kwargs=options)
+        except Exception as error:  # SQLAlchemy's, or the database driver's
+            if attempt == ATTEMPTS_TO_OPEN - 1:
+                text = " ".join(str(error).split())
+                raise ValueError(f"--storage {url} cannot be opened: {text[:200]}") from error
+            time.sleep(0.2 * (attempt + 1))
+    raise AssertionError
+
+
+def _index(trial: Any) -> int:
+    return int(trial.user_attrs.get("index", trial.number))
+
+
+def _key(trial: Any) -> tuple[int, int | None]:
+    return _index(trial), trial.user_attrs.get("seed")
+
+
+def _attempts(trial: Any) -> int:
+    """Processes that have died over a trial, this one included."""
+    return int(trial.user_attrs.get("attempts", 0)) + 1
+
+
+def _is_surplus(trial: Any) -> bool:
+    return bool(trial.user_attrs.get("surplus"))
+
+
+def _indices(trials: list[Any]) -> set[int]:
+    return {_index(trial) for trial in trials if not _is_surplus(trial)}
+
+
+def _is_abandoned(trial: Any) -> bool:
+    owner = trial.user_attrs.get("owner")
+    if owner is None:  # killed between asking and saying so, or about to say so
+        started = trial.datetime_start
+        return started is not None and time.time() - started.timestamp() > SECONDS_BETWEEN_BEATS
+    if owner.get("host") == this_process()["host"]:
+        return not may_live(owner, has_locks=False)
+    return bool(time.time() - owner["beat"] > SECONDS_UNTIL_GONE)
+
+
+def _difference(old: Any, new: Any) -> str:
+    if isinstance(old, dict) and isinstance(new, dict):
+        changed = [key for key in {**old, **new} if old.get(key) != new.get(key)]
+        return f"{changed[0]} {old.get(changed[0])!r}, now {new.get(changed[0])!r}" if changed else ""
+    return f"{old!r}, now {new!r}"

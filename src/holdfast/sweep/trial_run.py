@@ -1,0 +1,157 @@
+"""One trial: train with these settings, report the learning curve, stop early if it is hopeless, give a score."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from holdfast.config import TrainConfig
+from holdfast.runs import checkpoint
+from holdfast.runs.log import read_progress
+from holdfast.sweep.study import REPORTS, Study
+from holdfast.training.callbacks import Callback
+from holdfast.training.stop_signal import Terminated
+from holdfast.training.trainer import Trainer
+
+Objective = Literal["area", "final"]
+METRIC = "rollout/ep_rew_mean"
+
+
+class OutOfTimeError(Exception):
+    """The sweep's time is over, or its parent process is gone; the trial is saved and can go on later."""
+
+
+def run_trial(
+    study: Study,
+    trial: Any,
+    base: TrainConfig,
+    folder: Path,
+    objective: Objective,
+    pruning: bool,
+    must_stop: Callable[[], bool],
+) -> None:
+    """Train one trial and tell the study. must_stop: asked after each update; if True, the trial is put back.
+
+    Every way to end but a kill leaves the trial finished, failed with a reason, or queued again.
+    """
+    try:
+        config = trial_config(study, trial, base, folder, objective)
+    except ValueError as error:  # settings that do not go together
+        study.fail(trial, _one_line(error))
+        return
+    watch = _Watch(trial, config.total_steps, pruning, must_stop)
+    try:
+        with study.beating(trial), _default_sigterm():
+            trainer = _trainer(config, watch)
+            result = trainer.run()
+        if watch.stopped:
+            raise OutOfTimeError
+        if result.stopped_by == "interrupt":
+            raise KeyboardInterrupt
+    except (KeyboardInterrupt, Terminated, OutOfTimeError):
+        study.put_back(trial)
+        raise
+    except Exception as error:  # an environment, a loss that is not finite, a disk: all belong to these settings
+        study.fail(trial, _one_line(error))
+        return
+    if watch.pruned:
+        study.prune(trial)
+        return
+    score = result.mean_return if objective == "final" else area(config.folder, config.total_steps)
+    if np.isfinite(score):
+        study.complete(trial, float(score))
+    else:
+        study.fail(trial, "no episode ended, so there is no return; train for more steps (--total-steps)")
+
+
+def trial_config(study: Study, trial: Any, base: TrainConfig, folder: Path, objective: Objective) -> TrainConfig:
+    seed, index = trial.user_attrs.get("seed"), trial.user_attrs["index"]
+    name = f"{index:04d}" if seed is None else f"{index:04d}-seed{seed}"
+    return replace(
+        base,
+        **study.settings(trial),
+        seed=base.seed if seed is None else seed,
+        run_dir=str(folder / "trials" / name),
+        name=None,
+        quiet=True,
+        tensorboard=False,
+        track=False,
+        keep_checkpoints=1,
+        final_eval_episodes=base.final_eval_episodes if objective == "final" else 1,
+    )
+
+
+def _trainer(config: TrainConfig, watch: _Watch) -> Trainer:
+    """A new run, or the one that an earlier attempt has left."""
+    if checkpoint.rolling(config.folder):
+        with suppress(checkpoint.CheckpointError):  # damaged: from the beginning, in a folder of its own
+            return Trainer.resume(config.folder, callbacks=[watch], allow_imports=True)
+        config.run_dir = f"{config.run_dir}-again"
+    return Trainer(config, callbacks=[watch])
+
+
+def area(run: Path, total_steps: int) -> float:
+    """Mean of the learning curve over all steps. The first value holds before it, the last after it: a run that stops
+    early, because it has reached its target, is as good afterwards as it was then."""
+    pairs = [
+        (float(row["steps"]), float(row[METRIC]))
+        for row in read_progress(run)
+        if row.get(METRIC) not in (None, "", "nan")
+    ]
+    if not pairs:
+        return float("nan")
+    steps, values = np.array(pairs).T
+    steps = np.concatenate([[0.0], np.minimum(steps, total_steps), [float(total_steps)]])
+    values = np.concatenate([values[:1], values, values[-1:]])
+    return float(np.sum(np.diff(steps) * (values[1:] + values[:-1]) / 2) / total_steps)
+
+
+class _Watch(Callback):
+    """Reports the curve at REPORTS points."""
+
+    def __init__(self, trial: Any, total_steps: int, pruning: bool, must_stop: Callable[[], bool]) -> None:
+        self._trial, self._total, self._pruning, self._must_stop = trial, total_steps, pruning, must_stop
+        self._reported = -1
+        self.pruned = self.stopped = False
+
+    def on_update_end(self, trainer: Trainer, row: dict[str, float]) -> bool | None:
+        at, value = REPORTS * trainer.steps // self._total, row[METRIC]
+        if self._must_stop():
+            self.stopped = trainer.update < trainer.config.num_updates  # else it is done anyway
+            return not self.stopped
+        if at > self._reported and np.isfinite(value):
+            self._reported = at
+            self._trial.report(float(value), at)
+            self.pruned = self._pruning and at < REPORTS and bool(self._trial.should_prune())
+        return not self.pruned
+
+
+@contextmanager
+def _default_sigterm() -> Iterator[None]:
+    """The trainer handles SIGTERM itself, if nobody else does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _one_line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}"[:500]
+
+
+def deadline_after(seconds: float | None) -> float:
+    """On the clock of `time.monotonic`."""
+    return float("inf") if seconds is None else time.monotonic() + seconds

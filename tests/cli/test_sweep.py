@@ -1,0 +1,109 @@
+"""`holdfast sweep`: the whole command on tiny trainings."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.runs.log import read_progress
+
+pytest.importorskip("optuna")
+
+FLAGS = str.split(
+    "--env holdfast/TMaze-v0 --env-args length=3 --hidden-size 4 --num-envs 4 --num-steps 8 --minibatches 2 --epochs 1 "
+    "--total-steps 256 --device cpu --threads 1"
+)
+STUDY = Path("runs/sweeps/TMaze-v0")
+
+
+def outcomes(folder: Path, trials: int) -> list[Any]:
+    from holdfast.sweep.space import read_space
+    from holdfast.sweep.study import Study
+
+    space = read_space(folder / "space.json")
+    return Study(f"sqlite:///{folder / STUDY / 'study.db'}", "TMaze-v0", space, {}, 1, trials).outcomes()
+
+
+def test_a_sweep_writes_the_best_settings_as_a_preset_and_draws_its_trials(run: Any, folder: Path, capsys: Any):
+    assert run("sweep", *FLAGS, "--trials", 4, "--workers", 1, "--confirm", 1, "--no-prune") == 0
+    said = capsys.readouterr().out
+    assert "trial 0 is the preset t-maze" in said and "4 complete" in said and "on fresh seeds" in said
+    best = json.loads((STUDY / "best.json").read_text())
+    assert best["env"] == "holdfast/TMaze-v0" and best["env_kwargs"] == {"length": 3} and "run_dir" not in best
+    for name in ("parallel.png", "importance.png"):
+        assert (STUDY / name).read_bytes().startswith(b"\x89PNG")
+    first = json.loads((STUDY / "trials/0000/config.json").read_text())
+    assert (first["learning_rate"], first["gamma"], first["memory_span"]) == (2e-3, 0.99, 40)  # the preset's
+    finals = sorted(path.name for path in (STUDY / "trials").iterdir() if "seed" in path.name)
+    assert len(finals) == 3 and finals[0] == "0000-seed1001"
+
+    assert run("train", "--preset", STUDY / "best.json", "--quiet", "--final-eval-episodes", 1, "--name", "it") == 0
+    trained = json.loads(Path("runs/TMaze-v0/it/config.json").read_text())
+    assert {name: trained[name] for name in best} == best
+
+    before = (STUDY / "study.db").stat().st_size
+    assert (
+        run("sweep", *FLAGS, "--trials", 4, "--workers", 1, "--confirm", 1, "--no-prune") == 0
+    )  # nothing is left to do
+    assert (STUDY / "study.db").stat().st_size == before
+
+
+def test_a_sweep_of_two_processes_that_is_killed_goes_on_where_it_was_and_loses_no_trial(
+    run: Any, folder: Path, capsys: Any
+):
+    more = ["--trials", "4", "--confirm", "0", "--no-prune", "--checkpoint-every", "2", "--total-steps", "4096"]
+    (folder / "space.json").write_text(json.dumps({"learning_rate": {"low": 1e-3, "high": 1e-2, "scale": "log"}}))
+    command = ["sweep", *FLAGS, *more, "--space", "space.json", "--workers"]
+    child = subprocess.Popen([sys.executable, "-m", "holdfast", *command, "2"], stdout=subprocess.DEVNULL)
+    trials = [folder / STUDY / f"trials/000{number}" for number in (0, 1)]
+    until = time.monotonic() + 120
+    while not all(list(trial.glob("checkpoints/update_*.pt")) for trial in trials) and time.monotonic() < until:
+        assert child.poll() is None
+        time.sleep(0.01)
+    child.send_signal(signal.SIGKILL)  # the other process notices, saves, and ends
+    child.wait()
+    assert run(*command, "1") == 0
+    assert "4 complete" in capsys.readouterr().out
+    assert len({outcome.index for outcome in outcomes(folder, 4)}) == len(outcomes(folder, 4)) == 4
+    for trial in trials:
+        assert [int(row["update"]) for row in read_progress(trial)] == list(range(1, 129))
+    assert not any(path.name.endswith("-again") for path in (folder / STUDY / "trials").iterdir())
+
+
+def test_a_time_limit_ends_a_sweep_with_what_it_has(run: Any, folder: Path, capsys: Any):
+    flags = [*FLAGS, "--trials", "500", "--workers", "1", "--confirm", "0", "--time", "4s"]
+    assert run("sweep", *flags) == 0
+    said = capsys.readouterr().out
+    assert "the time is over; go on with   holdfast sweep --env holdfast/TMaze-v0" in said
+    assert (STUDY / "best.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--time", "soon"], "--time 'soon': expected a time such as 90s, 30m, 2h or 1d"),
+        (["--trials", "0"], "--trials must be at least 1"),
+        (["--space", "none.json"], "none.json: there is no such file"),
+        (["--trails", "3"], "did you mean --trials?"),
+        (["--preset", "t-maze", "--config", "c.json"], "exclude each other"),
+        (["--env", "NoSuchEnv-v9", "--trials", "1", "--workers", "1"], "do not train"),
+    ],
+)
+def test_a_mistake_is_one_line(flags: list[str], message: str, run: Any, folder: Path, capsys: Any):
+    assert run("sweep", *flags) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+
+
+def test_the_space_is_written_for_editing(run: Any, folder: Path, capsys: Any):
+    assert run("sweep", *FLAGS, "--write-space") == 0
+    assert capsys.readouterr().out.strip() == str(STUDY / "space.json")
+    assert "learning_rate" in json.loads((STUDY / "space.json").read_text())
+    assert not (STUDY / "study.db").exists()

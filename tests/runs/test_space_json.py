@@ -1,0 +1,58 @@
+"""gymnasium spaces as JSON."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from holdfast.runs.space_json import MOST_NUMBERS, from_json, to_json
+
+SPACES = [
+    spaces.Box(-1, 1, (3, 2), np.float32),
+    spaces.Box(np.array([-np.inf, 0.1], np.float32), np.array([np.inf, 3e38], np.float32)),
+    spaces.Box(0, 255, (4, 4, 1), np.uint8),
+    spaces.Box(-(2**40), 2**40, (2,), np.int64),
+    spaces.Box(0.1, 1 / 3, (), np.float64),
+    spaces.Discrete(5, start=-2),
+    spaces.MultiDiscrete([2, 3], start=[1, 0]),
+    spaces.MultiDiscrete(np.array([[2, 3], [4, 5]])),
+    spaces.MultiBinary(4),
+    spaces.MultiBinary([2, 3]),
+    spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Tuple([spaces.Box(-1, 1, (1,)), spaces.MultiBinary(1)])}),
+]
+
+
+@pytest.mark.parametrize("space", SPACES, ids=str)
+def test_a_space_comes_back_from_json_as_it_was(space: spaces.Space[Any]):
+    text = json.dumps(to_json(space), allow_nan=False)
+    assert from_json(json.loads(text)) == space
+
+
+BOX = {"kind": "Box", "shape": [2], "dtype": "float32", "low": 0.0, "high": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (None, "space is a NoneType, expected a dict"),
+        ({"kind": "Graph"}, "space is of the unknown kind 'Graph'"),
+        ({**BOX, "dtype": "object"}, "space.dtype is 'object', expected one of bool"),
+        ({**BOX, "dtype": ["float32"]}, "space.dtype is"),
+        ({**BOX, "shape": [2**20, 2**20]}, f"expected at most {MOST_NUMBERS}"),
+        ({**BOX, "shape": [-1]}, "expected an integer from 0"),
+        ({**BOX, "low": [0.0]}, "space.low has 1 entries, expected 2"),
+        ({**BOX, "low": 2.0}, "a lower bound is above its upper bound"),
+        ({**BOX, "low": "nan"}, "space.low is a str, expected a number"),
+        ({**BOX, "dtype": "uint8", "low": -1}, "expected an integer from 0 to 255"),
+        ({"kind": "Discrete", "n": 0, "start": 0}, "space.n is 0, expected an integer from 1"),
+        ({"kind": "Dict", "parts": {"a": {"kind": "Discrete", "n": True, "start": 0}}}, "space.a.n is True"),
+    ],
+)
+def test_what_is_no_space_is_refused(data: Any, message: str):
+    with pytest.raises(ValueError) as error:
+        from_json(data)
+    assert message in str(error.value)

@@ -1,0 +1,74 @@
+"""The settings that a sweep varies, as a file."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+import holdfast as hf
+from holdfast.config import PRESETS
+from holdfast.sweep.space import Parameter, default_space, read_space, write_space
+
+BASE = hf.TrainConfig(num_envs=16, num_steps=64, epochs=4, minibatches=8)
+
+
+@pytest.mark.parametrize("preset", [None, *PRESETS])
+def test_the_default_space_has_valid_settings_around_those_it_starts_from(preset: str | None, tmp_path: Path):
+    base = BASE if preset is None else hf.TrainConfig.preset(preset)
+    space = default_space(base)
+    assert len(space) >= 8
+    for parameter in space:
+        value = getattr(base, parameter.name)
+        assert parameter.including(value) == parameter
+        ends = parameter.choices or (parameter.low, parameter.high)
+        for end in ends:
+            if parameter.name not in ("minibatches", "num_steps"):  # those depend on each other
+                dataclasses.replace(base, **{parameter.name: end})
+        assert len(ends) > 1
+    write_space(space, tmp_path / "space.json")
+    assert read_space(tmp_path / "space.json") == space
+
+
+def test_what_is_sampled_becomes_the_setting_and_back():
+    gamma = Parameter("gamma", low=0.9, high=0.999, scale="log(1-x)")
+    assert gamma.bounds() == pytest.approx((0.001, 0.1)) and gamma.label == "1 - gamma"
+    assert gamma.setting(gamma.number(0.97)) == 0.97
+    core = Parameter("core", choices=("lstm", "gru"))
+    assert core.setting(core.number("gru")) == "gru"
+    sizes = Parameter("head_sizes", choices=([], [64, 64]))
+    assert sizes.setting(sizes.number([64, 64])) == [64, 64]
+    layers = Parameter("num_layers", low=1, high=3)
+    assert layers.is_whole and layers.setting(2) == 2
+
+
+def test_a_value_outside_widens_the_space():
+    assert Parameter("learning_rate", low=1e-3, high=1e-2, scale="log").including(5e-4).low == 5e-4
+    assert Parameter("epochs", choices=(2, 4)).including(10).choices == (2, 4, 10)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({}, "names no settings"),
+        ({"lr": {"choices": [1]}}, "lr is not a setting that can be varied"),
+        ({"seed": {"choices": [1, 2]}}, "seed is not a setting that can be varied"),
+        ({"gamma": {"low": 0.9}}, 'needs either "choices", or "low" and "high"'),
+        ({"gamma": {"low": 0.9, "high": 0.8}}, "is not a range of numbers"),
+        ({"gamma": {"low": 0.9, "high": 1.0, "scale": "log(1-x)"}}, "needs high below 1"),
+        ({"gamma": {"low": 0.9, "high": 1.5}}, "--gamma must be between 0 and 1, got 1.5"),
+        ({"learning_rate": {"low": 0.0, "high": 1.0, "scale": "log"}}, "needs low above 0"),
+        ({"learning_rate": {"low": "a", "high": 1.0}}, "expected a number"),
+        ({"core": {"choices": ["lstmm"]}}, "--core must be one of"),
+        ({"epochs": {"choices": []}}, "has no choices"),
+        ({"gamma": {"low": 0.9, "high": 0.99, "scale": "exp"}}, "expected one of linear, log, log"),
+        ([], "is not a search space"),
+    ],
+)
+def test_a_space_with_a_mistake_is_refused_in_one_line(data: object, message: str, tmp_path: Path):
+    (tmp_path / "space.json").write_text(json.dumps(data))
+    with pytest.raises(ValueError) as error:
+        read_space(tmp_path / "space.json")
+    assert message in str(error.value) and "\n" not in str(error.value)
