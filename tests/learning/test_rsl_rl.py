@@ -34,4 +34,5 @@ def test_a_robot_that_is_told_once_where_to_go_learns_it_as_well_as_with_rsl_rls
     ours, theirs = (torch.tensor([mean_reward(who, seed) for seed in SEEDS]) for who in (True, False))
     print(f"ours {ours.tolist()}, rsl_rl's {theirs.tolist()}")
     assert ours.min() > 0.8
-    assert ours.mean() >= theirs.mean() - 0.005  # a third of the spread over seeds
+    error = ((ours.var() + theirs.var()) / len(SEEDS)).sqrt()  # of the difference of the means
+    assert ours.mean() - theirs.mean() > -2 * error

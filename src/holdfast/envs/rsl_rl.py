@@ -51,7 +51,7 @@ class RslRlEnv(VectorEnv[Any, Tensor, Tensor]):
         self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
         first = env.get_observations()
         self.groups = _checked_groups(first, groups)
-        spaces = {group: _space(group, first[group]) for group in self.groups}
+        spaces: dict[str, gym.Space[Any]] = {group: _space(group, first[group]) for group in self.groups}
         self.single_observation_space = gym.spaces.Dict(spaces)
         bound = np.inf if clip_actions is None else clip_actions
         self.single_action_space = gym.spaces.Box(-bound, bound, (int(env.num_actions),), np.float32)

@@ -6,6 +6,7 @@ import copy
 import os
 
 import torch
+
 from integrations.rsl_rl.arm import Arm, make_runner, play
 
 

@@ -69,9 +69,7 @@ def test_nothing_that_stays_holds_a_graph():
 
 def both(rnn_type, seed, **changes):
     """The same rollout in both algorithms, with the same weights: (theirs, ours) up to the returns."""
-    theirs, ours = (
-        make_runner(o, rnn_type, seed=seed, num_mini_batches=1, **copy.deepcopy(changes)).alg for o in (False, True)
-    )
+    theirs, ours = (make_runner(o, rnn_type, seed=seed, **copy.deepcopy(changes)).alg for o in (False, True))
     env = Falling(8, seed=seed, final_obs=False)
     for mine, other in ((ours.actor, theirs.actor), (ours.critic, theirs.critic)):
         mine.load_state_dict(other.state_dict())

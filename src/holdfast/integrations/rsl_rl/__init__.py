@@ -4,7 +4,7 @@
     train_cfg["critic"]["class_name"] = "holdfast.integrations.rsl_rl:RNNModel"
     train_cfg["algorithm"]["class_name"] = "holdfast.integrations.rsl_rl:PPO"        # was "PPO"
 
-`OnPolicyRunner` and everything around it stay rsl_rl's. Needs `pip install 'holdfast[rsl_rl]'`; rsl_rl 5.1 to 5.5.
+`OnPolicyRunner` and everything around it stay rsl_rl's. Needs `pip install 'holdfast[rsl_rl]'`; rsl_rl 5.
 """
 
 try:

@@ -81,9 +81,6 @@ class _Step(nn.Module):
 class _JitModel(nn.Module):
     """Keeps the state of one robot. The step is traced, since cores are not TorchScript."""
 
-    fresh: list[Tensor]
-    state: list[Tensor]
-
     def __init__(self, step: _Step) -> None:
         super().__init__()
         self.fresh, self.state = step.start(), step.start()

@@ -122,15 +122,10 @@ class RslRlMinibatches(AutogradMinibatches):
     @torch.no_grad()
     def optimizer_step(self) -> Tensor:
         """Clip actor and critic each for itself, then step; the norm of both before that."""
-        norms = [self._clip(model) for model in (self.models.actor, self.models.critic)]
+        models = (self.models.actor, self.models.critic)
+        norms = [nn.utils.clip_grad_norm_(model.parameters(), self.own.max_grad_norm) for model in models]
         norm = torch.linalg.vector_norm(torch.stack(norms))
         step_optimizer(self.optimizer, self.rate, norm.isfinite())
-        return norm
-
-    def _clip(self, model: nn.Module) -> Tensor:
-        grads = [p.grad for p in model.parameters() if p.grad is not None]
-        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
-        torch._foreach_mul_(grads, (self.own.max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
         return norm
 
 

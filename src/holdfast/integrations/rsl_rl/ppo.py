@@ -2,9 +2,9 @@
 
 Settings, loss, learning-rate schedule, checkpoints and multi-GPU training are rsl_rl's. What differs is how it runs:
 sequences keep their length and reset inside, where rsl_rl splits and pads them; one start state per rollout is stored,
-not one per step; no minibatch waits for the device; on a GPU rollout steps and minibatches are CUDA graphs. Environments
-are shuffled over minibatches in every epoch. Timeouts are bootstrapped with V(final observation) if the environment gives
-`extras["final_obs"]`, with rsl_rl's V(s_t) otherwise; `timeout_bootstrap` says which.
+not one per step; no minibatch waits for the device; on a GPU rollout steps and minibatches are CUDA graphs. Timeouts are
+bootstrapped with V(final observation) if the environment gives `extras["final_obs"]`, with rsl_rl's V(s_t) otherwise;
+`timeout_bootstrap` says which.
 """
 
 from __future__ import annotations
@@ -143,9 +143,9 @@ class PPO(rsl_rl.algorithms.PPO):
         engine = self._engine_for(batch)
         sums, rnd_loss, steps = torch.zeros(7, device=self.device), torch.zeros((), device=self.device), 0
         size = self.storage.num_envs // self.num_mini_batches
+        order = torch.arange(size * self.num_mini_batches, device=self.device)  # rsl_rl's: the same in every epoch
         for _ in range(self.num_learning_epochs):
-            order = torch.randperm(self.storage.num_envs, device=self.device)
-            for columns in order[: size * self.num_mini_batches].split(size):
+            for columns in order.split(size):
                 sums += engine.step(columns, 1.0)
                 steps += 1
                 if self.rnd:
@@ -240,13 +240,12 @@ class PPO(rsl_rl.algorithms.PPO):
         """With all observations of the rollout, after the update on it. In place, since captured graphs read them."""
         obs = self.storage.observations.flatten(0, 1)
         for model in (self.actor, self.critic, *([self.rnd] if self.rnd else [])):
-            before = {part: dict(part._buffers) for part in model.modules()}
+            before = {part: dict(part.named_buffers(recurse=False)) for part in model.modules()}
             model.update_normalization(obs)
             for part, buffers in before.items():
-                for name, buffer in buffers.items():
-                    new = part._buffers[name]
-                    if new is not buffer and buffer is not None and new is not None and new.shape == buffer.shape:
-                        part._buffers[name] = buffer.copy_(new)
+                for name, new in part.named_buffers(recurse=False):
+                    if name in buffers and new is not buffers[name]:
+                        setattr(part, name, buffers[name].copy_(new))
 
     # --- rsl_rl's checkpoints and options --------------------------------------------------------------------------------
 
