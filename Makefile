@@ -33,7 +33,8 @@ test-browser: $(VENV)/dev
 	command -v chromium || { SUDO=$$([ "$$(id -u)" = 0 ] || echo sudo); $$SUDO apt-get update -qq && $$SUDO apt-get install -y -qq chromium fonts-dejavu-core; }
 	$(PY) -m pytest tests/doctor/report/test_html.py
 
-# The doctor's subjects for other frameworks. RLlib pins a gymnasium of its own, so they have an environment of their own.
+# The doctor's subjects for other frameworks, and rsl_rl's integration. RLlib pins a gymnasium of its own, so they have an
+# environment of their own.
 PEERS := .venv-peers
 $(PEERS)/ready: pyproject.toml
 	$(PYTHON) -m venv $(PEERS)
@@ -42,7 +43,8 @@ $(PEERS)/ready: pyproject.toml
 	touch $@
 
 test-peers: $(PEERS)/ready
-	$(PEERS)/bin/python -m pytest tests/doctor/gallery $(foreach name,jax rsl_rl skrl rllib packed frameworks_page,tests/doctor/subjects/test_$(name).py)
+	$(PEERS)/bin/python -m pytest tests/doctor/gallery $(foreach name,jax rsl_rl skrl rllib packed frameworks_page,tests/doctor/subjects/test_$(name).py) \
+		tests/integrations/rsl_rl tests/examples/test_rsl_rl_robot.py
 
 # Style, formatting, types (strict), and the direction of imports.
 lint: $(VENV)/dev

@@ -44,6 +44,10 @@ class TrainConfig:
     """Activation of encoder and head layers."""
     inputs: tuple[str, ...] = ()
     """What the policy sees: obs, prev_action, prev_reward; empty: obs, and what the environment says it needs."""
+    actor_obs: tuple[str, ...] = ()
+    """Of Dict observations, the keys that the actor sees; empty: all. Deployment needs only these."""
+    critic_obs: tuple[str, ...] = ()
+    """Of Dict observations, the keys that the critic sees; empty: all. Its memory is then its own."""
     policy: str | None = None
     """A policy class of your own, my_module:MyPolicy, in place of the one that the settings above describe."""
 
@@ -155,6 +159,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         self.inputs = tuple(self.inputs)  # lists, when they come from JSON
+        self.actor_obs, self.critic_obs = tuple(self.actor_obs), tuple(self.critic_obs)
         self.head_sizes = tuple(self.head_sizes)
         self.encoder_sizes = None if self.encoder_sizes is None else tuple(self.encoder_sizes)
         if isinstance(self.core, type):

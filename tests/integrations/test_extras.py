@@ -14,6 +14,7 @@ import pytest
         ("holdfast.integrations.sb3", "sb3_contrib", "holdfast[sb3]"),
         ("holdfast.integrations.sb3", "stable_baselines3", "holdfast[sb3]"),
         ("holdfast.integrations.torchrl", "torchrl", "holdfast[torchrl]"),
+        ("holdfast.integrations.rsl_rl", "rsl_rl", "holdfast[rsl_rl]"),
     ],
 )
 def test_a_missing_framework_is_named_with_the_extra_that_brings_it(module, hidden, extra):

@@ -65,7 +65,7 @@ def export_policy(
     if not isinstance(policy, RecurrentPolicy):
         raise TypeError(f"export takes a policy (hf.ActorCritic, hf.RecurrentPolicy), got a {type(policy).__name__}")
     path, format = _target(path, format)
-    policy = plain_copy(policy)
+    policy = plain_copy(policy.deployed())
     examples = _examples(policy, example_obs)
     action_space = getattr(policy, "action_space", None) if action_space is None else action_space
     if format == "onnx":

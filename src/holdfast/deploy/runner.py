@@ -358,7 +358,7 @@ def _with_batch(mask: Any) -> Any:
 def _open(source: Any, observation_space: Any, device: str, threads: int) -> TorchPolicy | ExportedPolicy:
     source = getattr(source, "_orig_mod", source)  # torch.compile's wrapper
     if isinstance(source, RecurrentPolicy):
-        return TorchPolicy(source, observation_space)
+        return TorchPolicy(source.deployed(), observation_space)
     if not isinstance(source, (str, Path)):
         raise TypeError(
             "a Runner takes a run folder, a checkpoint, an .onnx or .pt2 file, or a policy; "
@@ -371,4 +371,4 @@ def _open(source: Any, observation_space: Any, device: str, threads: int) -> Tor
         return ExportedPolicy(path, threads)
     from holdfast.runs.saved_policy import load
 
-    return TorchPolicy(load(path, device=device).eval(), observation_space)
+    return TorchPolicy(load(path, device=device).eval().deployed(), observation_space)

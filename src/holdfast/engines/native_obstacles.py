@@ -26,6 +26,8 @@ def obstacle(policy: nn.Module) -> str | None:
         return f"{type(policy).__name__} is not an hf.ActorCritic"
     if is_debug() or torch.is_anomaly_enabled():
         return "debugging is on"
+    if policy.critic_encoder is not None:
+        return "actor and critic see different observations"
     for find in (_own_method, _hook, _parameter, _layer, _core):
         reason = find(policy)
         if reason is not None:

@@ -36,6 +36,7 @@ _CLASSES = {
     "MineSweeper": "popgym.minesweeper",
     "NumpyView": "numpy_view",
     "from_pettingzoo": "pettingzoo",
+    "from_rsl_rl": "rsl_rl",
 }
 
 __all__ = ["EnvRow", "UnknownEnvError", "list_envs", "make", "register_all", *_CLASSES]

@@ -1,1 +1,1 @@
-"""Holdfast inside other frameworks: `tensordict`, `sb3`, `torchrl`. Each needs its framework."""
+"""Holdfast inside other frameworks: `tensordict`, `sb3`, `torchrl`, `rsl_rl`. Each needs its framework."""

@@ -88,6 +88,8 @@ class Actor(RecurrentPolicy):
         self, obs: Any, state: State = None, episode_start: Any = None, deterministic: bool = False
     ) -> tuple[Any, State]:
         """As `RecurrentPolicy.predict`; a single observation without a batch dimension works too."""
+        if isinstance(self.observation_space, spaces.Dict):  # what only a critic sees is left out
+            obs = {key: obs[key] for key in self.observation_space if key in obs}
         first, first_space = leaves(obs)[0], _first_space(self.observation_space)
         single = tuple(getattr(first, "shape", ())) == tuple(first_space.shape or ())
         if single:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from gymnasium import spaces
@@ -23,6 +23,7 @@ from holdfast.distributed.ranks import ALONE, Ranks
 from holdfast.policies import encoders
 from holdfast.policies.actor import Actor, num_outputs
 from holdfast.policies.value_scale import ValueScale
+from holdfast.state import State
 
 _NOT_ARGUMENTS = ("self", "__class__", "observation_space", "action_space")
 
@@ -41,7 +42,13 @@ class ActorCritic(Actor):
     remember for up to about so many steps; for core="window" the length of the window. Box actions: initial_std is the
     deviation at the start, and with scale_actions mean and deviation are in units of the bounds (half their distance).
     squash_actions: a tanh keeps them inside the bounds.
+
+    actor_obs, critic_obs: of a Dict observation, the keys that the actor and the critic see; None: all. If either is given,
+    the critic has an encoder and a core of its own, and what is in use (`predict`, `Runner`, export) is `actor_only()`.
     """
+
+    critic_encoder: nn.Module | None  # None unless actor_obs or critic_obs is given
+    critic_trunk: nn.Module | None
 
     def __init__(
         self,
@@ -63,19 +70,34 @@ class ActorCritic(Actor):
         scale_actions: bool = False,
         squash_actions: bool = False,
         initial_std: float = 1.0,
+        actor_obs: Sequence[str] | None = None,
+        critic_obs: Sequence[str] | None = None,
     ) -> None:
         given = {name: value for name, value in locals().items() if name not in _NOT_ARGUMENTS}
         # The order in which parts are made and set is part of what a seed and a checkpoint mean.
-        encoder = encoders.for_space(observation_space, normalize_obs)
+        own_view = actor_obs is not None or critic_obs is not None
+        actor_space = encoders.part_of(observation_space, actor_obs, "actor_obs")
+        encoder = encoders.for_space(actor_space, normalize_obs)
         sizes = (hidden_size,) if encoder_sizes is None else tuple(encoder_sizes)
         trunk, features = encoders.mlp(encoder.size, sizes, activation)  # type: ignore[arg-type]
-        whole = _make_cores(core, critic_core, features, hidden_size, num_layers, reset, memory_span)
+        critic_encoder, critic_trunk = None, None
+        if own_view:
+            critic_space = encoders.part_of(observation_space, critic_obs, "critic_obs")
+            critic_encoder = encoders.for_space(critic_space, normalize_obs)
+            critic_trunk, critic_features = encoders.mlp(critic_encoder.size, sizes, activation)  # type: ignore[arg-type]
+        make = _CoreMaker(core, hidden_size, num_layers, reset, memory_span)
+        if own_view:
+            whole = make.with_own_inputs(critic_core, features, critic_features)
+        else:
+            whole = make.with_same_input(critic_core, features)
         super().__init__(whole, observation_space, action_space, mask_parents, None, scale_actions, squash_actions)
         if memory_span is not None:
             chrono_init_(whole, memory_span)
         self.arguments: dict[str, Any] = given
         """What it was made with, next to the spaces: `hf.save_pretrained` writes it down."""
+        self.actor_space = actor_space
         self.encoder, self.trunk = encoder, trunk
+        self.critic_encoder, self.critic_trunk = critic_encoder, critic_trunk
         self._slices = _actor_and_critic_slices(whole)
         self._make_heads(head_sizes, activation, initial_std)
         if normalize_value:
@@ -92,6 +114,13 @@ class ActorCritic(Actor):
         self.critic = encoders.orthogonal(nn.Linear(c, 1), 1.0)
         if isinstance(self.action_space, spaces.Box):
             self.log_std = nn.Parameter(torch.full((outputs,), math.log(initial_std)))
+
+    def encode(self, obs: Any) -> Tensor:
+        features = super().encode(obs)
+        if self.critic_encoder is None or self.critic_trunk is None:
+            return features
+        encoded = self.critic_encoder(obs).to(features.dtype)
+        return torch.cat([features, self.critic_trunk(encoded).to(features.dtype)], dim=1)
 
     def decode(self, features: Tensor, action_mask: Any = None) -> tuple[Any, Tensor]:
         for_actor, for_critic = self._parts(features)
@@ -115,9 +144,11 @@ class ActorCritic(Actor):
         core, inputs = self.core, None
         if self._slices is not None and isinstance(core, Parallel):
             core, inputs = core.cores["actor"], core.inputs.get("actor")  # type: ignore[assignment]
+        if self.critic_encoder is not None:
+            inputs = None  # the actor's trunk gives nothing else
         actor = Actor(
             core,
-            self.observation_space,
+            self.actor_space,
             self.action_space,
             self.mask_parents,
             inputs,
@@ -130,13 +161,27 @@ class ActorCritic(Actor):
         actor.training = self.training
         return actor
 
+    def deployed(self) -> Actor:
+        """The actor alone if the critic sees other observations than the actor."""
+        return self if self.critic_encoder is None else self.actor_only()
+
+    @torch.no_grad()
+    def predict(
+        self, obs: Any, state: State = None, episode_start: Any = None, deterministic: bool = False
+    ) -> tuple[Any, State]:
+        """As `Actor.predict`. What only the critic sees is not needed, and the state is that of `deployed()`."""
+        if self.critic_encoder is None:
+            return super().predict(obs, state, episode_start, deterministic)
+        return self.actor_only().predict(obs, state, episode_start, deterministic)
+
     def update_normalizer(self, obs: Any, ranks: Ranks | None = None) -> None:
         """Update the statistics with [N, ...] or [T, B, ...] observations, those of all `ranks` of a distributed run.
 
         Not between a rollout and its update.
         """
-        for encoder, leaf in _normalizing_encoders(self.encoder, obs):
-            encoder.update(leaf, ranks)
+        for part in (self.encoder, self.critic_encoder):
+            for encoder, leaf in [] if part is None else _normalizing_encoders(part, obs):
+                encoder.update(leaf, ranks)
 
     def update_value_scale(self, returns: Tensor, ranks: Ranks = ALONE) -> None:
         """Move the statistics of values with a rollout's returns [N], those of all `ranks`; values stay as they are."""
@@ -148,27 +193,46 @@ class ActorCritic(Actor):
         return any(isinstance(m, encoders.Vector) and m.normalize for m in self.modules())
 
 
-def _make_cores(
-    core: str | type | Core | None,
-    critic_core: str,
-    features: int,
-    hidden_size: int,
-    num_layers: int,
-    reset: str,
-    memory_span: int | None,
-) -> Core:
-    """One core that actor and critic share, or one for each, side by side."""
-    actor = make_core(core, features, hidden_size, num_layers, reset, memory_span)
-    if critic_core == "shared":
-        return actor
-    if critic_core not in ("separate", "none"):
+class _CoreMaker(NamedTuple):
+    """Makes the core of a policy: one that actor and critic share, or one for each, side by side."""
+
+    core: str | type | Core | None
+    hidden_size: int
+    num_layers: int
+    reset: str
+    memory_span: int | None
+
+    def with_same_input(self, critic_core: str, features: int) -> Core:
+        """Actor and critic read the same features."""
+        actor = self.one(self.core, features)
+        if critic_core == "shared":
+            return actor
+        _check_critic_core(critic_core)
+        if isinstance(self.core, Core) and critic_core == "separate":
+            raise ValueError(
+                "pass hf.Parallel(actor=..., critic=...) as core, with critic_core='shared', or a core by name"
+            )
+        return Parallel(actor=actor, critic=self.one(None if critic_core == "none" else self.core, features))
+
+    def with_own_inputs(self, critic_core: str, actor_features: int, critic_features: int) -> Core:
+        """The actor reads the first features, the critic the others. There is nothing to share."""
+        _check_critic_core(critic_core)
+        if isinstance(self.core, Core):
+            raise ValueError(
+                "with actor_obs or critic_obs the actor and the critic have a core each: give core by name or class"
+            )
+        actor = self.one(self.core, actor_features)
+        critic = self.one(None if critic_core == "none" else self.core, critic_features)
+        parts = {"actor": slice(0, actor_features), "critic": slice(actor_features, actor_features + critic_features)}
+        return Parallel(actor=actor, critic=critic, inputs=parts)
+
+    def one(self, core: str | type | Core | None, features: int) -> Core:
+        return make_core(core, features, self.hidden_size, self.num_layers, self.reset, self.memory_span)
+
+
+def _check_critic_core(critic_core: str) -> None:
+    if critic_core not in ("shared", "separate", "none"):
         raise ValueError(f"unknown critic_core {critic_core!r}; 'shared', 'separate' or 'none'")
-    if isinstance(core, Core) and critic_core == "separate":
-        raise ValueError(
-            "pass hf.Parallel(actor=..., critic=...) as core, with critic_core='shared', or a core by name"
-        )
-    critic = make_core(None if critic_core == "none" else core, features, hidden_size, num_layers, reset, memory_span)
-    return Parallel(actor=actor, critic=critic)
 
 
 def _actor_and_critic_slices(core: Core) -> tuple[slice, slice] | None:

@@ -258,6 +258,10 @@ class RecurrentPolicy(nn.Module):
             "RecurrentPolicy that holds those parts and whose decode returns (distribution, None)"
         )
 
+    def deployed(self) -> RecurrentPolicy:
+        """What `predict`, `Runner` and export run: the policy itself, unless its critic sees what is not there in use."""
+        return self
+
     # --- memory, one-liners ---------------------------------------------------------------------------------------
 
     def has_memory(self) -> bool:

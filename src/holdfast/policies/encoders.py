@@ -153,7 +153,29 @@ class Composite(nn.Module):
         self.size = sum(part.size for part in self.parts)  # type: ignore[misc]
 
     def forward(self, x: Any) -> Tensor:
+        missing = [key for key in self.keys if key not in x] if isinstance(x, dict) else []
+        if missing:
+            raise ValueError(
+                f"the observation has no {', '.join(map(repr, missing))} (it has {', '.join(map(repr, x)) or 'nothing'}); if "
+                "only the critic sees it, act with policy.actor_only()"
+            )
         return torch.cat([part(x[key]) for key, part in zip(self.keys, self.parts)], -1)  # cat promotes to the widest
+
+
+def part_of(space: spaces.Space[Any], keys: Sequence[str] | None, name: str) -> spaces.Space[Any]:
+    """A Dict space with these keys only; None: the space itself. name: of the argument, for errors."""
+    if keys is None:
+        return space
+    if isinstance(keys, str) or not keys:
+        raise ValueError(f"{name} is {keys!r}, expected the keys of observations to see, e.g. {name}=('policy',)")
+    if not isinstance(space, spaces.Dict):
+        raise ValueError(f"{name} needs a Dict observation space, to choose from its keys, and this one is {space}")
+    unknown = [key for key in keys if key not in space.spaces]
+    if unknown:
+        raise ValueError(
+            f"{name} names {', '.join(map(repr, unknown))}, but the observation has {', '.join(map(repr, space))}"
+        )
+    return spaces.Dict({key: space[key] for key in space if key in keys})
 
 
 def for_space(space: spaces.Space[Any], normalize: bool = False) -> nn.Module:

@@ -130,4 +130,6 @@ def policy_from(config: TrainConfig, observation_space: Any, action_space: Any) 
         scale_actions=config.scale_actions,
         squash_actions=config.squash_actions,
         initial_std=config.initial_std,
+        actor_obs=config.actor_obs or None,
+        critic_obs=config.critic_obs or None,
     )
