@@ -36,6 +36,7 @@ FOLDERS = {
     "deploy",
     "doctor",
     "integrations",
+    "bench",
     "cli",
 }
 ELSEWHERE = {

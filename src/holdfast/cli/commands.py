@@ -18,6 +18,7 @@ COMMANDS = {
     "train": ("train a policy", "holdfast train --preset repeat-previous-easy"),
     "eval": ("measure a trained one", "holdfast eval RUN --episodes 200"),
     "plot": ("draw learning curves", "holdfast plot RUN RUN ... -o curves.png"),
+    "bench": ("compare memories on a suite", "holdfast bench popgym --cores gru window"),
     "envs": ("list environments", "holdfast envs"),
     "doctor": ("examine a policy", "holdfast doctor TARGET"),
     "export": ("write a policy to ONNX", "holdfast export RUN -o policy.onnx"),
