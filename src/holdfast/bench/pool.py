@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import queue
+import shutil
 import signal
 import subprocess
 import sys
@@ -86,6 +87,9 @@ class Pool:
                         continue
                     ((kind, value),) = json.loads(line).items()
                     yield Event(kind, process.job, number, value)
+                    if kind == "result" and process.job is not None and not self.keep:
+                        # Not before: a command that dies here has its result, or the run's last checkpoint.
+                        shutil.rmtree(self.folder / process.job.id, ignore_errors=True)
                     if kind in ("result", "error"):
                         yield from self._give(process, waiting, attempts)
             finally:
@@ -107,7 +111,7 @@ class Pool:
     def _start(self, environment: dict[str, str]) -> _Process:
         self._started += 1
         log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115  (open as long as the worker lives)
-        command = [sys.executable, "-m", "holdfast.bench.worker", str(self.folder), *(["--keep"] if self.keep else [])]
+        command = [sys.executable, "-m", "holdfast.bench.worker", str(self.folder)]
         child = subprocess.Popen(
             command,
             env=environment,

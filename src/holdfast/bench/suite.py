@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -169,12 +170,18 @@ def _task(row: Any, where: str) -> Task:
 
 
 def _check_contents(suite: Suite, where: str) -> None:
+    if not re.fullmatch(r"\w[\w-]*", suite.name):
+        raise SuiteError(
+            f"{where}: name is also that of a folder: use letters, digits, - and _, got {suite.name!r:.40}"
+        )
     if suite.statistic not in STATISTICS:
         raise SuiteError(f"{where}: statistic must be one of {', '.join(STATISTICS)}, got {suite.statistic!r}")
     families = {task.family for task in suite.tasks}
     for family in suite.tuned:
         if family not in families:
             raise SuiteError(f"{where}: tuned.{family} is the family of no task")
+        _check_settings(suite.tuned[family], f"{where}, tuned.{family}")
+    _check_settings(suite.settings, f"{where}, settings")
     for key in ("steps", "seeds"):
         if getattr(suite, key) < 1:
             raise SuiteError(f"{where}: {key} must be at least 1, got {getattr(suite, key)}")
@@ -187,12 +194,15 @@ def _check_contents(suite: Suite, where: str) -> None:
             raise SuiteError(f"{place}: low and high are two different numbers, or both are left out")
         if task.steps < 0:
             raise SuiteError(f"{place}: steps must be at least 1, got {task.steps}")
-        for settings in (suite.settings, task.settings, suite.tuned.get(task.family, {})):
-            _check_settings(settings, place)
+        _check_settings(task.settings, place)
 
 
 def _check_settings(settings: Mapping[str, Any], where: str) -> None:
     """Refuse a setting that `TrainConfig` would refuse, or that the bench decides itself."""
+    if not isinstance(settings, dict):
+        raise SuiteError(f"{where}: expected a table of settings, got {settings!r:.40}")
+    if not settings:
+        return
     for name in settings:
         if name in _NOT_SETTINGS:
             raise SuiteError(f"{where}: {name} is not among the settings of a suite; it is a key or a flag of its own")

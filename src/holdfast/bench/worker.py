@@ -11,7 +11,6 @@ import contextlib
 import gc
 import json
 import os
-import shutil
 import sys
 import time
 from pathlib import Path
@@ -28,17 +27,16 @@ PATIENCE = 60.0  # seconds for a worker of an earlier command to save its run an
 class Worker:
     """Trains jobs in folders below `folder`. answers: where the lines go."""
 
-    def __init__(self, folder: Path, answers: IO[str], keep: bool) -> None:
-        self.folder, self.answers, self.keep = folder, answers, keep
+    def __init__(self, folder: Path, answers: IO[str]) -> None:
+        self.folder, self.answers = folder, answers
         self._parent = os.getppid()
         self._last_answer = 0.0
         self._stop = False
 
     def run(self, job: Job) -> bool:
         """Train a job and answer; False if this process is to end."""
-        folder = self.folder / job.id
         try:
-            row = self._train(job, folder)
+            row = self._train(job, self.folder / job.id)
         except Exception as error:  # one run that fails must not stop the others
             self._say({"error": f"{type(error).__name__}: {' '.join(str(error).split())}"[:1000]})
             return True
@@ -47,9 +45,7 @@ class Worker:
         if row is None:
             return False
         self._say({"result": row})
-        if not self.keep:
-            shutil.rmtree(folder, ignore_errors=True)
-        return True
+        return not self._stop
 
     def _train(self, job: Job, folder: Path) -> dict[str, Any] | None:
         give_up = time.monotonic() + PATIENCE
@@ -85,11 +81,11 @@ def _free_memory() -> None:
 
 
 def main(argv: list[str]) -> int:
-    folder, *flags = argv
+    (folder,) = argv
     # Whatever else prints to standard output goes to standard error, so that answers are lines of their own.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    worker = Worker(Path(folder), answers, keep="--keep" in flags)
+    worker = Worker(Path(folder), answers)
     with contextlib.suppress(KeyboardInterrupt):
         for line in sys.stdin:
             if not worker.run(Job(**json.loads(line))):

@@ -72,9 +72,11 @@ def main(argv: list[str]) -> int:
             print("stopped; the same command goes on where this one was", flush=True)
             raise
         with user_errors():
-            _write_report(suite, out, flags.steps)
+            written = _write_report(suite, out, flags.steps)
     if failed:
         raise UserError(f"{len(failed)} of {len(jobs)} runs failed ({failed[0]}); the same command tries them again")
+    if not written:
+        raise UserError(f"{out} holds no results of this suite and number of steps")
     return 0
 
 
@@ -183,7 +185,8 @@ def _sigterm_stops() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _write_report(suite: Suite, out: Path, steps: int | None) -> None:
+def _write_report(suite: Suite, out: Path, steps: int | None) -> bool:
+    """Table and page of all results in the folder; False if there are none."""
     from holdfast.bench import results
     from holdfast.bench.comparison import compare
     from holdfast.bench.page import page
@@ -193,8 +196,9 @@ def _write_report(suite: Suite, out: Path, steps: int | None) -> None:
     rows, _ = results.read(out / results.FILE_NAME)
     comparisons = compare(suite, rows, steps)
     if not comparisons:
-        raise UserError(f"{out / results.FILE_NAME} holds no results of this suite and number of steps")
+        return False
     text = markdown(suite, comparisons)
     write_whole(out / "table.md", [text.encode()])
     write_whole(out / "index.html", [page(suite, comparisons).encode()])
     print(f"results  {out / results.FILE_NAME}\ntable    {out / 'table.md'}\npage     {out / 'index.html'}")
+    return True
