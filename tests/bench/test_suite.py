@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
 import runpy
 from pathlib import Path
 
@@ -152,3 +154,23 @@ def test_nothing_is_asked_of_the_control_except_where_a_task_names_it():
 def test_every_suite_of_the_package_loads():
     assert suites.names() == ["out-of-the-box", "popgym"]
     assert [load(name).name for name in suites.names()] == suites.names()
+
+
+def test_the_suites_of_the_docs_load(tmp_path):
+    text = (ROOT / "docs" / "bench.md").read_text()
+    blocks = re.findall(r"```toml\n(.*?)```", text, flags=re.DOTALL)
+    assert len(blocks) == 2
+    for block in blocks:
+        (tmp_path / "my_suite.toml").write_text(block)
+        suite = load(str(tmp_path / "my_suite.toml"))
+        assert suite.name == "my-suite"
+    written = {line.split(" =")[0] for line in blocks[1].splitlines() if " = " in line and not line.startswith(" ")}
+    sections = {"settings", "published", "tuned"}
+    keys = {field.name for field in dataclasses.fields(suites.Suite)} | {
+        field.name for field in dataclasses.fields(suites.Published)
+    }
+    assert keys <= written | sections
+    tasks = {
+        name for task in re.findall(r"^    \{(.*)\}", blocks[1], re.MULTILINE) for name in re.findall(r"(\w+) =", task)
+    }
+    assert {field.name for field in dataclasses.fields(suites.Task)} - {"settings"} <= tasks

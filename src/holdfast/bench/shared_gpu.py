@@ -1,4 +1,4 @@
-"""How worker processes share a device: one thread each on CPUs, NVIDIA's MPS on a GPU.
+"""How worker processes share a device: one CPU thread each, and NVIDIA's MPS on a GPU.
 
 Without MPS the kernels of different processes take turns on a GPU. An MPS server lets them run at the same time. It is started
 for the time of a bench where the machine has one and it works, and the workers do without it otherwise.
@@ -30,9 +30,9 @@ raise SystemExit(cuda.cuInit(0) or cuda.cuDevicePrimaryCtxRetain(ctypes.byref(co
 @contextmanager
 def shared_gpu(device: str, processes: int) -> Iterator[dict[str, str]]:
     """The environment variables of worker processes; inside, an MPS server runs if several of them share a GPU."""
-    environment = dict(os.environ)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     if device == "cpu":
-        yield environment | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        yield environment
         return
     control = shutil.which("nvidia-cuda-mps-control")
     unwanted = processes < 2 or environment.get(SWITCH) == "0" or "CUDA_MPS_PIPE_DIRECTORY" in environment
