@@ -136,7 +136,9 @@ def _train(suite: Suite, jobs: list[Job], out: Path, flags: BenchFlags) -> list[
     done = results.finished(rows)
     waiting = [job for job in jobs if job.id not in done]
     device = jobs[0].config["device"]
-    at_a_time = min(flags.jobs or (num_cores() if device == "cpu" else JOBS_ON_A_GPU), max(1, len(waiting)))
+    at_a_time = min(
+        flags.jobs or (num_cores() if device == "cpu" else min(JOBS_ON_A_GPU, num_cores())), max(1, len(waiting))
+    )
     progress = Progress(waiting, [job for job in jobs if job.id in done], quiet=flags.quiet)
     if not flags.quiet:
         skipped = f", {len(jobs) - len(waiting)} of them finished before" if len(waiting) < len(jobs) else ""
