@@ -209,4 +209,9 @@ def number(value: float | None) -> str:
 
 
 def signed(value: float) -> str:
-    return ("+" if value >= 0 else "−") + number(abs(value))
+    """
+    >>> signed(0.25), signed(-12.0), signed(-0.0001)
+    ('+0.250', '−12.0', '0.000')
+    """
+    text = number(abs(value))
+    return text if not float(text.replace(",", "")) else ("+" if value > 0 else "−") + text

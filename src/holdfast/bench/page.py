@@ -5,6 +5,7 @@ Differences are marked by color and by a sign, so that the page can be read in b
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from html import escape
 from typing import Any
@@ -52,6 +53,8 @@ figure { margin:0; } .curves figcaption { color:var(--ink); font-size:.9rem; fon
 .keys { display:flex; flex-wrap:wrap; gap:.2rem 1.3rem; font-size:.9rem; } .key svg { display:inline-block; vertical-align:middle; }
 .pair { display:flex; flex-wrap:wrap; gap:1.5rem 2.5rem; align-items:flex-start; } .pair > * { flex:1 1 22rem; min-width:0; }
 details { margin:1.2rem 0; } summary { cursor:pointer; font-weight:600; }
+@media (max-width: 34rem) { td:first-child { white-space:normal; overflow-wrap:break-word; min-width:7.5rem; max-width:8.5rem; }
+  th, td { padding:.3rem .45rem; } }
 @media print { :root { --paper:#fff; --ink:#000; } details { break-inside:avoid; } }
 """
 
@@ -143,16 +146,17 @@ def _table(comparison: Comparison) -> str:
     suite, tasks = comparison.suite, comparison.tasks
     has_asked = any(task.asked is not None for task in tasks)
     published = [name for name in suite.published if any(name in task.published for task in tasks)]
-    names = ["steps", "random", *(["asked"] if has_asked else []), *(suite.published[name].name for name in published)]
-    names += [core_name(suite, core) for core in comparison.cores]
+    # Ours first: on a phone little more than two columns can be seen at once.
+    names = [core_name(suite, core) for core in comparison.cores] + (["asked"] if has_asked else [])
+    names += [*(suite.published[name].name for name in published), "random", "steps"]
     head = "".join(f"<th>{escape(name)}</th>" for name in names)
     lines = []
     for task in tasks:
-        row = [f'<td title="{escape(task.env)}">{escape(task.name)}{_note(task)}</td>']
-        row += [f'<td class="theirs">{compact(_steps(comparison, task))}</td>']
-        theirs = [task.low, *([task.asked] if has_asked else []), *(task.published.get(name) for name in published)]
-        row += [f'<td class="theirs">{number(value)}</td>' for value in theirs]
+        row = [f'<td title="{escape(task.env)}">{_breakable(task.name)}{_note(task)}</td>']
         row += [_cell(comparison.cells.get((task.name, core))) for core in comparison.cores]
+        theirs = [*([task.asked] if has_asked else []), *(task.published.get(name) for name in published), task.low]
+        row += [f'<td class="theirs">{number(value)}</td>' for value in theirs]
+        row += [f'<td class="theirs">{compact(_steps(comparison, task))}</td>']
         lines.append(f"<tr>{''.join(row)}</tr>")
     return (
         f"<h2>Every task</h2>{_explanation(suite)}"
@@ -176,6 +180,11 @@ def _explanation(suite: Suite) -> str:
         "figure of the same memory, or with the best published one where that memory has none.</p>"
         f'<p class="small">{samples}</p>'
     )
+
+
+def _breakable(name: str) -> str:
+    """A name that may be broken between its words."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "<wbr>", escape(name))
 
 
 def _note(task: Task) -> str:
