@@ -24,6 +24,13 @@ def test_steps_are_the_commands_or_the_tasks_or_the_suites():
     assert {job.steps for job in jobs(suite, suite.tasks, device="cpu", steps=70)} == {70}
 
 
+def test_the_longest_runs_of_a_seed_begin_first():
+    tasks = [{**task, "steps": steps} for task, steps in zip(SMALL["tasks"], (10, 30, 20))]
+    suite = small_suite(tasks=tasks)
+    found = jobs(suite, suite.tasks, device="cpu", cores=("gru",), seeds=(1, 2))
+    assert [(job.seed, job.task) for job in found] == [(1, "B"), (1, "C"), (1, "A"), (2, "B"), (2, "C"), (2, "A")]
+
+
 def test_tuned_runs_use_the_settings_of_the_family_and_leave_other_tasks_out():
     suite = small_suite()
     tuned = jobs(suite, suite.tasks, device="cpu", cores=("lru",), tuned=True)

@@ -92,6 +92,7 @@ def test_a_file_that_is_no_suite_is_refused_in_one_line(tmp_path, monkeypatch, n
         ({"steps": 0}, "steps must be at least 1, got 0"),
         ({"seeds": float("inf")}, "seeds must be an integer, got inf"),
         ({"cores": "gru"}, "cores must be a list of names, got 'gru'"),
+        ({"cores": []}, "small.toml: cores is empty"),
         ({"statistic": "median"}, "statistic must be one of best, final, got 'median'"),
         ({"settings": {"gama": 0.9}}, "unknown settings ['gama']"),
         ({"settings": {"gamma": 2.0}}, "--gamma must be between 0 and 1, got 2.0"),

@@ -18,9 +18,10 @@ SUITE = """
 name = "mine"
 cores = ["gru"]
 device = "cpu"
+steps = 25_600  # one update of the first task, a hundred of the second
 tasks = [
-    { name = "Short", env = "holdfast/TMaze-v0", steps = 512, low = 0, high = 1, published = { theirs = 0.5 } },
-    { name = "Long", env = "holdfast/TMaze-v0", steps = 25_600, low = 0, high = 1, asked = 2.0 },
+    { name = "Short", env = "holdfast/TMaze-v0", settings = { num_envs = 800 }, low = 0, high = 1, published = { theirs = 0.5 } },
+    { name = "Long", env = "holdfast/TMaze-v0", low = 0, high = 1, asked = 2.0 },
 ]
 
 [settings]
@@ -91,7 +92,7 @@ def test_a_killed_command_goes_on_where_it_was(run, folder, capsys):
     assert long["curve"][0][0] < 1000 and long["curve"][-1][0] == 25_600
     assert long["phases"]["first update"] + long["phases"]["other updates"] < long["seconds"]
     table = (out / "table.md").read_text()
-    assert "| Short | 512 | 0.000 |  | 0.500 | " in table and "✗ −" in table
+    assert "| Short | 25,600 | 0.000 |  | 0.500 | " in table and "✗ −" in table
     assert list((out / "runs").iterdir()) == []
 
 

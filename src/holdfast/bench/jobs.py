@@ -55,7 +55,8 @@ def jobs(
     steps: int | None = None,
     tuned: bool = False,
 ) -> list[Job]:
-    """All runs, seed by seed, so that the first seed of every task is done first."""
+    """All runs, seed by seed, so that the first seed of every task is done first; within a seed the longest first, so
+    that workers end at about the same time."""
     if tuned:
         tasks = [task for task in tasks if task.family in suite.tuned]
         if not tasks:
@@ -63,7 +64,7 @@ def jobs(
     return [
         _job(suite, task, core, seed, suite.steps_of(task, steps), device, tuned)
         for seed in seeds
-        for task in tasks
+        for task in sorted(tasks, key=lambda task: -suite.steps_of(task, steps))
         for core in task.cores or cores or suite.cores
     ]
 

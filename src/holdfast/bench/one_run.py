@@ -30,6 +30,7 @@ CHECKPOINT_SECONDS = 30.0
 """A run that is killed loses at most this much training."""
 MAX_POINTS = 120
 """Points of a curve in the results."""
+_OF_THE_FOLDER = {"run_dir", "name", "checkpoint_every", "keep_checkpoints"}
 
 
 def train(
@@ -54,7 +55,7 @@ def train(
     curve = _curve(folder)
     best, best_at = _best(curve)
     trained = result.seconds - earlier  # in this process
-    config = {name: value for name, value in trainer.config.to_dict().items() if name not in ("run_dir", "name")}
+    config = {name: value for name, value in trainer.config.to_dict().items() if name not in _OF_THE_FOLDER}
     return {
         "id": job.id,
         "suite": job.suite,

@@ -176,6 +176,8 @@ def _check_contents(suite: Suite, where: str) -> None:
         )
     if suite.statistic not in STATISTICS:
         raise SuiteError(f"{where}: statistic must be one of {', '.join(STATISTICS)}, got {suite.statistic!r}")
+    if not suite.cores:
+        raise SuiteError(f"{where}: cores is empty")
     families = {task.family for task in suite.tasks}
     for family in suite.tuned:
         if family not in families:
