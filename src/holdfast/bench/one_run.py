@@ -8,6 +8,7 @@ of the run's progress.csv, so a resumed run knows those before it.
 from __future__ import annotations
 
 import math
+import os
 import shutil
 import statistics
 import time
@@ -30,6 +31,8 @@ CHECKPOINT_SECONDS = 30.0
 """A run that is killed loses at most this much training."""
 MAX_POINTS = 120
 """Points of a curve in the results."""
+COMMIT_VARIABLE = "HOLDFAST_COMMIT"
+"""Names the commit where the current folder is in no repository, on a machine that got a copy of the files."""
 _OF_THE_FOLDER = {"run_dir", "name", "checkpoint_every", "keep_checkpoints"}
 
 
@@ -81,7 +84,7 @@ def train(
         },
         "engine": trainer.engines,
         "device": _device_name(trainer),
-        "commit": (git_state() or {}).get("commit"),
+        "commit": (git_state() or {}).get("commit") or os.environ.get(COMMIT_VARIABLE),
         "packages": package_versions(("holdfast", "torch")),
         "config": config,
         "curve": [[steps, _short(value)] for steps, value, _ in _thinned(curve)],
