@@ -41,11 +41,11 @@ source = "a table"
 
 def test_the_command_of_the_docs_makes_results_table_and_page(run, folder, capsys):
     command = str.split(
-        "bench popgym --device cpu --steps 1_000 --tasks RepeatFirstEasy RepeatPreviousEasy --cores gru none"
+        "bench popgym --device cpu --steps 1_000 --tasks RepeatFirstEasy RepeatPreviousEasy --cores gru none --jobs 1"
     )
     assert run(*command) == 0
     said = capsys.readouterr().out
-    assert "popgym: 4 runs, " in said and "4 of 4 runs  " in said
+    assert "popgym: 4 runs, 1 at a time" in said and "4 of 4 runs  " in said
     out = folder / "runs" / "bench" / "popgym"
     rows = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
     assert sorted((row["task"], row["core"], row["seed"], row["steps"]) for row in rows) == [

@@ -3,7 +3,7 @@
 On a GPU the processes share it: while one captures graphs, evaluates or saves, the others compute. With NVIDIA's MPS, where
 it is installed, their kernels also run at the same time instead of in turns. On CPUs each process has one thread.
 
-A worker that dies is replaced, and its job is given to the new one, once.
+A worker that dies is replaced, and its job is given to the new one, once. One whose run failed on a GPU is replaced too.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Pool:
                             waiting.appendleft(job)
                         elif job is not None:
                             yield Event("error", job, number, reason)
-                        if waiting:
+                        if job is not None and waiting:  # without a job it ended because it was told to
                             yield from self._give(self._start(environment), waiting, attempts)
                         continue
                     ((kind, value),) = json.loads(line).items()
@@ -90,6 +90,9 @@ class Pool:
                     if kind == "result" and process.job is not None and not self.keep:
                         # Not before: a command that dies here has its result, or the run's last checkpoint.
                         shutil.rmtree(self.folder / process.job.id, ignore_errors=True)
+                    if kind == "error" and self.device != "cpu":  # CUDA may be of no more use to that process
+                        yield from self._give(process, deque(), attempts)
+                        process = self._start(environment) if waiting else process
                     if kind in ("result", "error"):
                         yield from self._give(process, waiting, attempts)
             finally:
