@@ -73,20 +73,21 @@ def control(tmp_path, monkeypatch):
     return lambda: (tmp_path / "calls").read_text().split() if (tmp_path / "calls").exists() else []
 
 
-def test_mps_is_started_for_several_processes_on_a_gpu_and_ended(control, monkeypatch):
+def test_mps_is_started_on_a_gpu_and_ended(control, monkeypatch):
     monkeypatch.setattr(shared_gpu, "_FIRST_CLIENT", "raise SystemExit(0)")
-    with shared_gpu.shared_gpu("cuda", 4) as environment:
+    with shared_gpu.shared_gpu("cuda", mps=True) as environment:
         folder = Path(environment["CUDA_MPS_PIPE_DIRECTORY"])
         assert folder.is_dir() and control() == ["-d"]
     assert control() == ["-d", "quit"] and not folder.exists()
 
 
-@pytest.mark.parametrize("why", ["one process", "cpu", "switched off", "it refuses", "it serves nobody"])
+@pytest.mark.parametrize("why", ["not asked for", "cpu", "it refuses", "it serves nobody", "one runs"])
 def test_workers_do_without_mps_where_it_is_not_wanted_or_does_not_work(control, monkeypatch, why):
     monkeypatch.setattr(shared_gpu, "_FIRST_CLIENT", f"raise SystemExit({int(why == 'it serves nobody')})")
-    monkeypatch.setenv("HOLDFAST_MPS", "0" if why == "switched off" else "1")
+    if why == "one runs":
+        monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "theirs")
     monkeypatch.setenv("REFUSE", str(int(why == "it refuses")))
-    with shared_gpu.shared_gpu("cpu" if why == "cpu" else "cuda", 1 if why == "one process" else 4) as environment:
-        assert "CUDA_MPS_PIPE_DIRECTORY" not in environment
+    with shared_gpu.shared_gpu("cpu" if why == "cpu" else "cuda", mps=why != "not asked for") as environment:
+        assert environment.get("CUDA_MPS_PIPE_DIRECTORY") == ("theirs" if why == "one runs" else None)
         assert environment["OMP_NUM_THREADS"] == "1"
     assert control() == {"it refuses": ["-d"], "it serves nobody": ["-d", "quit"]}.get(why, [])

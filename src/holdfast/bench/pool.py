@@ -1,7 +1,7 @@
 """Runs jobs in several worker processes at once and yields what they answer.
 
-On a GPU the processes share it: while one captures graphs, evaluates or saves, the others compute. With NVIDIA's MPS, where
-it is installed, their kernels also run at the same time instead of in turns. On CPUs each process has one thread.
+On a GPU the processes share it: while one captures graphs, evaluates or saves, the others compute. With NVIDIA's MPS
+their kernels also run at the same time instead of in turns. On CPUs each process has one thread.
 
 A worker that dies is replaced, and its job is given to the new one, once. One whose run failed on a GPU is replaced too.
 """
@@ -52,12 +52,14 @@ class _Process:
 
 @dataclass
 class Pool:
-    """`run` trains jobs in `count` processes, in folders below `folder`. keep: leave the folders of finished runs there."""
+    """`run` trains jobs in `count` processes, in folders below `folder`. keep: leave the folders of finished runs there.
+    mps: see `shared_gpu.py`."""
 
     count: int
     folder: Path
     device: str
     keep: bool = False
+    mps: bool = False
     _answers: queue.Queue[tuple[int, str | None]] = field(default_factory=queue.Queue)
     _processes: dict[int, _Process] = field(default_factory=dict)
     _started: int = 0
@@ -65,7 +67,7 @@ class Pool:
     def run(self, jobs: Sequence[Job], tick: float = 0.25) -> Generator[Event, None, None]:
         """Events until all jobs have a result or an error. Closing the iterator stops the workers; they save first."""
         waiting, attempts = deque(jobs), dict.fromkeys((job.id for job in jobs), 0)
-        with shared_gpu(self.device, self.count) as environment:
+        with shared_gpu(self.device, self.mps) as environment:
             try:
                 for _ in range(min(self.count, len(jobs))):
                     yield from self._give(self._start(environment), waiting, attempts)

@@ -1,7 +1,7 @@
-"""How worker processes share a device: one CPU thread each, and NVIDIA's MPS on a GPU.
+"""How worker processes share a device: one CPU thread each, and on request NVIDIA's MPS on a GPU.
 
 Without MPS the kernels of different processes take turns on a GPU. An MPS server lets them run at the same time. It is started
-for the time of a bench where the machine has one and it works, and the workers do without it otherwise.
+for the time of a bench if the machine has one and it works; otherwise the workers do without it.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-SWITCH = "HOLDFAST_MPS"
-"""Set this environment variable to 0 to do without MPS."""
 _QUIET: dict[str, Any] = dict(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, text=True)
 # A server that started may still refuse its first client, so one is tried, with the driver alone: torch takes seconds to load.
 _FIRST_CLIENT = """
@@ -28,15 +26,12 @@ raise SystemExit(cuda.cuInit(0) or cuda.cuDevicePrimaryCtxRetain(ctypes.byref(co
 
 
 @contextmanager
-def shared_gpu(device: str, processes: int) -> Iterator[dict[str, str]]:
-    """The environment variables of worker processes; inside, an MPS server runs if several of them share a GPU."""
+def shared_gpu(device: str, mps: bool) -> Iterator[dict[str, str]]:
+    """The environment variables of worker processes. mps: inside, an MPS server runs, if this is a GPU."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    if device == "cpu":
-        yield environment
-        return
     control = shutil.which("nvidia-cuda-mps-control")
-    unwanted = processes < 2 or environment.get(SWITCH) == "0" or "CUDA_MPS_PIPE_DIRECTORY" in environment
-    if control is None or unwanted:
+    running = "CUDA_MPS_PIPE_DIRECTORY" in environment  # a server of the user's own
+    if device == "cpu" or not mps or control is None or running:
         yield environment
         return
     with tempfile.TemporaryDirectory(prefix="holdfast-mps-", ignore_cleanup_errors=True) as folder:

@@ -45,6 +45,8 @@ class BenchFlags:
     """cpu, cuda or auto; by default the suite's."""
     jobs: int | None = None
     """Runs at a time; by default one per CPU core, or 4 on a GPU."""
+    mps: bool = False
+    """On a GPU: let runs compute at the same time instead of in turns, through NVIDIA's MPS if it is installed."""
     tuned: bool = False
     """Use the suite's settings per family of tasks; reported apart."""
     out: str | None = None
@@ -146,7 +148,7 @@ def _train(suite: Suite, jobs: list[Job], out: Path, flags: BenchFlags) -> list[
         print(f"{suite.name}: {len(jobs)} runs{skipped}, {at_a_time} at a time on {device}, in {out}{torn}", flush=True)
     failed = []
     began, clock = time.strftime("%Y-%m-%dT%H:%M:%S"), time.monotonic()
-    pool = Pool(at_a_time, out / "runs", device, keep=flags.keep_runs)
+    pool = Pool(at_a_time, out / "runs", device, keep=flags.keep_runs, mps=flags.mps)
     with _sigterm_stops(), closing(pool.run(waiting)) as events, closing(progress):
         for event in events:
             job = event.job
