@@ -37,6 +37,7 @@ FOLDERS = {
     "sweep",
     "doctor",
     "integrations",
+    "bench",
     "cli",
 }
 ELSEWHERE = {

@@ -19,6 +19,7 @@ COMMANDS = {
     "eval": ("measure a trained one", "holdfast eval RUN --episodes 200"),
     "sweep": ("search for better settings", "holdfast sweep --env ENV --trials 50 --time 2h"),
     "plot": ("draw learning curves", "holdfast plot RUN RUN ... -o curves.png"),
+    "bench": ("compare memories on a suite", "holdfast bench popgym --cores gru window"),
     "envs": ("list environments", "holdfast envs"),
     "doctor": ("examine a policy", "holdfast doctor TARGET"),
     "export": ("write a policy to ONNX", "holdfast export RUN -o policy.onnx"),

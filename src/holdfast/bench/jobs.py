@@ -1,0 +1,97 @@
+"""The runs of a suite: which task, core, seed and settings. It trains nothing.
+
+A run's id ends in a digest of all settings that it asks for, defaults included. A result counts for a command only if the
+digest is the same, so results of other settings, or of a version with other defaults, are never taken for its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from holdfast.bench.suite import Suite, SuiteError, Task
+from holdfast.config import TrainConfig
+
+DEFAULT, TUNED = "default", "tuned"
+_NOT_IDENTITY = {"run_dir", "name", "threads", "quiet", "tensorboard", "track", "checkpoint_every", "keep_checkpoints"}
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run. setting: "default" or "tuned"."""
+
+    suite: str
+    task: str
+    core: str
+    seed: int
+    steps: int
+    setting: str
+    config: dict[str, Any]
+    deterministic: bool = False
+
+    @property
+    def id(self) -> str:
+        """Also the name of the run's folder."""
+        asked = {name: value for name, value in self.config.items() if name not in _NOT_IDENTITY}
+        digest = hashlib.sha256(json.dumps([self.task, asked], sort_keys=True).encode()).hexdigest()[:10]
+        words = (self.task, self.core.rpartition(":")[2], f"seed{self.seed}", self.setting, digest)
+        return "-".join(re.sub(r"[^\w.]+", "_", word) for word in words)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def jobs(
+    suite: Suite,
+    tasks: Sequence[Task],
+    *,
+    device: str,
+    cores: Sequence[str] = (),
+    seeds: Sequence[int] = (1,),
+    steps: int | None = None,
+    tuned: bool = False,
+) -> list[Job]:
+    """All runs, seed by seed, so that the first seed of every task is done first; within a seed the longest first, so
+    that workers end at about the same time."""
+    if tuned:
+        tasks = [task for task in tasks if task.family in suite.tuned]
+        if not tasks:
+            raise SuiteError(f"suite {suite.name} has no tuned settings for these tasks; leave out --tuned")
+    return [
+        _job(suite, task, core, seed, suite.steps_of(task, steps), device, tuned)
+        for seed in seeds
+        for task in sorted(tasks, key=lambda task: -suite.steps_of(task, steps))
+        for core in task.cores or cores or suite.cores
+    ]
+
+
+def _job(suite: Suite, task: Task, core: str, seed: int, steps: int, device: str, tuned: bool) -> Job:
+    settings = {**suite.settings, **task.settings, **(suite.tuned[task.family] if tuned else {})}
+    try:
+        config = TrainConfig(
+            env=task.env,
+            core=core,
+            total_steps=steps,
+            seed=seed,
+            device=device,
+            threads=1 if device == "cpu" else None,
+            quiet=True,
+            tensorboard=False,
+            **settings,
+        )
+    except ValueError as error:
+        raise SuiteError(f"task {task.name}: {error}") from error
+    return Job(
+        suite=suite.name,
+        task=task.name,
+        core=core,
+        seed=seed,
+        steps=steps,
+        setting=TUNED if tuned else DEFAULT,
+        config=config.to_dict(),
+        deterministic=suite.deterministic,
+    )

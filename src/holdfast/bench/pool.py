@@ -1,0 +1,164 @@
+"""Runs jobs in several worker processes at once and yields what they answer.
+
+On a GPU the processes share it: while one captures graphs, evaluates or saves, the others compute. With NVIDIA's MPS
+their kernels also run at the same time instead of in turns. On CPUs each process has one thread.
+
+A worker that dies is replaced, and its job is given to the new one, once. One whose run failed on a GPU is replaced too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import queue
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from holdfast.bench.jobs import Job
+from holdfast.bench.shared_gpu import shared_gpu
+
+SECONDS_TO_SAVE = 60.0
+"""How long workers that are told to stop may take to save their runs."""
+ATTEMPTS = 2
+
+
+@dataclass
+class Event:
+    """What a worker reports: `kind` is "started", "steps", "result" or "error"; a tick of the clock has no job."""
+
+    kind: str
+    job: Job | None = None
+    worker: int = 0
+    value: Any = None
+
+
+@dataclass
+class _Process:
+    number: int
+    child: subprocess.Popen[str]
+    log: IO[str]
+    job: Job | None = None
+
+
+@dataclass
+class Pool:
+    """`run` trains jobs in `count` processes, in folders below `folder`. keep: leave the folders of finished runs there.
+    mps: see `shared_gpu.py`."""
+
+    count: int
+    folder: Path
+    device: str
+    keep: bool = False
+    mps: bool = False
+    _answers: queue.Queue[tuple[int, str | None]] = field(default_factory=queue.Queue)
+    _processes: dict[int, _Process] = field(default_factory=dict)
+    _started: int = 0
+
+    def run(self, jobs: Sequence[Job], tick: float = 0.25) -> Generator[Event, None, None]:
+        """Events until all jobs have a result or an error. Closing the iterator stops the workers; they save first."""
+        waiting, attempts = deque(jobs), dict.fromkeys((job.id for job in jobs), 0)
+        with shared_gpu(self.device, self.mps) as environment:
+            try:
+                for _ in range(min(self.count, len(jobs))):
+                    yield from self._give(self._start(environment), waiting, attempts)
+                while any(process.job for process in self._processes.values()):
+                    try:
+                        number, line = self._answers.get(timeout=tick)
+                    except queue.Empty:
+                        yield Event("tick")
+                        continue
+                    process = self._processes[number]
+                    if line is None:
+                        job, reason = process.job, self._bury(process)
+                        if job is not None and attempts[job.id] < ATTEMPTS:
+                            waiting.appendleft(job)
+                        elif job is not None:
+                            yield Event("error", job, number, reason)
+                        if job is not None and waiting:  # without a job it ended because it was told to
+                            yield from self._give(self._start(environment), waiting, attempts)
+                        continue
+                    ((kind, value),) = json.loads(line).items()
+                    yield Event(kind, process.job, number, value)
+                    if kind == "result" and process.job is not None and not self.keep:
+                        # Not before: a command that dies here has its result, or the run's last checkpoint.
+                        shutil.rmtree(self.folder / process.job.id, ignore_errors=True)
+                    if kind == "error" and self.device != "cpu":  # CUDA may be of no more use to that process
+                        yield from self._give(process, deque(), attempts)
+                        process = self._start(environment) if waiting else process
+                    if kind in ("result", "error"):
+                        yield from self._give(process, waiting, attempts)
+            finally:
+                self._stop()
+
+    def _give(self, process: _Process, waiting: deque[Job], attempts: dict[str, int]) -> Iterator[Event]:
+        """The next job for a worker; without one it ends."""
+        process.job = waiting.popleft() if waiting else None
+        assert process.child.stdin is not None
+        if process.job is None:
+            process.child.stdin.close()
+            return
+        attempts[process.job.id] += 1
+        with contextlib.suppress(BrokenPipeError):  # its death is reported by the thread that reads
+            process.child.stdin.write(json.dumps(process.job.to_dict()) + "\n")
+            process.child.stdin.flush()
+        yield Event("started", process.job, process.number)
+
+    def _start(self, environment: dict[str, str]) -> _Process:
+        self._started += 1
+        log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115  (open as long as the worker lives)
+        command = [sys.executable, "-m", "holdfast.bench.worker", str(self.folder)]
+        child = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            start_new_session=True,  # Ctrl-C reaches this process only, which tells the workers
+        )
+        process = self._processes[self._started] = _Process(self._started, child, log)
+        threading.Thread(target=self._listen, args=(process,), daemon=True).start()
+        return process
+
+    def _listen(self, process: _Process) -> None:
+        assert process.child.stdout is not None
+        for line in process.child.stdout:
+            if line.endswith("\n"):
+                self._answers.put((process.number, line))
+        self._answers.put((process.number, None))
+
+    def _bury(self, process: _Process) -> str:
+        """Why a worker is dead, in one line."""
+        code = process.child.wait()
+        process.log.seek(0)
+        last = process.log.read().strip().splitlines()[-1:]
+        process.log.close()
+        process.job = None
+        signed = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        return f"the worker ended with {signed}" + (f": {last[0]}" if last else "")
+
+    def _stop(self) -> None:
+        children = [process.child for process in self._processes.values()]
+        for process in self._processes.values():
+            with contextlib.suppress(OSError):
+                if process.child.stdin is not None:
+                    process.child.stdin.close()
+            if process.job is not None and process.child.poll() is None:
+                process.child.terminate()  # the trainer saves and ends
+        give_up = time.monotonic() + SECONDS_TO_SAVE
+        for child in children:
+            try:
+                child.wait(max(0.0, give_up - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()

@@ -1,0 +1,107 @@
+"""Results as Markdown: the comparison, the aggregates and the speed of every run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from holdfast.bench.aggregate import STATISTICS, Estimate
+from holdfast.bench.comparison import Cell, Comparison, number, signed
+from holdfast.bench.jobs import TUNED
+from holdfast.bench.suite import STATISTICS as MEANINGS
+from holdfast.bench.suite import Suite
+
+
+def markdown(suite: Suite, comparisons: Iterable[Comparison]) -> str:
+    """All that there is to say, as one page of Markdown."""
+    parts = [f"# {suite.title or suite.name}", suite.note, legend(suite)]
+    for comparison in comparisons:
+        if comparison.setting == TUNED:
+            parts.append("## With settings per family (`--tuned`)")
+        parts += [_comparison(comparison), _aggregates(comparison), _speed(comparison)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def legend(suite: Suite) -> str:
+    """What the figures are and where the published ones are from."""
+    other = "final return" if suite.statistic == "best" else "best mean of an update"
+    lines = [
+        f"Ours: {MEANINGS[suite.statistic]}; in brackets the {other}. ± is the standard deviation between seeds. "
+        "▲ above, ▼ below, = within 2% of the task's range of the published figure of the same memory, or of the best one where "
+        "that memory has none; ✓ the return asked for is reached, ✗ it is not."
+    ]
+    for column in suite.published.values():
+        lines.append(f"{column.name}: {column.source}{' (second-hand)' if column.second_hand else ''}.")
+    return "  \n".join(lines)
+
+
+def cell_text(cell: Cell) -> str:
+    """The figures of a cell in one line."""
+    other = cell.mean_of("final" if cell.statistic == "best" else "best")
+    text = number(cell.value) + ("" if cell.deviation is None else f" ± {number(cell.deviation)}")
+    if cell.difference is not None:
+        text += f" {cell.difference.mark} {signed(cell.difference.value)}"
+    return text + (f" ({number(other)})" if other is not None else "")
+
+
+def _comparison(comparison: Comparison) -> str:
+    suite, tasks = comparison.suite, comparison.tasks
+    has_asked = any(task.asked is not None for task in tasks)
+    published = [key for key in suite.published if any(key in task.published for task in tasks)]
+    head = ["task", "steps", "random", *(["asked"] if has_asked else [])]
+    head += [suite.published[key].name for key in published] + [core_name(suite, core) for core in comparison.cores]
+    rows = []
+    for task in tasks:
+        first = next(cell for (name, _), cell in comparison.cells.items() if name == task.name)
+        row = [task.name + (f" ({task.note})" if task.note else ""), f"{first.runs[0]['steps']:,}", number(task.low)]
+        row += [number(task.asked)] if has_asked else []
+        row += [number(task.published.get(key)) for key in published]
+        found = [comparison.cells.get((task.name, core)) for core in comparison.cores]
+        rows.append(row + [cell_text(cell) if cell else "" for cell in found])
+    return table(head, rows)
+
+
+def _aggregates(comparison: Comparison) -> str:
+    parts = []
+    for title, rows in comparison.aggregates:
+        lines = [
+            [row.name, str(row.tasks), str(row.runs), *(estimate_text(row.estimates[name]) for name in STATISTICS)]
+            for row in rows
+        ]
+        parts.append(f"{title}, normalized score:\n\n" + table(["", "tasks", "runs", *STATISTICS], lines))
+    return "\n\n".join(parts)
+
+
+def _speed(comparison: Comparison) -> str:
+    rows = [
+        [task, core, *(_rounded(cell.mean_of(name), unit) for name, unit in SPEED_COLUMNS.values())]
+        for (task, core), cell in comparison.cells.items()
+    ]
+    return "Speed, mean over seeds (runs at the same time share the device):\n\n" + table(
+        ["task", "core", *SPEED_COLUMNS], rows
+    )
+
+
+SPEED_COLUMNS = {
+    "steps per second": ("steps_per_second", 1.0),
+    "seconds of training": ("seconds", 0.1),
+    "seconds in all": ("wall_seconds", 0.1),
+}
+
+
+def _rounded(value: float | None, unit: float) -> str:
+    return "" if value is None else f"{value:,.0f}" if unit == 1.0 else f"{value:,.1f}"
+
+
+def estimate_text(estimate: Estimate) -> str:
+    interval = estimate.interval
+    return f"{estimate.value:.3f}" + ("" if interval is None else f" [{interval[0]:.3f}, {interval[1]:.3f}]")
+
+
+def core_name(suite: Suite, core: str) -> str:
+    return f"{core} (memoryless control)" if core == "none" and core in suite.control else core
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)

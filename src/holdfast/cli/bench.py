@@ -1,0 +1,208 @@
+"""`holdfast bench`: the runs of a suite, resumable, and a table and a page of what they reach."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from holdfast.cli.errors import UserError, user_errors
+from holdfast.cli.flags import parse
+
+if TYPE_CHECKING:
+    from holdfast.bench.jobs import Job
+    from holdfast.bench.suite import Suite
+
+JOBS_ON_A_GPU = 4
+FOLDER = Path("runs") / "bench"
+
+
+@dataclass
+class BenchFlags:
+    """Train the tasks of a suite and compare the results with published figures.
+
+    Run the same command again after a kill: finished runs are skipped, the others go on from their checkpoints.
+    """
+
+    suite: str
+    """popgym, out-of-the-box, or a .toml or .json file of your own."""
+    cores: tuple[str, ...] = ()
+    """Memories to compare: lstm, gru, mingru, lru, ffm, mlstm, window, none; by default the suite's."""
+    tasks: tuple[str, ...] = ()
+    """Tasks or families of tasks; by default all."""
+    seeds: int | None = None
+    """Number of seeds; by default the suite's."""
+    first_seed: int | None = None
+    """The first of them; by default the suite's."""
+    steps: int | None = None
+    """Steps of every run; by default the suite's."""
+    device: str | None = None
+    """cpu, cuda or auto; by default the suite's."""
+    jobs: int | None = None
+    """Runs at a time; by default one per CPU core, or 4 on a GPU."""
+    mps: bool = False
+    """On a GPU: let runs compute at the same time instead of in turns, through NVIDIA's MPS if it is installed."""
+    tuned: bool = False
+    """Use the suite's settings per family of tasks; reported apart."""
+    out: str | None = None
+    """Folder for results, table and page; by default runs/bench/<suite>."""
+    report: bool = False
+    """Run nothing: write table and page of the results that are there."""
+    keep_runs: bool = False
+    """Keep the folder of every finished run, with its last checkpoint."""
+    quiet: bool = False
+    """Print only the result."""
+
+
+def main(argv: list[str]) -> int:
+    flags = parse(BenchFlags, argv, "bench")
+    from holdfast.bench import suite as suites
+
+    with user_errors():
+        suite = suites.load(flags.suite)
+        jobs = _jobs(suite, flags)
+    out = Path(flags.out or FOLDER / suite.name)
+    with _claimed(out):
+        try:
+            failed = [] if flags.report else _train(suite, jobs, out, flags)
+        except (KeyboardInterrupt, SystemExit):
+            print("stopped; the same command goes on where this one was", flush=True)
+            raise
+        with user_errors():
+            written = _write_report(suite, out, flags.steps)
+    if failed:
+        raise UserError(f"{len(failed)} of {len(jobs)} runs failed ({failed[0]}); the same command tries them again")
+    if not written:
+        raise UserError(f"{out} holds no results of this suite and number of steps")
+    return 0
+
+
+def _jobs(suite: Suite, flags: BenchFlags) -> list[Job]:
+    from holdfast.bench.jobs import jobs
+
+    for name in ("seeds", "steps", "jobs"):
+        value = getattr(flags, name)
+        if value is not None and value < 1:
+            raise UserError(f"--{name} must be at least 1, got {value}")
+    first = suite.first_seed if flags.first_seed is None else flags.first_seed
+    return jobs(
+        suite,
+        suite.pick(flags.tasks),
+        device="cpu" if flags.report else _device(flags.device or suite.device),
+        cores=flags.cores,
+        seeds=range(first, first + (flags.seeds or suite.seeds)),
+        steps=flags.steps,
+        tuned=flags.tuned,
+    )
+
+
+def _device(name: str) -> str:
+    from holdfast.distributed.ranks import pick_device
+
+    return str(pick_device(name))
+
+
+@contextmanager
+def _claimed(out: Path) -> Iterator[None]:
+    """One command writes a folder at a time."""
+    from holdfast.runs.lock import FolderInUseError, RunLock
+
+    lock = RunLock(out)
+    try:
+        lock.claim()
+    except FolderInUseError as error:
+        who = str(error).partition(";")[0]
+        raise UserError(f"{who}; wait for that command, or choose another folder with --out") from error
+    except OSError as error:
+        raise UserError(f"{out} cannot be written: {error}; choose another folder with --out") from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _train(suite: Suite, jobs: list[Job], out: Path, flags: BenchFlags) -> list[str]:
+    """Train what has no result yet; returns a line per run that failed."""
+    from holdfast.bench import results
+    from holdfast.bench.pool import Pool
+    from holdfast.bench.progress import Progress
+    from holdfast.cli.seeds import num_cores
+
+    file = out / results.FILE_NAME
+    rows, damaged = results.read(file)
+    done = results.finished(rows)
+    waiting = [job for job in jobs if job.id not in done]
+    device = jobs[0].config["device"]
+    at_a_time = min(
+        flags.jobs or (num_cores() if device == "cpu" else min(JOBS_ON_A_GPU, num_cores())), max(1, len(waiting))
+    )
+    progress = Progress(waiting, [job for job in jobs if job.id in done], quiet=flags.quiet)
+    if not flags.quiet:
+        skipped = f", {len(jobs) - len(waiting)} of them finished before" if len(waiting) < len(jobs) else ""
+        torn = f"; {damaged} damaged lines of {file} are ignored" if damaged else ""
+        print(f"{suite.name}: {len(jobs)} runs{skipped}, {at_a_time} at a time on {device}, in {out}{torn}", flush=True)
+    failed = []
+    began, clock = time.strftime("%Y-%m-%dT%H:%M:%S"), time.monotonic()
+    pool = Pool(at_a_time, out / "runs", device, keep=flags.keep_runs, mps=flags.mps)
+    with _sigterm_stops(), closing(pool.run(waiting)) as events, closing(progress):
+        for event in events:
+            job = event.job
+            if job is not None and event.kind == "started":
+                progress.started(event.worker, job)
+            elif event.kind == "steps":
+                progress.stepped(event.worker, event.value)
+            elif job is not None and event.kind in ("result", "error"):
+                row: dict[str, Any] | None = event.value if event.kind == "result" else None
+                facts = {} if row else {"id": job.id, **_facts(job), "error": event.value}
+                command = {"began": began, "elapsed": round(time.monotonic() - clock, 1), "jobs": at_a_time}
+                results.append(file, {**(row or facts), "command": command})
+                progress.ended(event.worker, job, row, str(event.value))
+                failed += [] if row else [f"{job.task} {job.core} seed {job.seed}: {event.value}"]
+            progress.refresh()
+    return failed
+
+
+def _facts(job: Job) -> dict[str, Any]:
+    names = ("suite", "task", "core", "seed", "steps", "setting")
+    return {name: getattr(job, name) for name in names}
+
+
+@contextmanager
+def _sigterm_stops() -> Iterator[None]:
+    """SIGTERM ends the command as Ctrl-C does: the workers save their runs first."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, _: Any) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _write_report(suite: Suite, out: Path, steps: int | None) -> bool:
+    """Table and page of all results in the folder; False if there are none."""
+    from holdfast.bench import results
+    from holdfast.bench.comparison import compare
+    from holdfast.bench.page import page
+    from holdfast.bench.table import markdown
+    from holdfast.runs.writing import write_whole
+
+    rows, _ = results.read(out / results.FILE_NAME)
+    comparisons = compare(suite, rows, steps)
+    if not comparisons:
+        return False
+    text = markdown(suite, comparisons)
+    write_whole(out / "table.md", [text.encode()])
+    write_whole(out / "index.html", [page(suite, comparisons).encode()])
+    print(f"results  {out / results.FILE_NAME}\ntable    {out / 'table.md'}\npage     {out / 'index.html'}")
+    return True

@@ -1,0 +1,152 @@
+"""`holdfast bench`: runs, table and page from one command, which can be killed and repeated."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from holdfast.bench.pool import Event, Pool
+from holdfast.runs.lock import RunLock
+
+SUITE = """
+name = "mine"
+cores = ["gru"]
+device = "cpu"
+steps = 25_600  # one update of the first task, a hundred of the second
+tasks = [
+    { name = "Short", env = "holdfast/TMaze-v0", settings = { num_envs = 800 }, low = 0, high = 1, published = { theirs = 0.5 } },
+    { name = "Long", env = "holdfast/TMaze-v0", low = 0, high = 1, asked = 2.0 },
+]
+
+[settings]
+hidden_size = 8
+num_envs = 8
+num_steps = 32
+epochs = 1
+minibatches = 2
+final_eval_episodes = 4
+env_kwargs = { length = 3 }
+
+[published.theirs]
+name = "theirs"
+source = "a table"
+"""
+
+
+def test_the_command_of_the_docs_makes_results_table_and_page(run, folder, capsys):
+    command = str.split(
+        "bench popgym --device cpu --steps 1_000 --tasks RepeatFirstEasy RepeatPreviousEasy --cores gru none --jobs 1"
+    )
+    assert run(*command) == 0
+    said = capsys.readouterr().out
+    assert "popgym: 4 runs, 1 at a time" in said and "4 of 4 runs  " in said
+    out = folder / "runs" / "bench" / "popgym"
+    rows = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
+    assert sorted((row["task"], row["core"], row["seed"], row["steps"]) for row in rows) == [
+        (task, core, 1, 1000) for task in ("RepeatFirstEasy", "RepeatPreviousEasy") for core in ("gru", "none")
+    ]
+    assert "| RepeatPreviousEasy | 1,000 | -0.500 | 1.000 | 1.000 | " in (out / "table.md").read_text()
+    page = (out / "index.html").read_text()
+    assert page.startswith("<!doctype html>") and "RepeatFirstEasy" in page
+
+    before = (out / "results.jsonl").read_bytes()
+    (out / "index.html").unlink()
+    assert run(*command) == 0  # everything is finished: nothing runs, and the page is there again
+    assert "4 runs, 4 of them finished before" in capsys.readouterr().out
+    assert (out / "results.jsonl").read_bytes() == before and (out / "index.html").read_text() == page
+    assert run("bench", "popgym", "--report", "--steps", 1000, "--quiet") == 0
+    assert (out / "index.html").read_text() == page
+
+
+def test_a_killed_command_goes_on_where_it_was(run, folder, capsys):
+    Path("mine.toml").write_text(SUITE)
+    out = folder / "runs" / "bench" / "mine"
+    results = out / "results.jsonl"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    first = [sys.executable, "-m", "holdfast", "bench", "mine.toml", "--jobs", "1"]
+    with subprocess.Popen(first, env=environment, stdout=subprocess.DEVNULL) as command:
+        give_up = time.monotonic() + 120
+        while not (results.exists() and list((out / "runs").glob("Long-*/progress.csv"))):
+            assert time.monotonic() < give_up and command.poll() is None
+            time.sleep(0.02)
+        command.kill()
+    before = results.read_bytes()
+    assert [json.loads(line)["task"] for line in before.splitlines()] == ["Short"]
+    results.write_bytes(before + b'{"id": "torn')
+
+    assert run("bench", "mine.toml", "--jobs", 1) == 0
+    said = capsys.readouterr().out
+    assert "mine: 2 runs, 1 of them finished before, 1 at a time on cpu" in said
+    assert f"1 damaged lines of {results.relative_to(folder)} are ignored" in said
+    after = results.read_bytes()
+    assert after.startswith(before)
+    _, long = (json.loads(line) for line in after.splitlines() if b"torn" not in line)
+    assert (long["task"], long["trained_steps"]) == ("Long", 25_600)
+    # It went on from the checkpoint that its worker saved: the whole curve is there, and this process trained a part of it.
+    assert long["curve"][0][0] < 1000 and long["curve"][-1][0] == 25_600
+    assert long["phases"]["first update"] + long["phases"]["other updates"] < long["seconds"]
+    table = (out / "table.md").read_text()
+    assert "| Short | 25,600 | 0.000 |  | 0.500 | " in table and "✗ −" in table
+    assert list((out / "runs").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ("popgim", "holdfast bench: no suite 'popgim'; did you mean popgym?"),
+        ("", "holdfast bench: SUITE is missing; see holdfast bench --help"),
+        ("popgym --tasks RepeatFirstEsy", "has no task 'RepeatFirstEsy'; did you mean RepeatFirstEasy?"),
+        ("popgym --cores grue --device cpu", "--core must be one of lstm, gru"),
+        ("popgym --seeds 0", "--seeds must be at least 1, got 0"),
+        ("popgym --steps many", "--steps: 'many' is not an integer"),
+        ("popgym --device tpu", "device 'tpu': Holdfast runs on CPUs and NVIDIA GPUs"),
+        ("popgym --first-seed -1 --device cpu", "--seed must be between 0 and"),
+        ("out-of-the-box --tuned", "suite out-of-the-box has no tuned settings for these tasks; leave out --tuned"),
+        ("popgym --report --out empty", "empty holds no results of this suite and number of steps"),
+        ("popgym --out file", "file cannot be written"),
+        ("broken.toml", "broken.toml: unknown key 'task'; did you mean tasks?"),
+    ],
+)
+def test_a_mistake_is_one_line(run, folder, capsys, flags, says):
+    Path("file").write_text("")
+    Path("broken.toml").write_text('name = "b"\ntask = []\n')
+    assert run("bench", *flags.split()) == 2
+    said = capsys.readouterr().err
+    assert says in said and said.count("\n") == 1
+    assert not (folder / "runs").exists()
+
+
+def test_a_folder_takes_one_command_at_a_time(run, folder, capsys):
+    lock = RunLock(folder / "out")
+    lock.claim()
+    assert run("bench", "popgym", "--report", "--out", "out") == 2
+    said = capsys.readouterr().err
+    assert f"is in use by another run (process {os.getpid()}" in said
+    assert said.endswith("wait for that command, or choose another folder with --out\n")
+    lock.release()
+
+
+def test_runs_that_fail_are_named_and_tried_again(run, folder, capsys, monkeypatch):
+    given = []
+
+    def fail(self, jobs):
+        for job in given.append(jobs) or jobs:
+            yield Event("started", job, 1)
+            yield Event("error", job, 1, "ValueError: no luck")
+
+    monkeypatch.setattr(Pool, "run", fail)
+    Path("mine.toml").write_text(SUITE)
+    for _ in range(2):
+        assert run("bench", "mine.toml") == 2
+        captured = capsys.readouterr()
+        assert "Short gru seed 1  failed: ValueError: no luck" in captured.out
+        assert captured.err == (
+            "holdfast bench: 2 of 2 runs failed (Short gru seed 1: ValueError: no luck); the same command tries them again\n"
+        )
+    assert [job.task for job in given[1]] == ["Short", "Long"]
