@@ -71,7 +71,7 @@ def test_the_choice_is_made_again_for_every_update():
     assert isinstance(chosen(segment, LossSettings(), True), NativeMinibatches)
 
 
-def test_ranks_on_a_cpu_go_through_autograd(monkeypatch: pytest.MonkeyPatch):
+def test_ranks_whose_policy_is_wrapped_go_through_autograd():
     policy = hf.ActorCritic(spaces.Box(-1, 1, (3,)), spaces.Discrete(2), hidden_size=8)
     config = hf.TrainConfig()
     wrapped = choose.UpdateEngines(policy, config, choose.make_adam(policy, config), Ranks(0, 2, True), policy)

@@ -61,9 +61,13 @@ class Ranks:
         """Over all ranks; no gradient passes."""
         if not self.joined:
             return x
-        total = x.detach().clone()
-        dist.all_reduce(total)
-        return total
+        return self.sum_(x.detach().clone())
+
+    def sum_(self, x: Tensor) -> Tensor:
+        """Over all ranks, in place."""
+        if self.joined:
+            dist.all_reduce(x)
+        return x
 
     def moments(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Mean and variance over the rows [N, ...] of all ranks, and how many rows those are, in float64."""

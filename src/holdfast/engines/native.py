@@ -18,6 +18,7 @@ from holdfast.cores import Core, Parallel
 from holdfast.cores.gated import GatedCore
 from holdfast.engines.minibatch import Minibatches
 from holdfast.engines.objective import fused_objective
+from holdfast.engines.ranks import RankGradients
 from holdfast.kernels.cpu import recurrence as native
 from holdfast.kernels.cpu.adam import NativeAdam
 from holdfast.kernels.cpu.objective import StoredSteps, clipped
@@ -31,13 +32,14 @@ from holdfast.state import State
 
 
 class NativeMinibatches(Minibatches):
-    """Gradients, clipping and Adam in C. Rebuilt for every update, since modules may have changed in between."""
+    """Gradients, clipping and Adam in C; ranks average gradients in between. Rebuilt for every update: modules may change."""
 
     def __init__(self, policy: RecurrentPolicy, *args: Any, **options: Any) -> None:
         super().__init__(policy, *args, **options)
         assert isinstance(policy, ActorCritic)
         self._policy = policy
         self._adam = NativeAdam.try_create(self.optimizer, self.parameters)
+        self._rank_gradients = RankGradients(self.parameters, self.ranks) if self.ranks.joined else None
 
     def load(self, batch: Segment, settings: LossSettings) -> None:
         super().load(batch, settings)
@@ -45,7 +47,11 @@ class NativeMinibatches(Minibatches):
 
     def gradients(self, part: Segment, share: Any) -> PPOTerms:
         with span("forward and backward (without autograd)"):
-            return self._gradient(part, self.all_valid)
+            terms = self._gradient(part, self.all_valid)
+        if self._rank_gradients is not None:
+            with span("averaging gradients over ranks"):
+                self._rank_gradients.average(share)
+        return terms
 
     def optimizer_step(self) -> Tensor:
         if self._adam is None:  # before the first step of the run there are no moments to work on
