@@ -194,6 +194,13 @@ def train(config: hf.TrainConfig, stop: int = 10**9) -> dict[str, Any]:
     return _finish(trainer)
 
 
+def profile(config: hf.TrainConfig) -> str:
+    """The table of a profiled run; "" on all ranks but the first."""
+    watch = hf.Profile()
+    hf.Trainer(config, callbacks=[watch]).run()
+    return watch.report
+
+
 def resume(folder: Path, run_dir: str, updates: int) -> dict[str, Any]:
     """What the environments carry where a run is taken up, and a few updates more in a folder of their own."""
     trainer = hf.Trainer.resume(folder, run_dir=run_dir)

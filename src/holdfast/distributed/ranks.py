@@ -23,6 +23,10 @@ from torch import Tensor
 
 from holdfast.config import flag_of
 from holdfast.distributed.rendezvous import fresh_store
+from holdfast.spans import span
+
+EXCHANGE = "exchange with other ranks"
+"""The span of everything that waits for other processes."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,8 @@ class Ranks:
     def sum_(self, x: Tensor) -> Tensor:
         """Over all ranks, in place."""
         if self.joined:
-            dist.all_reduce(x)
+            with span(EXCHANGE):
+                dist.all_reduce(x)
         return x
 
     def moments(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -82,7 +87,8 @@ class Ranks:
             return [numbers]
         mine = torch.tensor(numbers, dtype=torch.float64, device=device)
         parts = [torch.empty_like(mine) for _ in range(self.size)]
-        dist.all_gather(parts, mine)
+        with span(EXCHANGE):
+            dist.all_gather(parts, mine)
         return torch.stack(parts).tolist()
 
     # --- data --------------------------------------------------------------------------------------------------------
@@ -92,7 +98,8 @@ class Ranks:
         if not self.joined:
             return [value]
         parts: list[Any] | None = [None] * self.size if self.leads else None
-        dist.gather_object(value, parts)
+        with span(EXCHANGE):
+            dist.gather_object(value, parts)
         return parts or []
 
     def from_leader(self, value: Any) -> Any:
@@ -100,7 +107,8 @@ class Ranks:
         if not self.joined:
             return value
         box = [value]
-        dist.broadcast_object_list(box, src=0)
+        with span(EXCHANGE):
+            dist.broadcast_object_list(box, src=0)
         return box[0]
 
 

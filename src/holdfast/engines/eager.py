@@ -39,7 +39,7 @@ class AutogradMinibatches(Minibatches):
 
     def backward(self, part: Segment, share: Any) -> PPOTerms:
         """The gradients of this rank."""
-        with span("forward"), autocast(part.resets.device, autocast_dtype(self.config.precision)):
+        with span("forward and loss"), autocast(part.resets.device, autocast_dtype(self.config.precision)):
             leg = self.ddp_policy or self.policy
             terms = ppo_terms(
                 leg,
@@ -49,7 +49,8 @@ class AutogradMinibatches(Minibatches):
                 value_scale=self.policy.value_scale,
                 objective=fused_objective,
             )
-        self.optimizer.zero_grad(set_to_none=True)
-        # 1 + 0 * loss: a loss that is not finite makes its gradients so, on every rank, and the step is skipped.
-        (terms.loss * (share * (1 + 0 * terms.loss.detach()))).backward()
+        with span("backward"):
+            self.optimizer.zero_grad(set_to_none=True)
+            # 1 + 0 * loss: a loss that is not finite makes its gradients so, on every rank, and the step is skipped.
+            (terms.loss * (share * (1 + 0 * terms.loss.detach()))).backward()
         return terms
