@@ -9,7 +9,7 @@ from torch import Tensor
 from holdfast.algorithms.ppo import PPOTerms, in_loss_units, normalize_advantage, ppo_terms
 from holdfast.engines.minibatch import Minibatches
 from holdfast.engines.objective import fused_objective
-from holdfast.engines.ranks import RankGradients
+from holdfast.engines.ranks import FlatGradients
 from holdfast.policies.base import RecurrentPolicy
 from holdfast.policies.precision import autocast, autocast_dtype
 from holdfast.rollout.segment import Segment
@@ -34,7 +34,7 @@ class AutogradMinibatches(Minibatches):
             terms = self.backward(part, share)
         if self.ranks.joined and self.ddp_policy is None:
             with span("averaging gradients over ranks"):
-                RankGradients(self.parameters, self.ranks).average()
+                FlatGradients(self.parameters).average(self.ranks)
         return terms
 
     def backward(self, part: Segment, share: Any) -> PPOTerms:

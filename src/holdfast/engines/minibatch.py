@@ -50,11 +50,15 @@ class Minibatches:
         """One optimizer step on some columns of the batch (None: all): `MinibatchMetrics` as a tensor [7]."""
         with span("minibatch"):
             with span("selecting its sequences"):
-                part = self.batch if columns is None else self.batch.select(columns)
+                part = self.select(columns)
             terms = self.gradients(part, share)
             return self.finish_step(terms, share)
 
-    def gradients(self, part: Segment, share: Any) -> PPOTerms:
+    def select(self, columns: Tensor | None) -> Any:
+        """Some columns of the batch (None: all), as `gradients` takes them."""
+        return self.batch if columns is None else self.batch.select(columns)
+
+    def gradients(self, part: Any, share: Any) -> PPOTerms:
         """Leave the gradients of `share` times the loss in the parameters. If the loss is not finite, the gradients are not finite."""
         raise NotImplementedError
 
