@@ -77,9 +77,21 @@ class Ranks:
     def moments(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Mean and variance over the rows [N, ...] of all ranks, and how many rows those are, in float64."""
         x = x.double()
-        count = self.sum(torch.tensor(float(len(x)), dtype=torch.float64, device=x.device))
-        mean = self.sum(x.sum(0)) / count
-        return mean, self.sum((x - mean).square().sum(0)) / count, count
+        count = x.new_tensor(float(len(x)))
+        mean = x.sum(0) / (count if self.size == 1 else count.clamp(min=1))
+        squares = (x - mean).square().sum(0)
+        if self.size == 1:
+            return mean, squares / count, count
+        # One exchange for all three, joined as in Chan et al.: means weighted by rows, and how far they lie apart.
+        mine = torch.cat([count.view(1), mean.flatten(), squares.flatten()])
+        parts = [torch.empty_like(mine) for _ in range(self.size)]
+        with span(EXCHANGE):
+            dist.all_gather(parts, mine)
+        counts, means, all_squares = torch.stack(parts).split([1, mean.numel(), mean.numel()], dim=1)
+        total = counts.sum()
+        whole = (counts * means).sum(0) / total
+        apart = (counts * (means - whole).square()).sum(0)
+        return whole.view(mean.shape), ((all_squares.sum(0) + apart) / total).view(mean.shape), total
 
     def all_gather(self, numbers: list[float], device: torch.device) -> list[list[float]]:
         """The numbers of every rank, in order; all give equally many."""
@@ -186,6 +198,11 @@ def _first_difference(of_ranks: list[dict[str, Any]]) -> str | None:
 def launched() -> bool:
     """Whether torchrun, or a launcher that sets the same variables, started this process."""
     return all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"))
+
+
+def launched_ranks() -> int:
+    """How many processes torchrun started; 1 without it."""
+    return int(os.environ["WORLD_SIZE"]) if launched() else 1
 
 
 def launcher() -> int | None:
