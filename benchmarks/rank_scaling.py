@@ -8,7 +8,8 @@ depend on what else the machine does. The all-reduce is the fastest of 30 by wal
 ranks than cores it includes waiting for a core.
 Throughput: whole training (rollout, update, statistics, metrics, log) by wall-clock time. One process alone and two ranks take
 turns of a few updates each, so that what else the machine does hits both; one thread per rank, as many environments per
-rank as alone. The median over turns, and the machine's load while it ran.
+rank as alone. The median over turns, and the machine's load while it ran. On a busy machine ranks wait for each other's
+turn on a core; the ratio per CPU-second of a rank leaves waiting out.
 """
 
 from __future__ import annotations
@@ -119,6 +120,9 @@ def throughput(hidden_size: int, folder: str, turns: int) -> dict[str, Any]:
         "together": statistics.median(run["steps_per_second"] for run in together),
         "ratio": statistics.median(ratios),
         "ratios": [round(ratio, 3) for ratio in ratios],
+        "ratio_per_cpu_second": statistics.median(
+            r * a["busy"] / b["busy"] for r, a, b in zip(ratios, alone, together)
+        ),
         "core_share_alone": statistics.median(run["busy"] for run in alone),
         "core_share_together": statistics.median(run["busy"] for run in together),
         "load": statistics.median(loads),
@@ -158,7 +162,8 @@ def main() -> None:
             print(
                 f"hidden {cell['hidden_size']}: alone {cell['alone']:,.0f}, two ranks {cell['together']:,.0f} steps/s, "
                 f"{cell['ratio']:.2f}x (turns {min(cell['ratios']):.2f} to {max(cell['ratios']):.2f}); of a core "
-                f"{cell['core_share_alone']:.0%} and {cell['core_share_together']:.0%} each; load {cell['load']:.1f}"
+                f"{cell['core_share_alone']:.0%} and {cell['core_share_together']:.0%} each, "
+                f"{cell['ratio_per_cpu_second']:.2f}x per CPU-second of a rank; load {cell['load']:.1f}"
             )
     RESULTS.write_text(json.dumps(report, indent=2) + "\n")
 
