@@ -85,7 +85,7 @@ def profile(hidden: int) -> dict[str, dict[str, float]]:
     three = {
         "a minibatch, whole": (lambda: through_autograd.step(None), lambda: in_c.step(None)),
         "- the loss and its parts, forward": (forward, None),
-        "- with gradients": (gradient, lambda: in_c.gradients(batch, 1.0)),
+        "- with gradients": (gradient, lambda: in_c.gradients(in_c.select(None), 1.0)),
     }
     table = {}
     for part, (autograd, hand) in three.items():

@@ -24,8 +24,11 @@ import holdfast as hf
 from holdfast.algorithms import ppo
 from holdfast.algorithms.ppo import PPO, normalize_advantage
 from holdfast.distributed.ranks import Ranks
+from holdfast.engines import choose
 from holdfast.engines.choose import make_ppo
+from holdfast.envs import make
 from holdfast.policies.encoders import Vector
+from holdfast.rollout.collector import Collector
 from holdfast.rollout.reward_scale import RewardScale
 
 _context = multiprocessing.get_context("forkserver")
@@ -118,6 +121,27 @@ def first_update(file: str, config: hf.TrainConfig) -> dict[str, Any]:
     return {"gradients": gradients, "metrics": metrics, "weights": weights}
 
 
+def update_with(way: str, seed: int, settings: dict[str, Any], policy_options: dict[str, Any]) -> dict[str, Any]:
+    """Three updates of one policy, its minibatches "in C", by "DDP" and autograd, or, since one rank needs it, by "autograd"."""
+    mine, num_envs = ranks(), 6 + seed % 2  # of 7 environments the first rank has one more
+    config = hf.TrainConfig(**{**dict(num_envs=num_envs, num_steps=16, minibatches=2, epochs=2, seed=seed), **settings})
+    torch.manual_seed(seed if way == "DDP" else seed + 100 * mine.rank)  # engines must start from rank 0's weights
+    env = make(config.env, num_envs=len(mine.share(num_envs)))
+    policy = hf.ActorCritic(env.single_observation_space, env.single_action_space, hidden_size=8, **policy_options)
+    with pytest.MonkeyPatch.context() as patch:
+        if way == "DDP":
+            patch.setattr(choose, "native_obstacle", lambda *_: "a test says so")
+        ppo, engines = make_ppo(policy, config, mine, some_unused=True)
+        assert (engines.ddp_policy is not None) == (mine.joined and way == "DDP")
+        if way == "autograd" and mine.rank == 1:
+            policy.core.register_forward_hook(lambda *_: None)
+        torch.manual_seed(mine.seed(seed + 7))
+        collector = Collector(env, policy, 16, bptt=config.bptt, seed=mine.seed(seed + 3))
+        rows = [ppo.update(collector.rollout(), 0.1 * i, all_valid=True) for i in range(3)]
+        weights = torch.cat([p.detach().flatten() for p in policy.parameters()])
+        return {"rows": rows, "weights": weights, "engine": engines.choice.engine}
+
+
 def statistics(observations: torch.Tensor, rewards: torch.Tensor, dones: torch.Tensor, space: Any) -> Any:
     """Normalisers after two updates with this rank's columns of [T, B, ...] data."""
     mine = ranks()
@@ -168,6 +192,13 @@ def train(config: hf.TrainConfig, stop: int = 10**9) -> dict[str, Any]:
     """A run, or the beginning of one; what its environments carry then, its weights and result."""
     trainer = hf.Trainer(config, callbacks=[Stop(stop)])
     return _finish(trainer)
+
+
+def profile(config: hf.TrainConfig) -> str:
+    """The table of a profiled run; "" on all ranks but the first."""
+    watch = hf.Profile()
+    hf.Trainer(config, callbacks=[watch]).run()
+    return watch.report
 
 
 def resume(folder: Path, run_dir: str, updates: int) -> dict[str, Any]:
@@ -250,6 +281,7 @@ def break_ranks(how: str) -> Iterator[None]:
         if how == "same seeds":
             patch.setattr(Ranks, "seed", lambda self, seed, *salt: seed)
         elif how == "own gradients":
+            patch.setattr("holdfast.engines.ranks.average_gradient", lambda gradient, ranks: None)
             patch.setattr(
                 "holdfast.engines.choose.wrap_for_averaging", lambda policy, ranks, some_unused: Unaveraged(policy)
             )

@@ -8,6 +8,7 @@ import time
 import pytest
 
 import holdfast as hf
+from holdfast.cli import main
 from holdfast.config import PRESETS
 from holdfast.runs.log import read_progress
 
@@ -80,6 +81,7 @@ def test_large_numbers_may_be_written_short(train, folder):
 
 OWN_CORE = """
 import holdfast as hf
+from holdfast.cli import main
 
 class Mine(hf.GRU):
     def __init__(self, input_size, hidden_size):
@@ -215,3 +217,24 @@ def test_ctrl_c_saves_and_says_how_to_continue(tiny, folder):
     assert "Traceback" not in err
     assert "continue with   holdfast train --resume run" in out
     assert len(list((folder / "run/checkpoints").glob("update_*.pt"))) == 1
+
+
+def test_environments_per_rank_are_multiplied_by_the_ranks_and_exclude_the_number_in_all(
+    train, folder, capsys, monkeypatch
+):
+    from holdfast.cli.train import _envs_of_all_ranks
+
+    for name, value in (("RANK", "3"), ("WORLD_SIZE", "8"), ("MASTER_ADDR", "here")):
+        monkeypatch.setenv(name, value)
+    assert _envs_of_all_ranks([], 4) == 32
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"):
+        monkeypatch.delenv(name)
+    assert _envs_of_all_ranks([], 4) == 4, "without torchrun there is one rank"
+    flags = ["train", "--env", "holdfast/TMaze-v0"]
+    for more, said in (
+        (["--num-envs-per-rank", "4", "--num-envs", "8"], "--num-envs is the number in all"),
+        (["--num-envs-per-rank", "0"], "--num-envs-per-rank 0: expected at least 1"),
+        (["--resume", "run", "--num-envs-per-rank", "4"], "deals them to its ranks; leave out --num-envs-per-rank"),
+    ):
+        assert main([*(flags if "--resume" not in more else ["train"]), *more]) != 0
+        assert said in capsys.readouterr().err

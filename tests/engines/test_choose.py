@@ -57,10 +57,10 @@ def test_a_core_that_the_update_in_c_does_not_know_goes_through_autograd_and_is_
 
 @needs_native
 def test_the_choice_is_made_again_for_every_update():
-    policy = hf.ActorCritic(spaces.Box(-1, 1, (3,)), spaces.Discrete(2), hidden_size=8)
-    chosen = engines(policy, num_envs=4, num_steps=4)
     env = envs.make("holdfast/RepeatPreviousEasy-v0", 4)
-    segment = next(hf.collect(env, hf.ActorCritic(env.single_observation_space, env.single_action_space), 4))
+    policy = hf.ActorCritic(env.single_observation_space, env.single_action_space, hidden_size=8)
+    chosen = engines(policy, num_envs=4, num_steps=4)
+    segment = next(hf.collect(env, policy, 4))
     assert isinstance(chosen(segment, LossSettings(), True), NativeMinibatches)
     hook = policy.core.register_forward_hook(lambda *_: None)
     assert (
@@ -71,7 +71,7 @@ def test_the_choice_is_made_again_for_every_update():
     assert isinstance(chosen(segment, LossSettings(), True), NativeMinibatches)
 
 
-def test_ranks_on_a_cpu_go_through_autograd(monkeypatch: pytest.MonkeyPatch):
+def test_ranks_whose_policy_is_wrapped_go_through_autograd():
     policy = hf.ActorCritic(spaces.Box(-1, 1, (3,)), spaces.Discrete(2), hidden_size=8)
     config = hf.TrainConfig()
     wrapped = choose.UpdateEngines(policy, config, choose.make_adam(policy, config), Ranks(0, 2, True), policy)

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 import holdfast as hf
 from holdfast.algorithms.ppo import LossSettings, PPOTerms, ppo_terms
 from holdfast.config import TrainConfig
-from holdfast.engines import choose
+from holdfast.engines import choose, native_batch
 from holdfast.engines.choose import make_ppo
-from holdfast.engines.native import NativeGradient
+from holdfast.engines.minibatch import make_adam
+from holdfast.engines.native import NativeGradient, NativeMinibatches
 from holdfast.engines.native_obstacles import obstacle
 from holdfast.kernels.cpu import recurrence as native
 from holdfast.policies.actor_critic import ActorCritic
@@ -128,6 +129,31 @@ def test_the_gradient_is_autograds_with_action_masks_and_dict_observations():
     policy = ActorCritic(obs, spaces.Discrete(4), "gru", 16, "separate", encoder_sizes=(), activation="relu")
     check_against_autograd(policy, a_segment(policy, 12, 2), TrainConfig(), all_valid=False)
     check_against_autograd(policy, a_segment(policy, 12, 2, masked=True), TrainConfig(), all_valid=False)
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize("case", ["discrete", "from 2", "box", "masked"])
+def test_minibatches_that_reuse_their_memory_have_the_gradients_of_their_own_segments(
+    case: str, at_once: bool, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(native_batch, "ENCODED_AT_ONCE", 10**9 if at_once else 0)
+    torch.manual_seed(4)
+    space = spaces.Dict({"a": OBS, "b": spaces.Discrete(3)})
+    policy = ActorCritic(
+        space, ACTIONS.get(case, ACTIONS["discrete"]), "lstm", 16, "separate", reset="learned", num_layers=2
+    )
+    config = TrainConfig(minibatches=3, max_grad_norm=1e9, learning_rate=1e-30)
+    segment = a_segment(policy, 9, 5, seed=5, masked=case == "masked")
+    engine = NativeMinibatches(policy, config, make_adam(policy, config))
+    engine.load(segment, LossSettings.from_config(config))
+    alone = NativeGradient(policy, LossSettings.from_config(config))
+    for columns in (torch.tensor([3, 0]), torch.tensor([4]), torch.tensor([2, 1]), torch.tensor([0]), None):
+        metrics = engine.step(columns)
+        found = [p.grad.clone() for p in policy.parameters()]  # type: ignore[union-attr]
+        terms = alone(segment if columns is None else segment.select(columns), False)
+        for (name, p), grad in zip(policy.named_parameters(), found):
+            assert torch.equal(grad, p.grad), (name, columns)  # type: ignore[arg-type]
+        assert float(metrics[0]) == float(terms.policy_loss) and float(metrics[5]) == float(terms.clip_fraction)
 
 
 def distance_to_a_kink(policy: ActorCritic, segment: Segment) -> float:

@@ -173,16 +173,18 @@ static void run_objective(int64_t rows, int64_t actions, int some_valid, double 
 }
 
 static void run_adam(const int64_t *counts, int64_t tensors) {
-    float *owned[64], *p[4], *m[4], *v[4], *g[4];
+    float *owned[64], *p[4], *m[4], *v[4], *g[4], *steps[4];
     int count = 0;
     double norm;
     for (int64_t t = 0; t < tensors; t++) {
-        p[t] = NEW(counts[t]), m[t] = NEW(counts[t]), v[t] = NEW(counts[t]), g[t] = NEW(counts[t]);
+        p[t] = NEW(counts[t]), m[t] = NEW(counts[t]), v[t] = NEW(counts[t]), g[t] = NEW(counts[t]), steps[t] = NEW(1);
         for (int64_t i = 0; i < counts[t]; i++) v[t][i] = fabsf(v[t][i]);
     }
     Adam job = {.tensors = tensors, .step = 3, .count = counts, .parameter = p, .mean = m, .square = v};
     job.gradient = (const float *const *)g;
     job.rate = 1e-3, job.beta1 = 0.9, job.beta2 = 0.999, job.eps = 1e-8, job.max_norm = 0.5, job.norm = &norm;
+    succeed(holdfast_adam(&job));
+    job.steps_taken = steps;
     succeed(holdfast_adam(&job));
     for (int64_t t = 0; t < tensors; t++) all_finite("p", p[t], counts[t]);
     while (count) free(owned[--count]);

@@ -11,10 +11,12 @@ import pytest
 import torch
 
 import holdfast as hf
+import rank_jobs
 from holdfast.cli import main
 from holdfast.kernels.cpu import recurrence as native
 from holdfast.profiling import profile, recording
 from holdfast.spans import span
+from rank_jobs import run_ranks
 
 SMALL = dict(
     env="holdfast/TMaze-v0", env_kwargs={"length": 3}, hidden_size=8, num_envs=4, num_steps=8, minibatches=2, epochs=2,
@@ -118,7 +120,41 @@ def test_forward_and_backward_are_told_apart_where_autograd_runs_them(tmp_path: 
     if native.status()["kernel"] == "native":
         assert f"{whole} (without autograd)" in milliseconds(native_gradient.report)
     found = milliseconds(by_autograd.report)
-    assert found["      forward"] + found["      loss and backward"] == pytest.approx(found[whole], rel=0.05)
+    assert found["      forward and loss"] + found["      backward"] == pytest.approx(found[whole], rel=0.05)
+
+
+ENGINES: dict[str, dict[str, Any]] = {
+    "C": {},
+    "autograd": dict(precision="bf16"),
+    "gymnasium": dict(env="CartPole-v1", env_kwargs={}, mask_velocity=True, normalize_obs=True),
+}
+
+
+def with_work(folder: Path, **settings: Any) -> hf.TrainConfig:
+    """Updates of some 20 ms, as most runs have them; an empty one is mostly calls of functions."""
+    work = dict(hidden_size=32, num_envs=16, num_steps=32, total_steps=16 * 32 * 8, eval_every=0)
+    return config(folder, **{**work, **settings})
+
+
+def share_accounted_for(report: str) -> float:
+    line = next(line for line in report.splitlines() if line.endswith("of the time is accounted for"))
+    return float(line.split("%")[0]) / 100
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_profile_accounts_for_95_percent_of_the_time(tmp_path: Path, engine: str):
+    watch = hf.Profile()
+    trainer = hf.Trainer(with_work(tmp_path / "run", **ENGINES[engine]), callbacks=[watch])
+    trainer.run()
+    assert trainer.engines["update"].startswith("autograd") == (engine == "autograd" or not native.in_use())
+    assert share_accounted_for(watch.report) >= 0.95, watch.report
+
+
+def test_a_profile_of_ranks_accounts_for_95_percent_of_the_time_and_names_the_exchange(tmp_path: Path):
+    first, second = run_ranks(2, rank_jobs.profile, with_work(tmp_path / "run"))
+    assert share_accounted_for(first) >= 0.95, first
+    assert milliseconds(first)["    averaging gradients over ranks"] > 0
+    assert "exchange with other ranks" in first and second == ""
 
 
 def test_a_profiled_run_writes_the_numbers_of_one_that_is_not(tmp_path: Path):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from holdfast.profiling.clock import Spent
-from holdfast.profiling.report import Timed, spans_table
+from holdfast.profiling.report import Timed, accounted, spans_table
 
 
 def cells(lines: list[str]) -> dict[str, list[str]]:
@@ -25,13 +27,22 @@ def test_shares_and_rests_of_the_table_by_hand():
     assert "without it: 5,000 steps/s" in lines[-1]
 
 
+def test_time_is_accounted_for_where_it_has_a_name():
+    spent = {
+        ("rollout",): Spent(2.0, 1), ("rollout", "policy"): Spent(1.5, 64), ("update",): Spent(6.0, 1),
+        ("update", "minibatch"): Spent(5.0, 1), ("update", "minibatch", "forward"): Spent(4.0, 1),
+    }  # fmt: skip
+    # Of 10 seconds 2 are in no span, and 1 is the minibatch's outside its forward. What is left of rollout and update has a name.
+    assert accounted(Timed(first=1, updates=1, steps=1, seconds=10.0, spent=spent)) == pytest.approx(0.7)
+
+
 def test_rows_are_in_order_of_appearance_from_the_rollout_on():
     # The clock starts after an update: it sees the end of the loop first.
     names = ("log", "display", "rollout", "update", "checkpoint")
     spent = {(name,): Spent(1.0, 1) for name in names}
     spent["update", "minibatch"] = Spent(1.0, 8)
     lines = spans_table(Timed(first=1, updates=1, steps=1, seconds=5.0, spent=spent))
-    assert list(cells(lines[3:])) == ["rollout", "update", "minibatch", "checkpoint", "log", "display"]
+    assert list(cells(lines[3:-2])) == ["rollout", "update", "minibatch", "checkpoint", "log", "display"]
 
 
 def test_a_span_with_no_name_for_its_rest_has_one_all_the_same():

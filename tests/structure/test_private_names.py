@@ -17,7 +17,6 @@ ALLOWED = {
     "_fields": "NamedTuple: documented",
     "_replace": "NamedTuple: documented",
     "_foreach_norm": "torch: one call for all gradients; no public name",
-    "_foreach_add_": "torch: the same",
     "_foreach_copy_": "torch: the same",
     "_has_any_global_hook": "torch: the only way to see hooks on all modules",
     "_forward_hooks": "torch: the only way to see a module's hooks",

@@ -43,6 +43,8 @@ class TrainFlags:
     """Arguments for the environment's constructor, as name=value."""
     allow_imports: bool = False
     """Import modules that the file of --config or --resume names, which runs their code."""
+    num_envs_per_rank: int | None = None
+    """Environments of each process that torchrun starts, instead of --num-envs, which is the number in all."""
     profile: bool = False
     """Measure where the time of some updates goes, after warm-up, and write a trace of a few; then train on."""
     settings: Settings = field(default_factory=Settings)
@@ -69,6 +71,8 @@ def _start(argv: list[str], defaults: TrainConfig, config_file: str | None) -> N
     flags, config = _parse(argv, TrainFlags(), defaults)
     if config_file:
         _require_imports_allowed(argv, config, Path(config_file), flags.allow_imports)
+    if flags.num_envs_per_rank is not None:
+        config = dataclasses.replace(config, num_envs=_envs_of_all_ranks(argv, flags.num_envs_per_rank))
     if flags.seeds and config.run_dir:
         raise UserError("--run-dir is one folder, but --seeds makes several runs; use --name, or leave it out")
     configs = [dataclasses.replace(config, seed=seed) for seed in flags.seeds or (config.seed,)]
@@ -80,6 +84,16 @@ def _start(argv: list[str], defaults: TrainConfig, config_file: str | None) -> N
         raise UserError("--profile measures one run; leave out --seeds, or name one seed")
     else:
         train_seeds(configs)
+
+
+def _envs_of_all_ranks(argv: list[str], per_rank: int) -> int:
+    from holdfast.distributed import ranks as distributed
+
+    if value_of(argv, "--num-envs"):
+        raise UserError("--num-envs is the number in all, --num-envs-per-rank that of each process; give one of them")
+    if per_rank < 1:
+        raise UserError(f"--num-envs-per-rank {per_rank}: expected at least 1")
+    return per_rank * distributed.launched_ranks()
 
 
 def _require_imports_allowed(argv: list[str], config: TrainConfig, source: Path, allowed: bool) -> None:
@@ -120,6 +134,10 @@ def _resume(argv: list[str], run: Path) -> None:
 
     if value_of(argv, "--seeds"):
         raise UserError("--resume continues one run; --seeds starts several")
+    if value_of(argv, "--num-envs-per-rank"):
+        raise UserError(
+            "--resume keeps the run's environments and deals them to its ranks; leave out --num-envs-per-rank"
+        )
     with user_errors():
         if distributed.restarted() and run.parent.name == checkpoint.folder_of(run).name:
             run = run.parent.parent  # started from one checkpoint; there may be later ones by now

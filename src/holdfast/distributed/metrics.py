@@ -55,7 +55,7 @@ def combine(row: dict[str, float], ranks: Ranks, num_envs: int, device: torch.de
     if not ranks.joined:
         return row
     names = [name for name in REDUCTIONS if name in row]
-    with span("exchange of metrics"):
+    with span("metrics of all ranks"):
         columns = zip(*ranks.all_gather([float(row[name]) for name in names], device))
     weights = [len(ranks.share(num_envs, rank)) for rank in range(ranks.size)]
     whole = {name: REDUCTIONS[name](list(numbers), weights) for name, numbers in zip(names, columns)}
@@ -71,7 +71,7 @@ def episodes(
         return returns, lengths
     ended = list(zip(returns, lengths))[-keep:]
     filled = [*ended, *[(math.nan, math.nan)] * (keep - len(ended))]
-    with span("exchange of episodes"):
+    with span("episodes of all ranks"):
         everybody = ranks.all_gather([float(len(ended)), *(number for pair in filled for number in pair)], device)
     per_rank = [list(zip(flat[1::2], flat[2::2]))[: int(flat[0])] for flat in everybody]
     # Aligned at their ends, so that what is dropped from the front comes from all ranks alike.

@@ -23,6 +23,10 @@ from torch import Tensor
 
 from holdfast.config import flag_of
 from holdfast.distributed.rendezvous import fresh_store
+from holdfast.spans import span
+
+EXCHANGE = "exchange with other ranks"
+"""The span of everything that waits for other processes."""
 
 
 @dataclass(frozen=True)
@@ -61,16 +65,33 @@ class Ranks:
         """Over all ranks; no gradient passes."""
         if not self.joined:
             return x
-        total = x.detach().clone()
-        dist.all_reduce(total)
-        return total
+        return self.sum_(x.detach().clone())
+
+    def sum_(self, x: Tensor) -> Tensor:
+        """Over all ranks, in place."""
+        if self.joined:
+            with span(EXCHANGE):
+                dist.all_reduce(x)
+        return x
 
     def moments(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Mean and variance over the rows [N, ...] of all ranks, and how many rows those are, in float64."""
         x = x.double()
-        count = self.sum(torch.tensor(float(len(x)), dtype=torch.float64, device=x.device))
-        mean = self.sum(x.sum(0)) / count
-        return mean, self.sum((x - mean).square().sum(0)) / count, count
+        count = x.new_tensor(float(len(x)))
+        mean = x.sum(0) / (count if self.size == 1 else count.clamp(min=1))
+        squares = (x - mean).square().sum(0)
+        if self.size == 1:
+            return mean, squares / count, count
+        # One exchange for all three, joined as in Chan et al.: means weighted by rows, and how far they lie apart.
+        mine = torch.cat([count.view(1), mean.flatten(), squares.flatten()])
+        parts = [torch.empty_like(mine) for _ in range(self.size)]
+        with span(EXCHANGE):
+            dist.all_gather(parts, mine)
+        counts, means, all_squares = torch.stack(parts).split([1, mean.numel(), mean.numel()], dim=1)
+        total = counts.sum()
+        whole = (counts * means).sum(0) / total
+        apart = (counts * (means - whole).square()).sum(0)
+        return whole.view(mean.shape), ((all_squares.sum(0) + apart) / total).view(mean.shape), total
 
     def all_gather(self, numbers: list[float], device: torch.device) -> list[list[float]]:
         """The numbers of every rank, in order; all give equally many."""
@@ -78,7 +99,8 @@ class Ranks:
             return [numbers]
         mine = torch.tensor(numbers, dtype=torch.float64, device=device)
         parts = [torch.empty_like(mine) for _ in range(self.size)]
-        dist.all_gather(parts, mine)
+        with span(EXCHANGE):
+            dist.all_gather(parts, mine)
         return torch.stack(parts).tolist()
 
     # --- data --------------------------------------------------------------------------------------------------------
@@ -88,7 +110,8 @@ class Ranks:
         if not self.joined:
             return [value]
         parts: list[Any] | None = [None] * self.size if self.leads else None
-        dist.gather_object(value, parts)
+        with span(EXCHANGE):
+            dist.gather_object(value, parts)
         return parts or []
 
     def from_leader(self, value: Any) -> Any:
@@ -96,7 +119,8 @@ class Ranks:
         if not self.joined:
             return value
         box = [value]
-        dist.broadcast_object_list(box, src=0)
+        with span(EXCHANGE):
+            dist.broadcast_object_list(box, src=0)
         return box[0]
 
 
@@ -174,6 +198,11 @@ def _first_difference(of_ranks: list[dict[str, Any]]) -> str | None:
 def launched() -> bool:
     """Whether torchrun, or a launcher that sets the same variables, started this process."""
     return all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"))
+
+
+def launched_ranks() -> int:
+    """How many processes torchrun started; 1 without it."""
+    return int(os.environ["WORLD_SIZE"]) if launched() else 1
 
 
 def launcher() -> int | None:

@@ -121,16 +121,14 @@ class UpdateEngines:
         return engine
 
     def _choose(self, sequences: int, masked: bool) -> Choice:
+        on_gpu = self._device.type == "cuda"
         if self.ddp_policy is not None:
-            return Choice(AUTOGRAD, "DistributedDataParallel averages the gradients of the ranks")
-        if self._device.type == "cuda":
+            obstacle = None if on_gpu else native_obstacle(self.policy, self.config)
+            return Choice(AUTOGRAD, obstacle or "DistributedDataParallel averages the gradients of the ranks")
+        if on_gpu:
             obstacle = graph_update.obstacle(sequences, self.config.minibatches, masked)
             return Choice(GRAPH) if obstacle is None else Choice(AUTOGRAD, obstacle)
-        if self.ranks.joined:
-            return Choice(AUTOGRAD, "there are several ranks")
-        if self.config.precision != "fp32":
-            return Choice(AUTOGRAD, f"the precision is {self.config.precision}")
-        obstacle = native_obstacles.obstacle(self.policy)
+        obstacle = native_obstacle(self.policy, self.config, self.ranks)
         return Choice(NATIVE) if obstacle is None else Choice(AUTOGRAD, obstacle)
 
     def _graph_for(self, batch: Segment, settings: LossSettings, all_valid: bool) -> GraphMinibatches | None:
@@ -153,6 +151,15 @@ class UpdateEngines:
         return self._graph
 
 
+def native_obstacle(policy: RecurrentPolicy, config: TrainConfig, ranks: Ranks = ALONE) -> str | None:
+    """What keeps minibatches on a CPU from running in C; None if nothing does, on any of the ranks (all must ask)."""
+    obstacle = native_obstacles.obstacle(policy)
+    if config.precision != "fp32":
+        obstacle = f"the precision is {config.precision}"
+    blocked = int(ranks.sum(torch.tensor(obstacle is not None, dtype=torch.int32)))
+    return "another rank cannot run its minibatches in C" if blocked and obstacle is None else obstacle
+
+
 def make_ppo(
     policy: RecurrentPolicy,
     config: TrainConfig,
@@ -163,10 +170,12 @@ def make_ppo(
 ) -> tuple[PPO, UpdateEngines]:
     """PPO with its optimizer and engines.
 
-    some_unused: a minibatch may give some parameters no gradient. capturable: minibatches may become CUDA graphs; DDP's
-    hooks cannot be captured, so engines then average the gradients of ranks themselves.
+    some_unused: a minibatch may give some parameters no gradient. capturable: minibatches may become CUDA graphs. In a
+    graph, as in C, DDP's hooks do not run: engines then average the gradients of ranks themselves.
     """
-    ddp_policy = None if capturable and not some_unused else wrap_for_averaging(policy, ranks, some_unused)
+    on_cpu = next(policy.parameters()).is_cpu
+    engines_average = native_obstacle(policy, config, ranks) is None if on_cpu else capturable and not some_unused
+    ddp_policy = None if engines_average else wrap_for_averaging(policy, ranks, some_unused)
     if ranks.joined and ddp_policy is None:
         copy_weights_from_leader(policy, ranks)
     optimizer = make_adam(policy, config)

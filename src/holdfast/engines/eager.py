@@ -9,7 +9,7 @@ from torch import Tensor
 from holdfast.algorithms.ppo import PPOTerms, in_loss_units, normalize_advantage, ppo_terms
 from holdfast.engines.minibatch import Minibatches
 from holdfast.engines.objective import fused_objective
-from holdfast.engines.ranks import average_gradient
+from holdfast.engines.ranks import FlatGradients
 from holdfast.policies.base import RecurrentPolicy
 from holdfast.policies.precision import autocast, autocast_dtype
 from holdfast.rollout.segment import Segment
@@ -34,14 +34,12 @@ class AutogradMinibatches(Minibatches):
             terms = self.backward(part, share)
         if self.ranks.joined and self.ddp_policy is None:
             with span("averaging gradients over ranks"):
-                for p in self.parameters:
-                    if p.grad is not None:
-                        average_gradient(p.grad, self.ranks)
+                FlatGradients(self.parameters).average(self.ranks)
         return terms
 
     def backward(self, part: Segment, share: Any) -> PPOTerms:
         """The gradients of this rank."""
-        with span("forward"), autocast(part.resets.device, autocast_dtype(self.config.precision)):
+        with span("forward and loss"), autocast(part.resets.device, autocast_dtype(self.config.precision)):
             leg = self.ddp_policy or self.policy
             terms = ppo_terms(
                 leg,
@@ -51,7 +49,8 @@ class AutogradMinibatches(Minibatches):
                 value_scale=self.policy.value_scale,
                 objective=fused_objective,
             )
-        self.optimizer.zero_grad(set_to_none=True)
-        # 1 + 0 * loss: a loss that is not finite makes its gradients so, on every rank, and the step is skipped.
-        (terms.loss * (share * (1 + 0 * terms.loss.detach()))).backward()
+        with span("backward"):
+            self.optimizer.zero_grad(set_to_none=True)
+            # 1 + 0 * loss: a loss that is not finite makes its gradients so, on every rank, and the step is skipped.
+            (terms.loss * (share * (1 + 0 * terms.loss.detach()))).backward()
         return terms

@@ -49,11 +49,16 @@ class Minibatches:
     def step(self, columns: Tensor | None, share: Any = 1.0) -> Tensor:
         """One optimizer step on some columns of the batch (None: all): `MinibatchMetrics` as a tensor [7]."""
         with span("minibatch"):
-            part = self.batch if columns is None else self.batch.select(columns)
+            with span("selecting its sequences"):
+                part = self.select(columns)
             terms = self.gradients(part, share)
             return self.finish_step(terms, share)
 
-    def gradients(self, part: Segment, share: Any) -> PPOTerms:
+    def select(self, columns: Tensor | None) -> Any:
+        """Some columns of the batch (None: all), as `gradients` takes them."""
+        return self.batch if columns is None else self.batch.select(columns)
+
+    def gradients(self, part: Any, share: Any) -> PPOTerms:
         """Leave the gradients of `share` times the loss in the parameters. If the loss is not finite, the gradients are not finite."""
         raise NotImplementedError
 
@@ -61,7 +66,7 @@ class Minibatches:
         """Step the optimizer and report; the reports of all ranks add up to the minibatch's."""
         with span("clipping and optimizer step"):
             norm = self.optimizer_step()
-        with torch.no_grad():
+        with torch.no_grad(), span("its metrics"):
             part, whole = share / self.ranks.size, norm / self.ranks.size
             numbers = [terms.policy_loss, terms.value_loss, terms.entropy, whole, terms.approx_kl, terms.clip_fraction]
             numbers = [n if n is whole or not self.ranks.joined else n * part for n in numbers]

@@ -1,117 +1,178 @@
 """PPO's minibatches on a CPU without autograd: each part of an `ActorCritic` forward, then backward, in C.
 
 In a thin minibatch (one environment's 128 steps through 64 units) autograd's records, module calls and small operations
-take as long as the arithmetic (docs/cpu.md). The numbers are those of `ppo_terms` and `backward()`, to rounding.
+take as long as the arithmetic (docs/cpu.md). So do checks and addresses of arguments: for each size of minibatch they are
+prepared once, on tensors that stay where they are. The numbers are those of `ppo_terms` and `backward()`, to rounding.
 `native_obstacles.py` says for which policies; every other one goes through autograd.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, cast
 
 import torch
-from gymnasium import spaces
-from torch import Tensor, nn
+from torch import Tensor
 
 from holdfast.algorithms.ppo import LossSettings, PPOTerms
-from holdfast.cores import Core, Parallel
-from holdfast.cores.gated import GatedCore
 from holdfast.engines.minibatch import Minibatches
+from holdfast.engines.native_batch import NativeBatch, objective_in_c
+from holdfast.engines.native_passes import CorePasses, LayerPasses, Passes, cores_by_head, sum_of
 from holdfast.engines.objective import fused_objective
-from holdfast.kernels.cpu import recurrence as native
+from holdfast.engines.ranks import FlatGradients
 from holdfast.kernels.cpu.adam import NativeAdam
-from holdfast.kernels.cpu.objective import StoredSteps, clipped
-from holdfast.kernels.cpu.perceptron import Perceptron, layers_of
-from holdfast.kernels.operands import Gradients, Needed
+from holdfast.kernels.cpu.objective import PreparedObjective, StoredSteps
 from holdfast.policies.actor_critic import ActorCritic
-from holdfast.policies.base import RecurrentPolicy, merge_time, segment_shape
+from holdfast.policies.base import RecurrentPolicy, merge_time
 from holdfast.rollout.segment import Segment
 from holdfast.spans import span
-from holdfast.state import State
 
 
 class NativeMinibatches(Minibatches):
-    """Gradients, clipping and Adam in C. Rebuilt for every update, since modules may have changed in between."""
+    """Gradients, clipping and Adam in C; ranks average gradients in between. Rebuilt for every update: modules may change."""
 
     def __init__(self, policy: RecurrentPolicy, *args: Any, **options: Any) -> None:
         super().__init__(policy, *args, **options)
         assert isinstance(policy, ActorCritic)
         self._policy = policy
         self._adam = NativeAdam.try_create(self.optimizer, self.parameters)
+        self._gradients = FlatGradients(self.parameters)
 
+    @torch.no_grad()
     def load(self, batch: Segment, settings: LossSettings) -> None:
         super().load(batch, settings)
-        self._gradient = NativeGradient(self._policy, settings)
+        self._batch = NativeBatch.of(self._policy, batch, self.all_valid)
+        self._by_size: dict[int | None, NativeMinibatch] = {}
 
-    def gradients(self, part: Segment, share: Any) -> PPOTerms:
+    @torch.no_grad()
+    def select(self, columns: Tensor | None) -> NativeMinibatch:
+        size = None if columns is None else len(columns)
+        found = self._by_size.get(size)
+        if found is None:
+            room = self._batch.everything(self._policy) if size is None else self._batch.new_selection(size)
+            found = NativeMinibatch(self._policy, self.settings, room, self._gradients)
+            self._by_size[size] = found
+        if columns is not None:
+            self._batch.select_into(self._policy, columns, found.batch)
+        return found
+
+    def gradients(self, part: NativeMinibatch, share: Any) -> PPOTerms:
         with span("forward and backward (without autograd)"):
-            return self._gradient(part, self.all_valid)
+            terms = part.run()
+        if self.ranks.joined:
+            with span("averaging gradients over ranks"):
+                self._gradients.average(self.ranks, share)
+        return terms
+
+    def finish_step(self, terms: PPOTerms, share: Any) -> Tensor:
+        """As the other engines do, in numbers of Python: seven small operations of torch would take longer than Adam."""
+        with span("clipping and optimizer step"):
+            norm = float(self.optimizer_step())
+        with span("its metrics"):
+            if not math.isfinite(norm):
+                return torch.tensor([0.0] * 6 + [1.0])
+            part, size = float(share) / self.ranks.size, self.ranks.size
+            _, policy_loss, value_loss, entropy, approx_kl, clip_fraction = [part * float(term) for term in terms]
+            return torch.tensor([policy_loss, value_loss, entropy, norm / size, approx_kl, clip_fraction, 0.0])
 
     def optimizer_step(self) -> Tensor:
         if self._adam is None:  # before the first step of the run there are no moments to work on
             return super().optimizer_step()
-        return torch.tensor(self._adam.step(self.config.max_grad_norm))
+        return torch.tensor(self._adam.step(self.config.max_grad_norm), dtype=torch.float64)
 
 
-class _Layers:
-    """Linear layers, one after another. Identity when empty."""
+class NativeMinibatch:
+    """The passes over a minibatch of one size: `run` leaves gradients in the policy's parameters."""
 
-    def __init__(self, *modules: nn.Module) -> None:
-        layers = [layer for module in modules for layer in layers_of(module) or []]
-        self.perceptron = Perceptron(layers) if layers else None
-        self.parameters = [p for linear, _ in layers for p in (linear.weight, linear.bias)]
+    @torch.no_grad()
+    def __init__(
+        self, policy: ActorCritic, settings: LossSettings, batch: NativeBatch, gradients: FlatGradients
+    ) -> None:
+        self.policy, self.settings, self.batch, self._gradients = policy, settings, batch, gradients
+        self._forward: Passes = []
+        self._backward: Passes = []
+        T, B, _ = batch.encoded.shape
+        trunk = LayerPasses(batch.encoded.flatten(0, 1), self._forward, policy.trunk)
+        x = trunk.out.unflatten(0, (T, B))
+        cores = {
+            name: CorePasses(core, x, batch.states.get(name), batch.resets, self._forward)
+            for name, core in cores_by_head(policy.core).items()
+        }
+        read_by = {head: cores.get(head) or cores[""] for head in ("actor", "critic")}
+        features = {head: core.out.flatten(0, 1) for head, core in read_by.items()}
+        actor = LayerPasses(features["actor"], self._forward, policy.actor_head, policy.actor)
+        critic = LayerPasses(features["critic"], self._forward, policy.critic_head, policy.critic)
+        d_logits, d_value = self._prepare_objective(actor.out, critic.out.flatten())
 
-    def forward(self, x: Tensor) -> Tensor:
-        self._x, self._outputs = x, self.perceptron.forward(x) if self.perceptron else [x]
-        return self._outputs[-1]
+        gradient_of: dict[Tensor, Tensor] = dict(zip(gradients.parameters, gradients.parts))
+        below = {
+            head: bool(trunk.parameters) or len(list(core.core.parameters())) > 0 for head, core in read_by.items()
+        }
+        d_actor = actor.backward(d_logits, gradient_of, below["actor"], self._backward)
+        d_critic = critic.backward(d_value.unsqueeze(1), gradient_of, below["critic"], self._backward)
+        arriving: Tensor | None = None
+        for name, core in cores.items():
+            d = sum_of(d_actor, d_critic, self._backward) if name == "" else d_actor if name == "actor" else d_critic
+            if d is not None:
+                dx = core.backward(d.unflatten(0, (T, B)), gradient_of, bool(trunk.parameters), self._backward)
+                arriving = sum_of(arriving, dx, self._backward)
+        if trunk.parameters and arriving is not None:
+            trunk.backward(arriving.flatten(0, 1), gradient_of, False, self._backward)
 
-    def backward(self, d: Tensor, need_dx: bool) -> Tensor | None:
-        return self.perceptron.backward(d, self._x, self._outputs, need_dx) if self.perceptron else d
+    @torch.no_grad()
+    def run(self) -> PPOTerms:
+        """Gradients of the loss of what `batch` holds now, and its terms."""
+        for call in self._forward:
+            call()
+        terms = self._objective()
+        for call in self._backward:
+            call()
+        self._gradients.attach()
+        return terms
 
+    # --- from the outputs of the heads to their gradients ------------------------------------------------------------
 
-class _Recurrence:
-    """The layers of an LSTM or a GRU; identity for a `Memoryless`."""
+    def _prepare_objective(self, logits: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """logits [N, A], value [N]; where their gradients will be."""
+        batch = self.batch
+        self._logits, self._value = logits, value
+        self._in_c: PreparedObjective | None = None
+        if not objective_in_c(self.policy, batch.action_mask):
+            self._d_logits, self._d_value = torch.empty_like(logits), torch.empty_like(value)
+            return self._d_logits, self._d_value
+        old = StoredSteps(batch.log_prob, batch.value, batch.advantage, batch.returns, batch.valid)
+        self._in_c = PreparedObjective(logits, batch.actions, value, old, self.settings)
+        return self._in_c.d_logits, self._in_c.d_value
 
-    def __init__(self, core: Core) -> None:
-        self.core = core
-        self.parameters = list(core.parameters())
-        self._gradients: dict[Any, Gradients] = {}  # by layer and shape; overwritten by the next minibatch
+    def _objective(self) -> PPOTerms:
+        if self._in_c is None:
+            return self._objective_of_any()
+        self._in_c()
+        return PPOTerms(*self._in_c.terms.unbind())
 
-    def forward(self, x: Tensor, state: State, resets: Tensor | None) -> Tensor:
-        core = self.core
-        self._kept: list[native.Kept] = []
-        if not isinstance(core, GatedCore):
-            return x
-        for layer in range(core.num_layers):
-            h, c = state["h"][:, layer], state["c"][:, layer] if "c" in state else None
-            masked, weights = core.kernel_resets(layer, resets), core.weights(layer, x.dtype)
-            y, _, _, gates, cells = native.run_forward(x, h, c, masked, weights, keep=True)
-            self._kept.append(native.Kept(x, h, c, masked, weights, y, gates, cells))
-            x = y
-        return x
-
-    def backward(self, dy: Tensor, need_dx: bool) -> Tensor | None:
-        core = self.core
-        if not isinstance(core, GatedCore):
-            return dy
-        d: Tensor | None = dy
-        learned, has_c = core.reset == "learned", "c" in core.leaf_names
-        by_layer: list[Gradients] = []  # first layer first
-        for layer in reversed(range(core.num_layers)):
-            key = (layer, dy.shape)
-            needed = Needed(
-                x=need_dx or layer > 0, h0=False, c0=False, reset_h=learned, reset_c=learned and has_c,
-                w_ih=True, w_hh=True, b_ih=core.bias, b_hh=core.bias,
-            )  # fmt: skip
-            gradients = native.run_backward(d, None, None, self._kept[layer], needed, into=self._gradients.get(key))
-            self._gradients[key] = gradients
-            by_layer.insert(0, gradients)
-            for name, grad in zip(core.parameter_names(layer), gradients[5:]):
-                getattr(core, name).grad = grad
-            d = gradients.x
-        for leaf in core.leaf_names if learned else ():
-            getattr(core, f"initial_{leaf}").grad = torch.stack([getattr(g, f"reset_{leaf}") for g in by_layer])
-        return d
+    def _objective_of_any(self) -> PPOTerms:
+        """For any distribution: autograd from the loss to the outputs of the heads."""
+        batch, policy = self.batch, self.policy
+        T, B = batch.resets.shape
+        mask = None if batch.action_mask is None else merge_time(batch.action_mask, T, B, "an action mask")
+        own = list(policy.parameters(recurse=False))  # of the distribution: log_std
+        for p in own:
+            p.grad = None
+        with torch.enable_grad():
+            logits, value = self._logits.detach().requires_grad_(), self._value.detach().requires_grad_()
+            dist = policy.distribution(logits, mask)
+            log_prob, entropy = dist.log_prob(merge_time(batch.actions, T, B, "actions")), dist.entropy()
+            new = (log_prob.view(T, B), entropy.view(T, B), value.view(T, B))
+            terms = fused_objective(*new, cast(Segment, batch), self.settings, batch.valid is None)
+            # 1 + 0 * loss: a loss that is not finite makes its gradients so.
+            (terms.loss * (1 + 0 * terms.loss.detach())).backward()
+        assert logits.grad is not None and value.grad is not None
+        self._d_logits.copy_(logits.grad)
+        self._d_value.copy_(value.grad)
+        part_of = dict(zip(self._gradients.parameters, self._gradients.parts))
+        for p in own:
+            part_of[p].copy_(p.grad) if p.grad is not None else part_of[p].zero_()
+        return PPOTerms(*(term.detach() for term in terms))
 
 
 class NativeGradient:
@@ -119,83 +180,9 @@ class NativeGradient:
 
     def __init__(self, policy: ActorCritic, settings: LossSettings) -> None:
         self.policy, self.settings = policy, settings
-        core = policy.core
-        self.trunk = _Layers(policy.trunk)
-        self.cores = {name: _Recurrence(part) for name, part in cores_by_head(core).items()}
-        self.actor = _Layers(policy.actor_head, policy.actor)
-        self.critic = _Layers(policy.critic_head, policy.critic)
 
     @torch.no_grad()
     def __call__(self, segment: Segment, all_valid: bool) -> PPOTerms:
-        policy, resets = self.policy, segment.resets
-        T, B = segment_shape(segment.obs)
-        encoded = policy.encoder(merge_time(segment.obs, T, B, "observations")).to(torch.float32)
-        x = self.trunk.forward(encoded).unflatten(0, (T, B))
-        state = segment.start_state
-        policy.core.check_state(state, B)
-        outputs = {
-            name: part.forward(x, state if name == "" else state[name], resets).flatten(0, 1)
-            for name, part in self.cores.items()
-        }
-        for_actor, for_critic = (outputs[name if name in outputs else ""] for name in ("actor", "critic"))
-        logits, value = self.actor.forward(for_actor), self.critic.forward(for_critic)
-        d_logits, d_value, terms = self._objective(logits, value, segment, all_valid)
-
-        reaches_trunk = self.trunk.perceptron is not None
-        d_actor = self.actor.backward(d_logits, self._needs_gradient("actor"))
-        d_critic = self.critic.backward(d_value.unsqueeze(1), self._needs_gradient("critic"))
-        into = {"": _sum(d_actor, d_critic)} if "" in self.cores else {"actor": d_actor, "critic": d_critic}
-        arriving = None
-        for name, part in self.cores.items():
-            d = into[name]
-            if d is not None:
-                arriving = _sum(arriving, part.backward(d.unflatten(0, (T, B)), reaches_trunk))
-        if reaches_trunk and arriving is not None:
-            self.trunk.backward(arriving.flatten(0, 1), False)
-        return terms
-
-    def _needs_gradient(self, head: str) -> bool:
-        """Whether there is anything to train below this head."""
-        part = self.cores.get(head) or self.cores[""]
-        return bool(part.parameters) or self.trunk.perceptron is not None
-
-    def _objective(
-        self, logits: Tensor, value: Tensor, segment: Segment, all_valid: bool
-    ) -> tuple[Tensor, Tensor, PPOTerms]:
-        """The gradients of logits [N, A] and values [N], and the terms of the loss."""
-        space = self.policy.action_space
-        if not isinstance(space, spaces.Discrete) or segment.action_mask is not None:
-            return self._objective_of_any(logits, value, segment, all_valid)
-        chosen = segment.actions if space.start == 0 else segment.actions - int(space.start)
-        valid = None if all_valid else segment.valid
-        old = StoredSteps(segment.log_prob, segment.value, segment.advantage, segment.returns, valid)
-        d_logits, d_value, terms = clipped(logits, chosen.long(), value, old, self.settings)
-        return d_logits, d_value.flatten(), PPOTerms(*terms.unbind())
-
-    def _objective_of_any(
-        self, logits: Tensor, value: Tensor, segment: Segment, all_valid: bool
-    ) -> tuple[Tensor, Tensor, PPOTerms]:
-        """For any distribution: autograd from the loss to the outputs of the heads."""
-        T, B = segment.resets.shape
-        mask = None if segment.action_mask is None else merge_time(segment.action_mask, T, B, "an action mask")
-        if hasattr(self.policy, "log_std"):
-            self.policy.log_std.grad = None
-        with torch.enable_grad():
-            logits, value = logits.requires_grad_(), value.flatten().requires_grad_()
-            dist = self.policy.distribution(logits, mask)
-            log_prob, entropy = dist.log_prob(merge_time(segment.actions, T, B, "actions")), dist.entropy()
-            new = (log_prob.view(T, B), entropy.view(T, B), value.view(T, B))
-            terms = fused_objective(*new, segment, self.settings, all_valid)
-            # 1 + 0 * loss: a loss that is not finite makes its gradients so.
-            (terms.loss * (1 + 0 * terms.loss.detach())).backward()
-        assert logits.grad is not None and value.grad is not None
-        return logits.grad, value.grad, PPOTerms(*(term.detach() for term in terms))
-
-
-def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    return b if a is None else a if b is None else a + b
-
-
-def cores_by_head(core: Core) -> dict[str, Core]:
-    """The cores by the name of the head that reads them; "" is read by both."""
-    return dict(core.cores.items()) if isinstance(core, Parallel) else {"": core}  # type: ignore[arg-type]
+        batch = NativeBatch.of(self.policy, segment, all_valid).everything(self.policy)
+        gradients = FlatGradients(list(self.policy.parameters()))
+        return NativeMinibatch(self.policy, self.settings, batch, gradients).run()

@@ -8,7 +8,7 @@ from torch.nn.modules.module import _has_any_global_hook
 
 from holdfast.checks import is_debug
 from holdfast.cores import GRU, LSTM, Block, Memoryless, Parallel
-from holdfast.engines.native import cores_by_head
+from holdfast.engines.native_passes import cores_by_head
 from holdfast.kernels import dispatch
 from holdfast.kernels.cpu import recurrence as native
 from holdfast.kernels.cpu.perceptron import layers_of
@@ -58,6 +58,8 @@ def _parameter(policy: ActorCritic) -> str | None:
             return f"{name} is {str(p.dtype).removeprefix('torch.')} on {p.device.type}, not float32 on cpu"
         if not p.requires_grad:
             return f"{name} is frozen"
+        if not p.is_contiguous():
+            return f"{name} is not contiguous"
         if p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None):
             return f"{name} has a gradient hook"
     return None

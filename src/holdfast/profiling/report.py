@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from holdfast.distributed.ranks import EXCHANGE
 from holdfast.profiling.clock import SpanPath, Spent
 from holdfast.profiling.trace import Cost, Trace, readable
 
@@ -16,11 +17,10 @@ SMALL = 0.005
 
 FIRST = "rollout"
 """The loop begins with this span, but the clock starts after an update, so that it sees the end of the loop first."""
-# What a span does outside the spans inside it.
+# What a span does outside the spans inside it. Such time has a name, and counts as accounted for.
 REST = {
     "rollout": "keeping the steps",
     "update": "cutting minibatches, metrics",
-    "forward and backward": "loss and backward",
 }
 
 
@@ -43,10 +43,29 @@ def spans_table(timed: Timed, unobserved_speed: float | None = None) -> list[str
     lines = [f"where the time goes: {which}, {each:,.1f} ms each, {timed.steps / timed.seconds:,.0f} steps/s", ""]
     lines.append(f"  {'part':{WIDTH}}{'ms per update':>14}{'share':>8}{'calls':>8}")
     lines += _rows((), timed.seconds, timed)
+    lines += ["", f"  {accounted(timed):.1%} of the time is accounted for"]
     if unobserved_speed is not None:
         speed = f"{unobserved_speed:,.0f} steps/s"
         lines += ["", f"  (The clock waits for the GPU at both ends of every part; without it: {speed}.)"]
     return lines
+
+
+def accounted(timed: Timed) -> float:
+    """The share of the time that has a name: spans without others inside, and rests of the others that have one."""
+    parents = {(): timed.seconds, **{path: spent.seconds for path, spent in timed.spent.items()}}
+    unnamed = 0.0
+    for path, seconds in parents.items():
+        inside = [inner for inner in timed.spent if inner and inner[:-1] == path]
+        if inside and _name_of_rest(path, inside) is None:
+            unnamed += seconds - sum(timed.spent[inner].seconds for inner in inside)
+    return 1 - unnamed / timed.seconds
+
+
+def _name_of_rest(parent: SpanPath, inside: list[SpanPath]) -> str | None:
+    """What a span does outside the spans inside it; None if nobody has given it a name."""
+    if parent and all(path[-1] == EXCHANGE for path in inside):
+        return "on this rank"
+    return REST.get(parent[-1]) if parent else None
 
 
 def _rows(parent: SpanPath, seconds: float, timed: Timed) -> list[str]:
@@ -61,7 +80,7 @@ def _rows(parent: SpanPath, seconds: float, timed: Timed) -> list[str]:
         lines += _rows(path, spent.seconds, timed)
     rest = seconds - sum(timed.spent[path].seconds for path in inner)
     if inner and rest > SMALL * timed.seconds:
-        name = REST.get(parent[-1], "the rest of it") if parent else "everything else"
+        name = _name_of_rest(parent, inner) or ("the rest of it" if parent else "everything else")
         lines.append(_row(name, len(parent), rest, timed, None))
     return lines
 

@@ -24,7 +24,7 @@ class _AdamJob(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("tensors", "step")),
         *((name, ctypes.c_void_p) for name in ("count", "parameter", "mean", "square", "gradient")),
         *((name, ctypes.c_double) for name in ("rate", "beta1", "beta2", "eps", "max_norm")),
-        ("norm", ctypes.c_void_p),
+        *((name, ctypes.c_void_p) for name in ("norm", "steps_taken")),
     ]
 
 
@@ -35,8 +35,11 @@ class NativeAdam:
         self.group = optimizer.param_groups[0]
         self.parameters = parameters
         states = [optimizer.state[p] for p in parameters]
-        self.steps = [state["step"] for state in states]
-        self.count = int(self.steps[0])
+        self._steps = [state["step"] for state in states]
+        self.count = int(self._steps[0])
+        addresses = [library.address(step, 1, torch.float32, "Adam's step") for step in self._steps]
+        self._step_pointers = (ctypes.c_void_p * len(addresses))(*addresses)
+        self._gradients: list[Tensor | None] = []  # of the last step, and where they are
         self._kept = [p.data for p in parameters], *([s[name] for s in states] for name in ("exp_avg", "exp_avg_sq"))
         self._pointers = [_addresses(tensors, parameters) for tensors in self._kept]
         self._sizes = (ctypes.c_int64 * len(parameters))(*[p.numel() for p in parameters])
@@ -64,13 +67,19 @@ class NativeAdam:
     @torch.no_grad()
     def step(self, max_norm: float) -> float:
         """Takes one step and returns the norm of the gradients; no step is taken if that is not finite."""
-        gradients = [_checked(p.grad, p) for p in self.parameters]
-        addresses = _addresses(gradients, self.parameters)
+        gradients = [p.grad for p in self.parameters]
+        if len(self._gradients) != len(gradients) or any(a is not b for a, b in zip(gradients, self._gradients)):
+            self._gradients = gradients
+            self._contiguous = [_checked(g, p) for g, p in zip(gradients, self.parameters)]
+            self._gradient_pointers = _addresses(self._contiguous, self.parameters)
+            if any(g is not c for g, c in zip(gradients, self._contiguous)):
+                self._gradients = []  # a copy was made: make one of the next step's, too
         beta1, beta2 = self.group["betas"]
         job = _AdamJob(
             len(gradients), self.count + 1, ctypes.addressof(self._sizes),
-            *[ctypes.addressof(pointers) for pointers in self._pointers], ctypes.addressof(addresses),
+            *[ctypes.addressof(pointers) for pointers in (*self._pointers, self._gradient_pointers)],
             float(self.group["lr"]), beta1, beta2, self.group["eps"], max_norm, ctypes.addressof(self._norm),
+            ctypes.addressof(self._step_pointers),
         )  # fmt: skip
         handle = library.load().handle
         assert handle is not None
@@ -79,7 +88,6 @@ class NativeAdam:
         norm = self._norm.value
         if abs(norm) < float("inf"):
             self.count += 1
-            torch._foreach_add_(self.steps, 1.0)
         return norm
 
 

@@ -100,26 +100,40 @@ def padded(hidden: int) -> int:
     return -(-hidden // lanes) * lanes
 
 
+class PreparedCall:
+    """A call of "forward", "backward" or "step" on contiguous tensors, by their names in c/job.h.
+
+    It can be repeated as long as the tensors stay where they are; checks and addresses are those of its making.
+    """
+
+    def __init__(self, call: str, detach_at_reset: bool, tensors: dict[str, Tensor]) -> None:
+        library = load()
+        if library.handle is None:
+            raise RuntimeError(f"the native kernel is not available: {library.reason}")
+        is_lstm = "c0" in tensors
+        missing = [name for name in _REQUIRED[call] if name not in tensors and (is_lstm or name not in _OF_LSTM)]
+        if missing:
+            raise ValueError(f"the native kernel's {call} needs {', '.join(missing)}")
+        *time, B, inputs = tensors["x"].shape
+        T = time[0] if time else 1
+        H = tensors["w_hh"].shape[1]
+        job = _RecurrenceJob(T, B, inputs, H, is_lstm, detach_at_reset, threads_for(B, T * B * (inputs + H) * H * 4))
+        sizes = _sizes(T, B, inputs, H, 4 if is_lstm else 3, library.lanes)
+        for name, tensor in tensors.items():
+            dtype = torch.bool if name == "resets" else torch.float32
+            setattr(job, name, address(tensor, sizes[name], dtype, name))
+        self._tensors = tensors  # C knows only their addresses
+        self._job, self._function = job, getattr(library.handle, f"holdfast_{call}")
+
+    def __call__(self) -> None:
+        job = self._job
+        if status := self._function(ctypes.byref(job)):
+            raise failure(status, f"T={job.steps}, B={job.batch}, I={job.inputs}, H={job.hidden}")
+
+
 def run(call: str, detach_at_reset: bool, tensors: dict[str, Tensor]) -> None:
     """Calls "forward", "backward" or "step" on contiguous tensors, by their names in c/job.h."""
-    library = load()
-    if library.handle is None:
-        raise RuntimeError(f"the native kernel is not available: {library.reason}")
-    is_lstm = "c0" in tensors
-    missing = [name for name in _REQUIRED[call] if name not in tensors and (is_lstm or name not in _OF_LSTM)]
-    if missing:
-        raise ValueError(f"the native kernel's {call} needs {', '.join(missing)}")
-    *time, B, inputs = tensors["x"].shape
-    T = time[0] if time else 1
-    H = tensors["w_hh"].shape[1]
-    job = _RecurrenceJob(T, B, inputs, H, is_lstm, detach_at_reset, threads_for(B, T * B * (inputs + H) * H * 4))
-    sizes = _sizes(T, B, inputs, H, 4 if is_lstm else 3, library.lanes)
-    for name, tensor in tensors.items():
-        dtype = torch.bool if name == "resets" else torch.float32
-        setattr(job, name, address(tensor, sizes[name], dtype, name))
-    status = getattr(library.handle, f"holdfast_{call}")(ctypes.byref(job))
-    if status:
-        raise failure(status, f"T={T}, B={B}, I={inputs}, H={H}")
+    PreparedCall(call, detach_at_reset, tensors)()
 
 
 def address(tensor: Tensor, elements: int, dtype: torch.dtype, name: str) -> int:

@@ -51,24 +51,44 @@ def clipped(
 
     coefficients: clip_range, clip_value, entropy_coef, value_coef.
     """
-    clip_range, clip_value, entropy_coef, value_coef = coefficients
-    rows, actions = logits.shape
-    tensors = [tensor for tensor in (logits, chosen, value, *old) if tensor is not None]
-    tensors = [tensor.contiguous() for tensor in tensors]
-    pointers = []
-    for name, tensor in zip(_POINTERS, tensors):
-        elements = rows * actions if name == "logits" else rows
-        dtype = {"chosen": torch.int64, "valid": torch.bool}.get(name, torch.float32)
-        pointers.append(library.address(tensor, elements, dtype, name))
-    d_logits, d_value, terms = torch.empty_like(tensors[0]), torch.empty_like(tensors[2]), logits.new_empty(6)
-    job = _ObjectiveJob(rows, actions, *pointers, *[None] * (len(_POINTERS) - len(pointers)), clip_range,
-               -1.0 if clip_value is None else clip_value, entropy_coef, value_coef, d_logits.data_ptr(),
-               d_value.data_ptr(), terms.data_ptr())  # fmt: skip
-    handle = library.load().handle
-    assert handle is not None
-    status = handle.holdfast_objective(ctypes.byref(job))
-    if status == _UNKNOWN_ACTION:
-        raise IndexError(f"an action is not among the {actions} that the policy has")
-    if status:
-        raise library.failure(status, f"{rows} rows of {actions} actions")
-    return d_logits, d_value, terms
+    call = PreparedObjective(logits, chosen, value, old, coefficients)
+    call()
+    return call.d_logits, call.d_value, call.terms
+
+
+class PreparedObjective:
+    """`clipped` as a call that can be repeated, if its tensors are contiguous and stay where they are."""
+
+    def __init__(
+        self,
+        logits: Tensor,
+        chosen: Tensor,
+        value: Tensor,
+        old: StoredSteps,
+        coefficients: tuple[float, float | None, float, float],
+    ) -> None:
+        clip_range, clip_value, entropy_coef, value_coef = coefficients
+        rows, actions = logits.shape
+        tensors = [tensor.contiguous() for tensor in (logits, chosen, value, *old) if tensor is not None]
+        pointers = []
+        for name, tensor in zip(_POINTERS, tensors):
+            elements = rows * actions if name == "logits" else rows
+            dtype = {"chosen": torch.int64, "valid": torch.bool}.get(name, torch.float32)
+            pointers.append(library.address(tensor, elements, dtype, name))
+        self.d_logits, self.d_value = torch.empty_like(tensors[0]), torch.empty_like(tensors[2])
+        self.terms, self._kept = logits.new_empty(6), tensors
+        self._job = _ObjectiveJob(
+            rows, actions, *pointers, *[None] * (len(_POINTERS) - len(pointers)), clip_range,
+            -1.0 if clip_value is None else clip_value, entropy_coef, value_coef, self.d_logits.data_ptr(),
+            self.d_value.data_ptr(), self.terms.data_ptr(),
+        )  # fmt: skip
+
+    def __call__(self) -> None:
+        handle = library.load().handle
+        assert handle is not None
+        rows, actions = self._job.rows, self._job.actions
+        status = handle.holdfast_objective(ctypes.byref(self._job))
+        if status == _UNKNOWN_ACTION:
+            raise IndexError(f"an action is not among the {actions} that the policy has")
+        if status:
+            raise library.failure(status, f"{rows} rows of {actions} actions")

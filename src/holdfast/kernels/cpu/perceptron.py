@@ -7,6 +7,7 @@ both passes itself.
 from __future__ import annotations
 
 import ctypes
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -64,7 +65,7 @@ class Perceptron:
         job, kept = self._job(x)
         outputs = [x.new_empty(x.shape[0], size) for size in self.sizes[1:]]
         job.out = _Pointers(*[out.data_ptr() for out in outputs])
-        self._call("forward", job)
+        self.call("forward", job)
         del kept
         return outputs
 
@@ -82,11 +83,15 @@ class Perceptron:
         dw = [torch.empty_like(linear.weight, memory_format=torch.contiguous_format) for linear in self.linears]
         db = [torch.empty_like(linear.bias) for linear in self.linears]
         job.dw, job.db = _Pointers(*[d.data_ptr() for d in dw]), _Pointers(*[d.data_ptr() for d in db])
-        self._call("backward", job)
+        self.call("backward", job)
         del kept
         for linear, of_weight, of_bias in zip(self.linears, dw, db):
             linear.weight.grad, linear.bias.grad = of_weight, of_bias
         return dx
+
+    def prepare(self, x: Tensor) -> PreparedPerceptron:
+        """Passes over an x [N, sizes[0]], contiguous, that stays where it is."""
+        return PreparedPerceptron(self, *self._job(x))
 
     def _job(self, x: Tensor) -> tuple[_PerceptronJob, list[Tensor]]:
         """The sizes and inputs of a call, and the tensors that must live as long as the call."""
@@ -103,11 +108,42 @@ class Perceptron:
         job.w, job.b = _Pointers(*pointers[1::2]), _Pointers(*pointers[2::2])
         return job, kept
 
-    def _call(self, which: str, job: _PerceptronJob) -> None:
+    def call(self, which: str, job: _PerceptronJob) -> None:
+        """Run a pass, "forward" or "backward"."""
         handle = library.load().handle
         assert handle is not None
         if status := getattr(handle, f"holdfast_perceptron_{which}")(ctypes.byref(job)):
             raise library.failure(status, f"{job.rows} rows of layers {self.sizes}")
+
+
+class PreparedPerceptron:
+    """Passes that can be repeated: all tensors stay where they are. `out` is the output of the last layer."""
+
+    def __init__(self, perceptron: Perceptron, job: _PerceptronJob, kept: list[Tensor]) -> None:
+        x = kept[0]
+        outputs = [x.new_empty(job.rows, size) for size in perceptron.sizes[1:]]
+        job.out = _Pointers(*[out.data_ptr() for out in outputs])
+        self.out, self._x = outputs[-1], x
+        self._perceptron, self._job, self._kept = perceptron, job, [*kept, *outputs]
+
+    def forward(self) -> None:
+        self._perceptron.call("forward", self._job)
+
+    def prepare_backward(self, d_out: Tensor, gradients: Sequence[Tensor], need_dx: bool) -> Tensor | None:
+        """Where `backward` will find the gradient of `out`, and where it leaves those of weights and biases, in the order of
+        the layers. Returns where it leaves the gradient of x, if needed."""
+        sizes, job = self._perceptron.sizes, self._job
+        dx = torch.empty_like(self._x) if need_dx else None
+        job.d_out = _address(d_out, job.rows * sizes[-1], "d_out")
+        job.dx = None if dx is None else dx.data_ptr()
+        counts = [count for a, b in itertools.pairwise(sizes) for count in (a * b, b)]
+        addresses = [_address(g, count, "a gradient") for g, count in zip(gradients, counts, strict=True)]
+        job.dw, job.db = _Pointers(*addresses[::2]), _Pointers(*addresses[1::2])
+        self._kept += [d_out, *gradients]
+        return dx
+
+    def backward(self) -> None:
+        self._perceptron.call("backward", self._job)
 
 
 def _address(tensor: Tensor, elements: int, name: str) -> int:

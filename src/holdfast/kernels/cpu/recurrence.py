@@ -92,13 +92,31 @@ _GRADIENTS = ("dx", "dh0", "dc0", "d_reset_h", "d_reset_c", "dw_ih", "dw_hh", "d
 
 def run_forward(x: Tensor, h0: Tensor, c0: Tensor | None, resets: Resets, weights: Weights, keep: bool) -> Outputs:
     """One layer without autograd. keep: also give what the backward needs."""
+    outputs, call = _forward_call(x, h0, c0, resets, weights, keep)
+    call()
+    return outputs
+
+
+def _forward_call(
+    x: Tensor, h0: Tensor, c0: Tensor | None, resets: Resets, weights: Weights, keep: bool
+) -> tuple[Outputs, library.PreparedCall]:
     mask, reset_h, reset_c, detach = resets
     inputs = (x, h0, c0, mask, reset_h, reset_c, *weights)
     tensors = {name: tensor.contiguous() for name, tensor in zip(_INPUTS, inputs) if tensor is not None}
     outputs = _new_outputs(tensors["x"], tensors["w_hh"], c0 is not None, keep)
     tensors.update({name: tensor for name, tensor in zip(_OUTPUTS, outputs) if tensor is not None})
-    library.run("forward", detach, tensors)
-    return outputs
+    return outputs, library.PreparedCall("forward", detach, tensors)
+
+
+def prepare_forward(
+    x: Tensor, h0: Tensor, c0: Tensor | None, resets: Resets, weights: Weights
+) -> tuple[Kept, library.PreparedCall]:
+    """What a layer's forward keeps for its backward, and the call that computes it from what its inputs hold then.
+
+    All inputs are contiguous and stay where they are.
+    """
+    outputs, call = _forward_call(x, h0, c0, resets, weights, keep=True)
+    return Kept(x, h0, c0, resets, weights, outputs.y, outputs.gates, outputs.cells), call
 
 
 def _new_outputs(x: Tensor, w_hh: Tensor, is_lstm: bool, keep: bool) -> Outputs:
@@ -126,14 +144,25 @@ def run_backward(
 
     needed: flags in the order of `Needed`. into: the result of an earlier call with the same sizes, to be overwritten.
     """
+    gradients = into or _new_gradients(kept.x, kept.h0, kept.weights.w_ih, kept.weights.w_hh, needed)
+    _backward_call(dy, dh_n, dc_n, kept, gradients)()
+    return gradients
+
+
+def prepare_backward(dy: Tensor, kept: Kept, gradients: Gradients) -> library.PreparedCall:
+    """The call that computes a layer's gradients from what `dy` and `kept` hold then. All tensors are contiguous."""
+    return _backward_call(dy, None, None, kept, gradients)
+
+
+def _backward_call(
+    dy: Tensor | None, dh_n: Tensor | None, dc_n: Tensor | None, kept: Kept, gradients: Gradients
+) -> library.PreparedCall:
     x, h0, c0, (mask, reset_h, reset_c, detach), weights, y, gates, cells = kept
     values = (x, h0, c0, mask, reset_h, reset_c, weights.w_ih, weights.w_hh, y, gates, cells)
     named = (*zip(("dy", "dh_n", "dc_n"), (dy, dh_n, dc_n)), *zip(_KEPT, values))
     tensors = {name: tensor.contiguous() for name, tensor in named if tensor is not None}
-    gradients = into or _new_gradients(tensors["x"], tensors["h0"], tensors["w_ih"], tensors["w_hh"], needed)
     tensors.update({name: gradient for name, gradient in zip(_GRADIENTS, gradients) if gradient is not None})
-    library.run("backward", detach, tensors)
-    return gradients
+    return library.PreparedCall("backward", detach, tensors)
 
 
 def _new_gradients(x: Tensor, h0: Tensor, w_ih: Tensor, w_hh: Tensor, needed: Sequence[bool]) -> Gradients:

@@ -43,6 +43,7 @@ static int adam(const Adam *job) {
             v[i] = keep2 * v[i] + take2 * g * g;
             p[i] -= rate * m[i] / (sqrtf(v[i]) * spread + eps);
         }
+        if (job->steps_taken) *job->steps_taken[t] += 1.0f;
     }
     return 0;
 }

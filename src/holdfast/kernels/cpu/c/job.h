@@ -88,6 +88,7 @@ typedef struct {
     const float *const *gradient;
     double rate, beta1, beta2, eps, max_norm;
     double *norm; /* of all gradients before scaling; if it is not finite, nothing else changes */
+    float *const *steps_taken; /* [tensors]: each counts this step; may be NULL */
 } Adam;
 
 /* What the functions return. */
