@@ -10,7 +10,7 @@ observations, memory, actions and the number of environments) and another script
     python benchmarks/doctor_accuracy.py --seeds 5 --only own-    # a part, printed, not written
 
 `--rows FILE` keeps each examination; a second call with the same file does only what is missing, also on another machine. `--seconds N`
-stops in time and writes what there is. Policies of frameworks that are not installed are left out and named. An examination that
+stops in time and writes what there is; so do Ctrl-C and `timeout`. Policies of frameworks that are not installed are left out and named. An examination that
 raises counts as wrong; one that kills its process or does not end counts as wrong too.
 """
 
@@ -22,6 +22,7 @@ import multiprocessing
 import os
 import platform
 import random
+import signal
 import statistics
 import subprocess
 import sys
@@ -222,6 +223,26 @@ def commit() -> str:
     return shown.stdout.strip() or "unknown"
 
 
+def examine_and_keep(jobs: list[tuple[str, int]], rows: list[Row], flags: argparse.Namespace, started: float) -> None:
+    """Adds to `rows`, and to the file of rows, as examinations end."""
+    total = len(rows) + len(jobs)
+    with open(flags.rows or os.devnull, "a") as keep:
+        for row in examine_all(jobs, flags.jobs, flags.seconds - (time.perf_counter() - started)):
+            rows.append(row)
+            keep.write(json.dumps(asdict(row)) + "\n")
+            keep.flush()
+            if not row.right:
+                print(
+                    f"{row.patient} seed {row.seed} {row.sizes}: {row.first}, not {row.expected}; all errors {row.errors}",
+                    flush=True,
+                )
+            if len(rows) % 500 == 0:
+                print(
+                    f"{len(rows)} of {total} examinations, {time.perf_counter() - started:.0f} s",
+                    flush=True,
+                )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=100, help="examinations of each policy")
@@ -251,21 +272,11 @@ def main() -> None:
     jobs = [(name, seed) for seed in seeds for name in names if name not in missing and (name, seed) not in done]
     if flags.rows:
         flags.rows.parent.mkdir(parents=True, exist_ok=True)
-    with open(flags.rows or os.devnull, "a") as keep:
-        for row in examine_all(jobs, flags.jobs, flags.seconds - (time.perf_counter() - started)):
-            rows.append(row)
-            keep.write(json.dumps(asdict(row)) + "\n")
-            keep.flush()
-            if not row.right:
-                print(
-                    f"{row.patient} seed {row.seed} {row.sizes}: {row.first}, not {row.expected}; all errors {row.errors}",
-                    flush=True,
-                )
-            if len(rows) % 500 == 0:
-                print(
-                    f"{len(rows)} of {len(done) + len(jobs)} examinations, {time.perf_counter() - started:.0f} s",
-                    flush=True,
-                )
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        examine_and_keep(jobs, rows, flags, started)
+    except KeyboardInterrupt:
+        print("stopped", flush=True)
     if not rows:
         parser.error("no examination was made: give more --seconds")
     rows.sort(key=lambda row: (row.patient, row.seed))
