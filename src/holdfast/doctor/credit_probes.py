@@ -113,10 +113,11 @@ def _arrangement(calls: list[Tensor], steps: int, rows: int) -> Callable[[list[T
     """How to put what a layer saw, call by call, in order: `[T, B, ...]`. None if calls cannot be assigned to steps."""
     if not calls or any(x.dim() < 2 for x in calls):
         return None
-    if len(calls) == 1 and calls[0].shape[:2] == (rows, steps):
-        return lambda found: found[0].transpose(0, 1)
-    if all(x.shape[1] == rows for x in calls) and sum(len(x) for x in calls) == steps:
+    sequences = all(x.dim() > 2 for x in calls)
+    if sequences and all(x.shape[1] == rows for x in calls) and sum(len(x) for x in calls) == steps:
         return lambda found: torch.cat(found)
+    if sequences and all(len(x) == rows for x in calls) and sum(x.shape[1] for x in calls) == steps:
+        return lambda found: torch.cat(found, dim=1).transpose(0, 1)
     if len(calls) == steps and all(rows in (len(x), x.shape[:-1].numel()) for x in calls):
         return lambda found: torch.stack([g.reshape(rows, -1) for g in found])
     return None
