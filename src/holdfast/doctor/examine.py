@@ -58,7 +58,7 @@ def examine(
         if copy is given:
             note = make_finding("repeatable", "examined-in-place", f"{type(given).__name__}.isolated() failed")
             report = replace(report, findings=(*report.findings, note))
-    return replace(report, seconds=time.perf_counter() - started)
+    return replace(report, seconds=time.perf_counter() - started, examined_as=given.recognized_as)
 
 
 def assert_healthy(

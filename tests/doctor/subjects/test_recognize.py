@@ -194,7 +194,8 @@ HEALTHY = {
 @pytest.mark.parametrize("policy", HEALTHY, ids=lambda kind: kind.__name__)
 def test_a_policy_without_a_subject_is_examined_as_it_is_used(policy):
     report, errors = _errors(policy)
-    assert report.subject == f"{policy.__name__} as subjects.{HEALTHY[policy]}"
+    assert (report.subject, report.examined_as) == (policy.__name__, f"subjects.{HEALTHY[policy]}")
+    assert f"examined as subjects.{HEALTHY[policy]}" in " ".join(report.to_text().split())
     assert errors == [], report.to_text()
 
 
@@ -214,7 +215,7 @@ def test_its_mistake_is_named(policy):
 
 def test_an_agent_of_cleanrl_is_known_by_its_methods():
     report, errors = _errors(Agent)
-    assert (report.subject, errors) == ("Agent as subjects.CleanRL", [])
+    assert (report.examined_as, errors) == ("subjects.CleanRL(agent)", [])
     assert _errors(NeverResets)[1] == ["never-resets"]
 
 
@@ -222,12 +223,12 @@ def test_a_policy_of_pufferlib_is_known_by_its_methods():
     torch.manual_seed(0)
     given = PUFFER[0].healthy()
     policy, space = given.policy, given.space.space
-    assert as_subject(policy, space).name == f"{type(policy).__name__} as subjects.Puffer"
+    assert as_subject(policy, space).recognized_as == "subjects.Puffer(policy)"
 
 
 def test_a_state_of_its_own_is_found_by_what_a_step_changes():
     report, errors = _errors(Keeps, bptt=1)
-    assert report.subject == "Keeps as subjects.Stateful(hidden=('hx', 'cx'), reset='done')"
+    assert report.examined_as == "subjects.Stateful(hidden=('hx', 'cx'), reset='done')"
     assert errors == [], report.to_text()
     assert _errors(KeepsItsCell, bptt=1)[1] == ["partial-reset"]
 

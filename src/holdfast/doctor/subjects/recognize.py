@@ -55,25 +55,32 @@ CLEARS = (
 
 
 def recognize(thing: Any, space: Any = None) -> Subject | None:
-    """The subject for a policy of a widespread form, with `as subjects.X(...)` in its name; None if it has none."""
+    """The subject for a policy of a widespread form, with `recognized_as`; None if it has none."""
+    subject, options = _recognize(thing, space)
+    if subject is not None:
+        subject.recognized_as = f"subjects.{type(subject).__name__}({options})"
+    return subject
+
+
+def _recognize(thing: Any, space: Any) -> tuple[Subject | None, str]:
+    """A subject, and its options in words."""
     packages = {kind.__module__.partition(".")[0] for kind in type(thing).__mro__}
     if "skrl" in packages and hasattr(thing, "record_transition"):
-        return Skrl(thing)
+        return Skrl(thing), "agent"
     if "rsl_rl" in packages and hasattr(thing, "compute_returns"):
-        return RslRl(thing)
+        return RslRl(thing), "alg"
     if "ray" in packages and hasattr(thing, "forward_exploration"):
-        return RLlib(thing)
+        return RLlib(thing), "module"
     if not isinstance(thing, nn.Module):
-        return None
-    name = type(thing).__name__
+        return None, ""
     if hasattr(thing, "get_action_and_value"):
-        return CleanRL(thing, _space_of_agent(thing, space), name=f"{name} as subjects.CleanRL")
+        return CleanRL(thing, _space_of_agent(thing, space)), "agent"
     if hasattr(thing, "forward_eval"):
-        return Puffer(thing, space, name=f"{name} as subjects.Puffer")
+        return Puffer(thing, space), "policy"
     parameters = _parameters(thing)
     if len(parameters) == 1 or (len(parameters) == 2 and parameters[1] in STARTS):
         return _as_stateful(thing, space, *parameters[1:])
-    return _as_module(thing, space, parameters) if 2 <= len(parameters) <= 3 else None
+    return _as_module(thing, space, parameters) if 2 <= len(parameters) <= 3 else (None, "")
 
 
 def _parameters(module: nn.Module) -> list[str]:
@@ -115,7 +122,7 @@ class _Layout:
         return [leaf.shape for leaf in tensors_in(state)]
 
 
-def _as_module(module: nn.Module, space: Any, parameters: list[str]) -> Subject | None:
+def _as_module(module: nn.Module, space: Any, parameters: list[str]) -> tuple[Subject | None, str]:
     for options in _layouts(module, parameters):
         layout = _Layout(options)
         observed = _observed(module, space, layout)
@@ -126,8 +133,8 @@ def _as_module(module: nn.Module, space: Any, parameters: list[str]) -> Subject 
             continue
         options = {**options, "state_batch_dim": batch_dim, **_only_repeatable(module, observed, options)}
         shown = ", ".join(f"{key}={_shown(value)}" for key, value in options.items() if key != "output")
-        return Module(module, observed, **options, name=f"{type(module).__name__} as subjects.Module({shown})")
-    return None
+        return Module(module, observed, **options), shown
+    return None, ""
 
 
 def _layouts(module: nn.Module, parameters: list[str]) -> Iterator[dict[str, Any]]:
@@ -218,7 +225,7 @@ def _shown(value: Any) -> str:
 
 
 # --- a state of its own --------------------------------------------------------------------------------------
-def _as_stateful(module: nn.Module, space: Any, flag: str | None = None) -> Subject | None:
+def _as_stateful(module: nn.Module, space: Any, flag: str | None = None) -> tuple[Subject | None, str]:
     def call(policy: nn.Module, obs: Any) -> Any:
         none = torch.zeros(len(tensors_in(obs)[0]), dtype=torch.bool, device=device_of([module]))
         return policy(obs) if flag is None else policy(obs, none)
@@ -228,12 +235,12 @@ def _as_stateful(module: nn.Module, space: Any, flag: str | None = None) -> Subj
         observed = space_of(probed, space, lambda obs: call(probed, obs))
         hidden = _attributes_that_move(module, observed, call)
     except Exception:
-        return None
+        return None, ""
     if not hidden:
-        return None
+        return None, ""
     reset = flag or next((name for name in CLEARS if callable(getattr(module, name, None))), None)
-    name = f"{type(module).__name__} as subjects.Stateful(hidden={hidden}, reset={reset!r})"
-    return Stateful(module, hidden=hidden, reset=reset, observation_space=observed, name=name)
+    subject = Stateful(module, hidden=hidden, reset=reset, observation_space=observed)
+    return subject, f"hidden={hidden}, reset={reset!r}"
 
 
 def _attributes_that_move(module: nn.Module, space: Any, call: Callable[[nn.Module, Any], Any]) -> tuple[str, ...]:
