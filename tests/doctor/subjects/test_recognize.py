@@ -256,6 +256,13 @@ def test_what_is_not_recognized_is_refused_with_what_to_write():
     with pytest.raises(TypeError, match=r"how Feedforward, forward\(input: .*subjects.Module\(policy, \(4,\)\)"):
         doctor.examine(Feedforward(OBS, 3))
 
+    class Acts(nn.Module):
+        def act(self, obs):
+            return obs
+
+    with pytest.raises(TypeError, match=r"how Acts, which has no forward \(act\), is used"):
+        doctor.examine(Acts())
+
 
 def test_outputs_that_no_observation_changes_are_refused():
     class ZeroHeads(Cell):
@@ -270,11 +277,12 @@ def test_outputs_that_no_observation_changes_are_refused():
         doctor.examine(ZeroHeads())
 
 
-def test_looking_for_its_form_leaves_a_policy_as_it_was():
+@pytest.mark.parametrize("kind", [Keeps, Samples, StateDict])
+def test_looking_for_its_form_leaves_a_policy_as_it_was(kind):
     torch.manual_seed(0)
-    policy, before = Keeps(), torch.random.get_rng_state()
+    policy, before = kind(), torch.random.get_rng_state()
     weights = {key: value.clone() for key, value in policy.state_dict().items()}
     as_subject(policy)
-    assert policy.hx is None and policy.training
+    assert getattr(policy, "hx", None) is None and policy.training
     assert all(torch.equal(value, weights[key]) for key, value in policy.state_dict().items())
     assert torch.equal(torch.random.get_rng_state(), before)

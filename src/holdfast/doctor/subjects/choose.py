@@ -41,9 +41,14 @@ def as_subject(thing: Any, observation_space: Any = None) -> Subject:
 
 
 def _called(thing: Any) -> str:
-    """A class with what its call takes."""
-    target = thing.forward if isinstance(thing, nn.Module) else None
-    return type(thing).__name__ + (f", forward{inspect.signature(target)}," if target is not None else "")
+    """A class with what its call takes, or without a call with its methods."""
+    name = type(thing).__name__
+    if not isinstance(thing, nn.Module):
+        return name
+    if type(thing).forward is not nn.Module.forward:
+        return f"{name}, forward{inspect.signature(thing.forward)},"
+    own = [m for m in vars(type(thing)) if not m.startswith("_")]
+    return f"{name}, which has no forward ({', '.join(own) or 'and no methods'}),"
 
 
 def _as_holdfast(thing: Any, space: Any) -> Subject | None:

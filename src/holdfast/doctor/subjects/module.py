@@ -87,7 +87,7 @@ class Module(Subject):
     def step(self, obs: Any, terminated: Tensor, truncated: Tensor, env_ids: Tensor) -> SubjectStep:
         resets = (terminated | truncated)[None]
         with torch.no_grad():
-            y, state = self._run(map_tensors(lambda x: x[None], obs), self._state, resets)
+            y, state = self.unroll(map_tensors(lambda x: x[None], obs), self._state, resets)
         self._state = map_tensors(torch.detach, state)
         return SubjectStep(y[0])
 
@@ -113,11 +113,11 @@ class Module(Subject):
         return notes
 
     def replay(self, segment: RecordedSegment) -> Replay:
-        y, state = self._run(segment.obs, segment.start, segment.terminated | segment.truncated)
+        y, state = self.unroll(segment.obs, segment.start, segment.terminated | segment.truncated)
         return Replay(y, state=state)
 
-    def _run(self, x: Any, state: Any, resets: Tensor) -> tuple[Tensor, Any]:
-        """`[T, B, I]` through the module, with boundaries handled as `self.resets` says."""
+    def unroll(self, x: Any, state: Any, resets: Tensor) -> tuple[Tensor, Any]:
+        """`[T, B, ...]` through the module, with boundaries handled as `self.resets` says: outputs `[T, B, K]`, next state."""
         steps = len(resets)
         cuts = [t for t in range(1, steps) if self.one_step or (self.resets == "caller" and bool(resets[t].any()))]
         outputs, first = [], 0

@@ -56,7 +56,8 @@ CLEARS = (
 
 def recognize(thing: Any, space: Any = None) -> Subject | None:
     """The subject for a policy of a widespread form, with `recognized_as`; None if it has none."""
-    subject, options = _recognize(thing, space)
+    with torch.random.fork_rng(devices=[]):
+        subject, options = _recognize(thing, space)
     if subject is not None:
         subject.recognized_as = f"subjects.{type(subject).__name__}({options})"
     return subject
@@ -112,13 +113,12 @@ class _Layout:
         """Shapes of the state after a call without resets. Raises what the module raises."""
         subject = Module(copy.deepcopy(module), space, **self.options)
         obs = Observations(space).sample(steps * rows, torch.Generator().manual_seed(0), device_of([module]))
-        device = device_of([module])
+        x = map_tensors(lambda leaf: leaf.reshape(steps, rows, *leaf.shape[1:]), obs)
+        none = torch.zeros(steps, rows, dtype=torch.bool, device=device_of([module]))
         subject.begin(rows)
-        none = torch.zeros(steps, rows, dtype=torch.bool, device=device)
         with torch.no_grad():
-            x = map_tensors(lambda leaf: leaf.reshape(steps, rows, *leaf.shape[1:]), obs)
-            _, state = subject._run(x, subject._state, none)
-            subject._run(x, state, none)
+            _, state = subject.unroll(x, subject.state(), none)
+            subject.unroll(x, state, none)
         return [leaf.shape for leaf in tensors_in(state)]
 
 
@@ -169,16 +169,17 @@ def goes_on(resets: Tensor) -> Tensor:
 
 def _observed(module: nn.Module, space: Any, layout: _Layout) -> Any:
     """What the module observes, if it can be called in this layout; None otherwise."""
+    probed = copy.deepcopy(module)
+    subject = Module(probed, (), **layout.options)
 
     def call(obs: Any) -> None:
         rows = len(tensors_in(obs)[0])
-        subject = Module(module, (), **layout.options)
         subject.begin(rows)
-        none = torch.zeros(1, rows, dtype=torch.bool, device=device_of([module]))
-        subject._run(map_tensors(lambda leaf: leaf[None], obs), subject._state, none)
+        none = torch.zeros(1, rows, dtype=torch.bool, device=device_of([probed]))
+        subject.unroll(map_tensors(lambda leaf: leaf[None], obs), subject.state(), none)
 
     try:
-        return space_of(module, space, call)
+        return space_of(probed, space, call)
     except UnknownObservation:
         return None
 
@@ -206,10 +207,9 @@ def _only_repeatable(module: nn.Module, space: Any, options: dict[str, Any]) -> 
         calls.append(list(result) if isinstance(result, (tuple, list)) else [result])
         return result
 
-    with torch.random.fork_rng(devices=[]):
-        for seed in (1, 2):
-            torch.manual_seed(seed)
-            _Layout({**options, "output": keep}).run(copy.deepcopy(module).eval(), space, 1, 64)
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        _Layout({**options, "output": keep}).run(copy.deepcopy(module).eval(), space, 1, 64)
     half = len(calls) // 2
     items = range(len(calls[0]))
     same = [i for i in items if all(_equal(a[i], b[i]) for a, b in zip(calls[:half], calls[half:]))]
