@@ -94,11 +94,14 @@ class CoreWithoutGraphAndSkip(CoreWithoutGraph):
 
 
 class Cell(nn.Module):
-    """`(x, state, resets)`: a cell of its own over symbols. `late`: the output is read before the state moves."""
+    """`(x, state, resets)`: a cell of its own over symbols. `late`: the output is read before the state moves.
+
+    `cut`: the state is detached "before" it is used, or "after" each step.
+    """
 
     input_size = OBS
 
-    def __init__(self, cut=False, late=False):
+    def __init__(self, cut="", late=False):
         super().__init__()
         self.symbols, self.mix, self.head = nn.Embedding(64, 8), nn.Linear(16, 8), nn.Linear(8, 3)
         self.cut, self.late = cut, late
@@ -107,19 +110,20 @@ class Cell(nn.Module):
         h = x.new_zeros(x.shape[1], 8) if state is None else state
         outputs = []
         for x_t, resets_t in zip(x, resets):
-            h = torch.where(resets_t[:, None], torch.zeros_like(h), h.detach() if self.cut else h)
+            h = torch.where(resets_t[:, None], torch.zeros_like(h), h.detach() if self.cut == "before" else h)
             before = h
             symbol = self.symbols(((x_t.clamp(-1.9, 1.9) + 2) * 16).long()).sum(1)
             h = torch.tanh(self.mix(torch.cat([symbol, h], -1)))
             outputs.append(self.head(before if self.late else h))
+            h = h.detach() if self.cut == "after" else h
         return torch.stack(outputs), h
 
 
 class WithoutLayers(Cell):
     """The same cell, written without layers."""
 
-    def __init__(self):
-        super().__init__()
+    def __init__(self, cut=""):
+        super().__init__(cut)
         self._modules.clear()
         self.weights = nn.ParameterList([torch.randn(64, 8), torch.randn(8, 16) / 4, torch.randn(3, 8)])
 
@@ -168,17 +172,32 @@ def test_credit_is_measured_at_the_recurrent_layer_where_observations_get_none(k
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize("cut", [False, True])
+@pytest.mark.parametrize("cut", ["", "before"])
 def test_a_cell_of_your_own_over_symbols_is_measured_at_its_embedding(cut, late, seed):
     torch.manual_seed(seed)
     errors, outcome = _flow(Module(Cell(cut, late)), seed)
     assert errors == (["over-detached"] if cut else [])
     assert outcome.said.endswith("measured at the outputs of its first layers")
-    assert ("credit reaches 11 steps" in outcome.said) is not cut
+    assert ("credit reaches 11 steps" in outcome.said) is (not cut)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("cut", ["", "after"])
+def test_without_layers_credit_is_measured_at_the_state_that_a_segment_starts_from(cut, seed):
+    torch.manual_seed(seed)
+    errors, outcome = _flow(Module(WithoutLayers(cut)), seed)
+    assert errors == (["over-detached"] if cut else [])
+    if not cut:
+        where = "measured at the state that it starts from"
+        assert outcome.said == f"credit reaches 11 steps back in a segment of 12, {where}"
 
 
 def test_without_a_place_to_measure_at_the_check_does_not_pass():
-    errors, outcome = _flow(Module(WithoutLayers()), 0)
+    class CutsItsStart(WithoutLayers):
+        def forward(self, x, state, resets):
+            return super().forward(x, None if state is None else state.detach(), resets)
+
+    errors, outcome = _flow(Module(CutsItsStart()), 0)
     assert (errors, outcome.status) == ([], "not applicable")
     assert "no gradient reaches the observations" in outcome.said
 

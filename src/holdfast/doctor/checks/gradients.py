@@ -25,8 +25,11 @@ def gradient_flow(case: Case) -> str:
         return ""
     found = _where_credit_arrives(case, segment)
     if found is None:
-        return ""
+        return _flow_from_the_start(case, segment)
     where, recordings.probe, values = found
+    if not bool((values > 0).any()):
+        case.report("gradients-severed", f"no output has a gradient with respect to {where}, at any step")
+        return ""
     recordings.credit = CreditMap(values, recordings.script.resets[first:last].cpu(), first)
     joined = recordings.credit.same_episode & _in_sight(case, len(values))
     said = _judge_flow(case, values, joined, recordings.subject.bptt)
@@ -34,7 +37,10 @@ def gradient_flow(case: Case) -> str:
 
 
 def _where_credit_arrives(case: Case, segment: RecordedSegment) -> tuple[str, Probe, Tensor] | None:
-    """The first place with a gradient, in words and as a probe, and the credit `[T, T, B]` there."""
+    """The first place with a gradient, in words and as a probe, and the credit `[T, T, B]` there.
+
+    Without any, the first place behind the observations. None if there is no such place.
+    """
     silent = []
     for where, probe in probes(case.recordings):
         measured = probe(case.recordings, segment)
@@ -43,13 +49,35 @@ def _where_credit_arrives(case: Case, segment: RecordedSegment) -> tuple[str, Pr
         values = measured.credit()
         if bool((values > 0).any()):
             return where, probe, values
-        silent.append(where)
-    behind = [where for where in silent if where != "the observations"]
-    if not behind or "memoryless" in case.earlier:
-        reason = "no gradient reaches the observations" if silent else "observations are integers"
-        raise NotApplicable(f"{reason}, and no layer behind them has inputs that can be assigned to steps")
-    case.report("gradients-severed", f"no output has a gradient with respect to {behind[0]}, at any step")
-    return None
+        if where != "the observations":
+            silent.append((where, probe, values))
+    if "memoryless" in case.earlier:
+        raise NotApplicable("it remembers nothing")
+    return silent[0] if silent else None
+
+
+def _flow_from_the_start(case: Case, segment: RecordedSegment) -> str:
+    """Where nothing inside a segment can be measured: how long outputs depend on the state that it starts from."""
+    nowhere = "no gradient reaches the observations, and no layer behind them has inputs that can be assigned to steps"
+    start, leaves = differentiable(segment.start)
+    if not leaves:
+        raise NotApplicable(nowhere)
+    score = score_of(case.recordings.replay_with_graph(segment.with_(marks=(start, *segment.marks[1:]))))
+    same = segment.resets.long().cumsum(0) == 0  # [T, B] still in the episode that the segment starts in
+    steps = [t for t in range(len(score)) if bool(same[t].any())]
+    reach = -1
+    for t in steps:
+        found = torch.autograd.grad(score[t][same[t]].sum(), leaves, retain_graph=True, allow_unused=True)
+        if any(g is not None and bool((g != 0).any()) for g in found):
+            reach = t
+    if reach < 0 or len(steps) < 2:
+        raise NotApplicable(nowhere)
+    said = f"credit reaches {reach} steps back in a segment of {len(score)}, measured at the state that it starts from"
+    bptt = case.recordings.subject.bptt
+    if reach < steps[-1]:
+        declared = bptt is not None and reach >= min(bptt - 1, steps[-1])
+        case.report("truncated-bptt" if declared else "over-detached", said)
+    return said
 
 
 def _in_sight(case: Case, T: int) -> Tensor:
@@ -124,7 +152,7 @@ def gradient_isolation(case: Case) -> str:
     if recordings.subject.carries_across_episodes:
         raise NotApplicable(CARRIES_ON)
     if recordings.credit is None:
-        raise NotApplicable("there is no gradient")
+        raise NotApplicable("there is no credit map: no gradient reaches the observations")
     values, first = recordings.credit.values, recordings.credit.first
     forbidden = ~recordings.credit.same_episode
     leak = torch.where(forbidden, values, torch.zeros_like(values))
