@@ -51,7 +51,43 @@ def test_rates_and_the_confusion_table_count_first_causes(benchmark):
     )
     table = {entry["mistake"]: entry["said"] for entry in benchmark.confusion(rows)}
     assert table["never-resets"] == {"never-resets": 2, "partial-reset": 1}
-    header = dict.fromkeys(("command", "commit", "machine", "torch", "minutes"), "x")
+    header = {
+        **dict.fromkeys(("command", "commit", "machine", "torch", "minutes"), "x"),
+        "left_out": {"sb3-flags": "sb3"},
+    }
     assert "| `never-resets` | 3 | `never-resets` 2, `partial-reset` 1 |" in benchmark.markdown(
         figures, benchmark.confusion(rows), header
     )
+
+
+def test_patients_of_missing_frameworks_are_named_and_others_are_not(benchmark, monkeypatch):
+    def needs_a_package():
+        raise ModuleNotFoundError("No module named 'sb3_contrib'", name="sb3_contrib")
+
+    def crashes():
+        raise ZeroDivisionError
+
+    made = {"a": ("x", needs_a_package), "b": ("x", crashes), "c": ("x", object)}
+    monkeypatch.setattr(benchmark, "patients", lambda: made)
+    assert benchmark.missing_packages(["a", "b", "c"]) == {"a": "sb3_contrib"}
+    row = benchmark.examine_one(("b", 0))
+    assert (row.first, row.right) == (benchmark.FAILED, False)
+
+
+def test_examinations_that_were_kept_are_not_repeated(benchmark, monkeypatch, tmp_path, capsys):
+    rows = tmp_path / "rows.jsonl"
+    flags = ["--seeds", "1", "--only", "module-chunks", "--rows", str(rows)]
+    asked = []
+
+    def examine_all(jobs, processes, seconds):
+        asked.append(list(jobs))
+        for name, seed in jobs[:1]:
+            yield benchmark.Row(name, seed, {}, "x", "x", [], 0.1)
+
+    monkeypatch.setattr(benchmark, "examine_all", examine_all)
+    monkeypatch.setattr(benchmark.os, "environ", {})
+    for _ in range(3):
+        monkeypatch.setattr("sys.argv", ["doctor_accuracy.py", *flags])
+        benchmark.main()
+    assert [len(jobs) for jobs in asked] == [2, 1, 0]
+    assert len(benchmark.kept_rows(rows)) == 2

@@ -66,18 +66,18 @@ def _healthy_lstm():
     return Module(nn.LSTM(size.obs, size.hidden))
 
 
-def _broken(name, case, does, cause, subject, twin=_healthy):
-    return Broken(f"module-{name}", case, does, cause, subject, twin)
+def _broken(name, case, does, cause, subject, twin=_healthy, **more):
+    return Broken(f"module-{name}", case, does, cause, subject, twin, **more)
 
 
-def _of(kind, name, case, cause):
-    return _broken(name, case, first_line(kind), cause, lambda: Module(kind()))
+def _of(kind, name, case, cause, **more):
+    return _broken(name, case, first_line(kind), cause, lambda: Module(kind()), **more)
 
 
 BROKEN = [
     _of(FastPathForgetsTheState, "chunks", 5, "depends-on-chunking"),
     _of(ReturnsTheFirstState, "first-state", 17, "state-of-another-step"),
-    _of(SinglePrecisionStart, "single-precision", 20, "dtype-baked-in"),
+    _of(SinglePrecisionStart, "single-precision", 20, "dtype-baked-in", severity="warning"),
     _broken(
         "truncation-in-training",
         3,

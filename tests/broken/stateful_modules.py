@@ -184,9 +184,9 @@ def _subject(policy_class, **arguments):
     return lambda: Stateful(policy_class(), observation_space=(size.obs,), **arguments)
 
 
-def _broken(name, case, cause, kind, twin=Policy, **arguments):
+def _broken(name, case, cause, kind, twin=Policy, severity="error", **arguments):
     healthy = HEALTHY if twin is Policy and not arguments else _subject(twin, **arguments)
-    return Broken(f"stateful-{name}", case, first_line(kind), cause, _subject(kind, **arguments), healthy)
+    return Broken(f"stateful-{name}", case, first_line(kind), cause, _subject(kind, **arguments), healthy, severity)
 
 
 HEALTHY = _subject(Policy)
@@ -204,6 +204,6 @@ BROKEN = [
     _broken("buffers", 10, "memory-in-state-dict", StateInBuffers, StateInUnsavedBuffers, **_BUFFERS),
     _broken("drops-its-state", 4, "memoryless", DropsItsState),
     _broken("layout", 15, "layout-swapped", ReadsRowsAsTime),
-    _broken("single-precision", 20, "dtype-baked-in", SinglePrecisionOnly),
+    _broken("single-precision", 20, "dtype-baked-in", SinglePrecisionOnly, severity="warning"),
     _broken("half-reset", 6, "partial-reset", ResetsOnlyFirstLayer, TwoLayers),
 ]

@@ -58,7 +58,7 @@ def examine(
         if copy is given:
             note = make_finding("repeatable", "examined-in-place", f"{type(given).__name__}.isolated() failed")
             report = replace(report, findings=(*report.findings, note))
-    return replace(report, seconds=time.perf_counter() - started)
+    return replace(report, seconds=time.perf_counter() - started, examined_as=given.recognized_as)
 
 
 def assert_healthy(
@@ -86,6 +86,7 @@ def _examine(
     except Exception as error:
         roots.append(_why_it_does_not_run(subject, error, seed))
         return Report(subject.name, tuple(roots), tuple(outcomes), seed)
+    _refuse_constant_outputs(recordings)
     for number, check in enumerate(checks):
         if progress is not None:
             progress(number, len(checks), check.name)
@@ -160,6 +161,18 @@ def _why_it_does_not_run(subject: Subject, error: Exception, seed: int) -> Findi
         hint = f" ({shown})" if hasattr(subject, "space") else ""
         raise CannotExamine(f"{subject.name} does not run as {type(subject).__name__} runs it: {said}{hint}") from error
     return make_finding("replay", cause, said.splitlines()[0], framework=subject.framework)
+
+
+def _refuse_constant_outputs(recordings: Recordings) -> None:
+    """Outputs that no observation changes say nothing about memory."""
+    other = recordings.run(
+        0, 2, obs=recordings.script.other_obs, flags="false"
+    )  # no episode ends in the first two steps
+    if torch.equal(other.output, recordings.rollout().output[:2]):
+        raise CannotExamine(
+            f"the outputs of {recordings.subject.name} do not depend on what it observes; if its last layers start at "
+            "zero, give it trained or random weights, or features in place of logits"
+        )
 
 
 def _blame_on_alternatives(subject: Subject, report: Report, seed: int, tolerance: float | None) -> Report:

@@ -9,6 +9,7 @@ the run that began at step s, for the steps and rows whose last reset was at s. 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -55,6 +56,8 @@ class Recordings:
         self.rollout_resets: Tensor | None = self.true_resets
         #: filled by the gradient check, for the report
         self.credit: CreditMap | None = None
+        #: where that check found gradients (`credit_probes.Probe`)
+        self.probe: Callable[[Recordings, RecordedSegment], Any] | None = None
 
     @property
     def rows(self) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from holdfast.doctor.checks.gradients import is_recurrent
+from holdfast.doctor.credit_probes import is_recurrent
 from holdfast.doctor.report.findings import Finding, make_finding
 from holdfast.doctor.trees import tensors_in
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
+import jax
+import jax.numpy as jnp
+import torch
 
-jax = pytest.importorskip("jax")
-
-import jax.numpy as jnp  # noqa: E402
-
-from broken.base import first_line  # noqa: E402
-from doctor.gallery.base import Exhibit  # noqa: E402
-from doctor.subjects.jax_policies import Pair, initial_state, params  # noqa: E402
-from holdfast.doctor.subjects import JAX  # noqa: E402
+from broken.base import first_line, size
+from doctor.gallery.base import Exhibit
+from doctor.subjects.jax_policies import Pair, initial_state, params
+from holdfast.doctor.subjects import JAX
 
 
 class StoresTheNewDone(Pair):
@@ -49,8 +47,12 @@ class ShufflesSteps(Pair):
 
 def subject(kind):
     pair = kind()
-    options = {"initial_state": initial_state, "observation_space": (4,), "name": kind.__name__}
-    return JAX(params(), pair.unroll, pair.step, **options)
+    options = {"initial_state": initial_state, "observation_space": (size.obs,), "name": kind.__name__}
+    return JAX(params(int(torch.randint(2**31, ()))), pair.unroll, pair.step, **options)
+
+
+def repaired():
+    return subject(Pair)
 
 
 def exhibit(name, case, cause, thread, kind):
@@ -60,7 +62,7 @@ def exhibit(name, case, cause, thread, kind):
         first_line(kind),
         cause,
         lambda: subject(kind),
-        lambda: subject(Pair),
+        repaired,
         thread=thread,
     )
 

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import pytest
+import jax
+import jax.numpy as jnp
 
-jax = pytest.importorskip("jax")
-
-import jax.numpy as jnp  # noqa: E402
-
-OBS, HIDDEN, ACTIONS = 4, 16, 3
+from broken.base import size
 
 
 def params(seed=0):
     """Of an LSTM and a head."""
     keys = jax.random.split(jax.random.key(seed), 2)
     return {
-        "cell": jax.random.normal(keys[0], (OBS + HIDDEN, 4 * HIDDEN)) * 0.3,
-        "head": jax.random.normal(keys[1], (HIDDEN, ACTIONS)) * 0.5,
+        "cell": jax.random.normal(keys[0], (size.obs + size.hidden, 4 * size.hidden)) * 0.3,
+        "head": jax.random.normal(keys[1], (size.hidden, size.actions)) * 0.5,
     }
 
 
 def initial_state(num_envs):
-    return jnp.zeros((num_envs, HIDDEN)), jnp.zeros((num_envs, HIDDEN))
+    return jnp.zeros((num_envs, size.hidden)), jnp.zeros((num_envs, size.hidden))
 
 
 def cell(params, state, obs):

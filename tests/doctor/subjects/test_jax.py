@@ -13,7 +13,8 @@ jax = pytest.importorskip("jax")
 
 import jax.numpy as jnp  # noqa: E402
 
-from doctor.subjects.jax_policies import HIDDEN, Pair, clear, initial_state, params  # noqa: E402
+from broken.base import HIDDEN  # noqa: E402
+from doctor.subjects.jax_policies import Pair, clear, initial_state, params  # noqa: E402
 
 
 def subject(kind=Pair, seed=0, **options):

@@ -8,6 +8,7 @@ import torch
 
 from holdfast import doctor
 from holdfast.doctor import subjects
+from holdfast.doctor.subjects.choose import as_subject
 
 pytest.importorskip("ray.rllib")
 
@@ -79,3 +80,7 @@ def test_a_module_without_state_is_refused_in_one_line():
 
     with pytest.raises(TypeError, match="has no state"):
         subjects.RLlib(example(Forgetful))
+
+
+def test_a_module_without_a_subject_is_recognized():
+    assert isinstance(as_subject(example()), subjects.RLlib)

@@ -5,6 +5,7 @@ import torch
 
 from holdfast import doctor
 from holdfast.doctor import subjects
+from holdfast.doctor.subjects.choose import as_subject
 
 pytest.importorskip("rsl_rl")
 
@@ -92,3 +93,7 @@ def test_the_algorithm_is_left_as_it_was():
     before = [x.clone() for x in algorithm.actor.get_hidden_state()]
     doctor.examine(subjects.RslRl(algorithm))
     assert all(torch.equal(x, y) for x, y in zip(before, algorithm.actor.get_hidden_state()))
+
+
+def test_an_algorithm_without_a_subject_is_recognized():
+    assert isinstance(as_subject(ppo()), subjects.RslRl)

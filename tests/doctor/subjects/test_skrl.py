@@ -6,6 +6,7 @@ from torch import nn
 
 from holdfast import doctor
 from holdfast.doctor import subjects
+from holdfast.doctor.subjects.choose import as_subject
 
 pytest.importorskip("skrl")
 
@@ -168,3 +169,7 @@ def test_a_fixed_sequence_length_that_does_not_divide_a_segment_is_refused_in_on
     del fixed.policy.sequence_length
     with pytest.raises(TypeError, match="sequences of 32 steps do not divide 12"):
         subjects.Skrl(fixed)
+
+
+def test_an_agent_without_a_subject_is_recognized():
+    assert isinstance(as_subject(agent()), subjects.Skrl)

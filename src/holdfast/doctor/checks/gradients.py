@@ -2,32 +2,82 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from holdfast.cores import WindowAttention
 from holdfast.doctor.checks.base import CARRIES_ON, Case, NotApplicable, check, place
-from holdfast.doctor.recordings import Recordings
+from holdfast.doctor.credit_probes import Probe, differentiable, is_recurrent, probes, score_of
 from holdfast.doctor.report.credit import CreditMap
 from holdfast.doctor.script import STEPS
-from holdfast.doctor.subjects.base import RecordedSegment, Replay
-from holdfast.doctor.trees import map_tensors, tensors_in
+from holdfast.doctor.subjects.base import RecordedSegment
+from holdfast.doctor.trees import tensors_in
 
 
 @check("gradient-flow", "inside an episode, the outcome of a step teaches the steps before it")
 def gradient_flow(case: Case) -> str:
     recordings = case.recordings
     first, last = recordings.windows()[1]
-    if not _reaches_parameters(case, recordings.segment(first, last)):
+    segment = recordings.segment(first, last)
+    if not _reaches_parameters(case, segment):
         return ""
-    values = _credit(recordings, first, last)  # [T, T, B]
+    found = _where_credit_arrives(case, segment)
+    if found is None:
+        return _flow_from_the_start(case, segment)
+    where, recordings.probe, values = found
+    if not bool((values > 0).any()):
+        case.report("gradients-severed", f"no output has a gradient with respect to {where}, at any step")
+        return ""
     recordings.credit = CreditMap(values, recordings.script.resets[first:last].cpu(), first)
     joined = recordings.credit.same_episode & _in_sight(case, len(values))
-    return _judge_flow(case, values, joined, recordings.subject.bptt)
+    said = _judge_flow(case, values, joined, recordings.subject.bptt)
+    return said if where == "the observations" else f"{said}, measured at {where}"
+
+
+def _where_credit_arrives(case: Case, segment: RecordedSegment) -> tuple[str, Probe, Tensor] | None:
+    """The first place with a gradient, in words and as a probe, and the credit `[T, T, B]` there.
+
+    Without any, the first place behind the observations. None if there is no such place.
+    """
+    silent = []
+    for where, probe in probes(case.recordings):
+        measured = probe(case.recordings, segment)
+        if measured is None:
+            continue
+        values = measured.credit()
+        if bool((values > 0).any()):
+            return where, probe, values
+        if where != "the observations":
+            silent.append((where, probe, values))
+    if "memoryless" in case.earlier:
+        raise NotApplicable("it remembers nothing")
+    return silent[0] if silent else None
+
+
+def _flow_from_the_start(case: Case, segment: RecordedSegment) -> str:
+    """Where nothing inside a segment can be measured: how long outputs depend on the state that it starts from."""
+    nowhere = "no gradient reaches the observations, and no layer behind them has inputs that can be assigned to steps"
+    start, leaves = differentiable(segment.start)
+    if not leaves:
+        raise NotApplicable(nowhere)
+    score = score_of(case.recordings.replay_with_graph(segment.with_(marks=(start, *segment.marks[1:]))))
+    same = segment.resets.long().cumsum(0) == 0  # [T, B] still in the episode that the segment starts in
+    steps = [t for t in range(len(score)) if bool(same[t].any())]
+    reach = -1
+    for t in steps:
+        found = torch.autograd.grad(score[t][same[t]].sum(), leaves, retain_graph=True, allow_unused=True)
+        if any(g is not None and bool((g != 0).any()) for g in found):
+            reach = t
+    if reach < 0 or len(steps) < 2:
+        raise NotApplicable(nowhere)
+    said = f"credit reaches {reach} steps back in a segment of {len(score)}, measured at the state that it starts from"
+    bptt = case.recordings.subject.bptt
+    if reach < steps[-1]:
+        declared = bptt is not None and reach >= min(bptt - 1, steps[-1])
+        case.report("truncated-bptt" if declared else "over-detached", said)
+    return said
 
 
 def _in_sight(case: Case, T: int) -> Tensor:
@@ -44,24 +94,33 @@ def _reaches_parameters(case: Case, segment: RecordedSegment) -> bool:
     parameters = [p for m in recordings.subject.modules() for p in m.parameters() if p.requires_grad]
     if not parameters:
         return True
-    score = _score(recordings.replay_with_graph(segment))
+    score = score_of(recordings.replay_with_graph(segment))
     if not score.requires_grad:
         case.report("gradients-severed", "the outputs of the training leg have no graph")
         return False
     gradients = torch.autograd.grad(score.sum(), parameters, allow_unused=True)
-    alive = sum(g is not None and bool(g.isfinite().all()) and bool((g != 0).any()) for g in gradients)
-    if alive == 0:
+    alive = {
+        p for p, g in zip(parameters, gradients) if g is not None and bool(g.isfinite().all()) and bool((g != 0).any())
+    }
+    if not alive:
         case.report("gradients-severed", f"none of {len(parameters)} parameters gets a finite, non-zero gradient")
-    return alive > 0
+        return False
+    layers = [layer for m in recordings.subject.modules() for layer in m.modules() if is_recurrent(layer)]
+    recurrent = [p for layer in layers for p in layer.parameters() if p.requires_grad]
+    if recurrent and not alive.intersection(recurrent) and "memoryless" not in case.earlier:
+        names = " and ".join(dict.fromkeys(type(layer).__name__ for layer in layers))
+        case.report("gradients-severed", f"no parameter of its {names} gets a gradient; others do")
+        return False
+    return True
 
 
 def _judge_flow(case: Case, values: Tensor, same: Tensor, bptt: int | None) -> str:
-    """Look for zeros where credit belongs, lag by lag. Steps without a gradient of their own (dead units) do not count.
+    """Look for zeros where credit belongs, lag by lag. Steps without any gradient (dead units) do not count.
 
     `bptt`: the number of steps that were declared. A cut after every `bptt` steps leaves credit for `bptt - 1` steps back.
     """
-    alive = torch.einsum("ttb->tb", values) > 0
-    eligible = same & alive[:, None, :] & alive[None, :, :]
+    inside = same & (values > 0)
+    eligible = same & inside.any(1)[:, None, :] & inside.any(0)[None, :, :]
     zero = eligible & (values == 0)
     reach, missing, total = 0, 0, 0
     for lag in range(1, len(values)):
@@ -93,7 +152,7 @@ def gradient_isolation(case: Case) -> str:
     if recordings.subject.carries_across_episodes:
         raise NotApplicable(CARRIES_ON)
     if recordings.credit is None:
-        raise NotApplicable("there is no gradient")
+        raise NotApplicable("there is no credit map: no gradient reaches the observations")
     values, first = recordings.credit.values, recordings.credit.first
     forbidden = ~recordings.credit.same_episode
     leak = torch.where(forbidden, values, torch.zeros_like(values))
@@ -113,9 +172,11 @@ def _start_state_and_rows(case: Case, floor: float) -> str:
     recordings = case.recordings
     first, last = recordings.windows()[1]
     segment = recordings.segment(first, last)
-    start, leaves = _differentiable(segment.start)
-    obs, observed = _differentiable(segment.obs)
-    score = _score(recordings.replay_with_graph(segment.with_(obs=obs, marks=(start, *segment.marks[1:]))))
+    start, leaves = differentiable(segment.start)
+    assert recordings.probe is not None
+    measured = recordings.probe(recordings, segment.with_(marks=(start, *segment.marks[1:])))
+    assert measured is not None
+    score = measured.score
     after = recordings.script.resets[first:last].cpu().long().cumsum(0) > 0  # [T, B] past the first episode start
     if leaves and bool(after.any()):
         for gradient in torch.autograd.grad(
@@ -129,9 +190,9 @@ def _start_state_and_rows(case: Case, floor: float) -> str:
                 )
                 return ""
     row = recordings.rows // 2
-    for gradient in torch.autograd.grad(score[:, row].sum(), observed, allow_unused=True) if observed else ():
-        others = [b for b in range(recordings.rows) if b != row]
-        if gradient is not None and others and float(gradient[:, others].abs().max()) > floor:
+    others = [b for b in range(recordings.rows) if b != row]
+    for gradient in measured.gradients(score[:, row].sum()) if others else ():
+        if float(gradient[:, others].abs().max()) > floor:
             case.report(
                 "wrong-environment", f"the outputs of env {row} have a gradient with respect to other environments"
             )
@@ -157,24 +218,29 @@ def bounded_graph(case: Case) -> str:
 
 
 def _live_segments(case: Case) -> str:
-    """Two segments of live steps, each followed by a backward pass if the steps have a graph."""
+    """Two segments of live steps, each followed by a backward pass if the steps have a graph.
+
+    A state that is detached when it is read holds the graph of one step, which is no harm. Reported is a graph that
+    reaches from one segment into the one before.
+    """
     recordings, subject = case.recordings, case.recordings.subject
     subject.begin(recordings.rows)
+    before: set[Any] = set()
     for segment in range(2):
         scores = []
         for t in range(segment * STEPS, segment * STEPS + STEPS):
+            flags = recordings.flags_at(t, is_first=t == 0)
             with torch.enable_grad():
-                scores.append(
-                    recordings.step(t, recordings.script.obs, recordings.flags_at(t, is_first=t == 0), live=True).output
+                scores.append(recordings.step(t, recordings.script.obs, flags, live=True).output)
+            if t == STEPS and before & _graph(tensors_in(subject.state())):
+                case.report(
+                    "graph-kept",
+                    f"in the first step of a segment the carried state has a graph that reaches into the segment before it, "
+                    f"which had {len(before)} operations",
                 )
+                return " "
+        before = _graph(tensors_in(subject.state()))
         subject.end_segment()
-        held = _graph_size(tensors_in(subject.state()))
-        if held and segment == 1:
-            case.report(
-                "graph-kept",
-                f"after 2 segments of {STEPS} steps the carried state holds a graph of {held} operations or more",
-            )
-            return " "
         live = [score for score in scores if score.requires_grad]
         if live:
             torch.stack(live).sum().backward()
@@ -185,108 +251,22 @@ def _epochs(case: Case) -> str:
     """Several epochs over the same segments."""
     recordings = case.recordings
     for window in (*recordings.windows()[:2], *recordings.windows()[:2]):
-        score = _score(recordings.replay_with_graph(recordings.segment(*window)))
+        score = score_of(recordings.replay_with_graph(recordings.segment(*window)))
         if score.requires_grad:
             score.sum().backward()
-    held = _graph_size(tensors_in(recordings.rollout().marks))
+    held = _graph(tensors_in(recordings.rollout().marks))
     if held:
-        case.report("graph-kept", f"the stored start states hold a graph of {held} operations or more")
+        case.report("graph-kept", f"the stored start states hold a graph of {len(held)} operations")
     return f"{2 * STEPS} steps and 4 backward passes leave no graph behind"
 
 
-def _graph_size(tensors: list[Tensor], limit: int = 2000) -> int:
-    """How many operations can be reached from these tensors, up to a limit."""
+def _graph(tensors: list[Tensor], limit: int = 20_000) -> set[Any]:
+    """The operations that can be reached from these tensors, up to a limit; without parameters."""
     todo: list[Any] = [x.grad_fn for x in tensors if x.grad_fn is not None]
     seen = set(todo)
     while todo and len(seen) < limit:
         for parent, _ in todo.pop().next_functions:
-            if parent is not None and parent not in seen:
+            if parent is not None and parent not in seen and parent.next_functions:
                 seen.add(parent)
                 todo.append(parent)
-    return len(seen)
-
-
-# --- the credit map ------------------------------------------------------------------------------------
-def _credit(recordings: Recordings, first: int, last: int) -> Tensor:
-    """`[T, T, B]` sizes of d output[t] / d observation[s]."""
-    segment = recordings.segment(first, last)
-    obs, leaves = _differentiable(segment.obs)
-    if leaves:
-        score = _score(recordings.replay_with_graph(segment.with_(obs=obs)))
-        return _sizes(score, lambda gradients: gradients, leaves)
-    with _inputs_of_the_recurrent_layer(recordings) as captured:
-        score = _score(recordings.replay_with_graph(segment))
-    arrange = _arrangement(captured, last - first, recordings.rows)
-    return _sizes(score, arrange, captured)
-
-
-def _sizes(score: Tensor, arrange: Any, leaves: list[Tensor]) -> Tensor:
-    lines = []
-    for t in range(len(score)):
-        gradients = torch.autograd.grad(score[t].sum(), leaves, retain_graph=True, allow_unused=True)
-        filled = [torch.zeros_like(x) if g is None else g for g, x in zip(gradients, leaves)]
-        total = sum(g.detach().double().abs().flatten(2).sum(-1) for g in arrange(filled))
-        lines.append(total.cpu())
-    return torch.stack(lines)
-
-
-def _score(result: Replay) -> Tensor:
-    """`[T, B]` one number per step: the sum of its columns with fixed, unequal weights."""
-    columns = result.output
-    if result.log_prob is not None:
-        columns = torch.cat([columns, result.log_prob.unsqueeze(-1).to(columns.dtype)], dim=-1)
-    weights = torch.linspace(0.5, 1.5, columns.shape[-1], device=columns.device, dtype=columns.dtype)
-    signs = 1 - 2 * (torch.arange(columns.shape[-1], device=columns.device) % 2)
-    return (columns * weights * signs).sum(-1)
-
-
-def _differentiable(tree: Any) -> tuple[Any, list[Tensor]]:
-    """A copy whose floating-point tensors require a gradient, and those tensors."""
-    fresh = map_tensors(lambda x: x.detach().clone().requires_grad_() if x.is_floating_point() else x, tree)
-    return fresh, [x for x in tensors_in(fresh) if x.requires_grad]
-
-
-@contextlib.contextmanager
-def _inputs_of_the_recurrent_layer(recordings: Recordings) -> Iterator[list[Tensor]]:
-    """For observations without a gradient (integers): the inputs of the first recurrent layer."""
-    captured: list[Tensor] = []
-    first: list[nn.Module] = []
-
-    def tap(layer: nn.Module, args: Any) -> Any:
-        first.append(layer)
-        if layer is not first[0] or not args or not isinstance(args[0], Tensor):
-            return None
-        captured.append(torch.zeros_like(args[0], requires_grad=True))
-        return (args[0] + captured[-1], *args[1:])
-
-    handles = [
-        layer.register_forward_pre_hook(tap)
-        for module in recordings.subject.modules()
-        for layer in module.modules()
-        if is_recurrent(layer)
-    ]
-    try:
-        yield captured
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def is_recurrent(layer: nn.Module) -> bool:
-    """A layer that carries a state: one of torch's, or one that can make an initial state."""
-    return isinstance(layer, (nn.RNNBase, nn.RNNCellBase)) or (
-        hasattr(layer, "initial_state") and hasattr(layer, "output_size")
-    )
-
-
-def _arrangement(captured: list[Tensor], steps: int, rows: int) -> Any:
-    """How to arrange captured inputs as `[T, B, ...]`."""
-    shapes = {tuple(x.shape[:2]) for x in captured}
-    if len(captured) == 1 and shapes == {(steps, rows)}:
-        return lambda gradients: gradients
-    if len(captured) == 1 and shapes == {(rows, steps)}:
-        return lambda gradients: [gradients[0].transpose(0, 1)]
-    one_step_each = all(x.shape[:-1].numel() == rows and rows in x.shape[:-1] for x in captured)
-    if len(captured) == steps and one_step_each:
-        return lambda gradients: [torch.stack([g.reshape(rows, -1) for g in gradients])]
-    raise NotApplicable("observations are integers, and the inputs of its recurrent layer cannot be assigned to steps")
+    return seen

@@ -198,6 +198,7 @@ CAUSES: dict[str, Cause] = {
     "dtype-baked-in": Cause(
         "The state's dtype does not follow the weights: after .double() or .bfloat16() the policy breaks.",
         "Make the state with weight.new_zeros(...), or give dtype and device explicitly.",
+        "warning",
     ),
     "bootstrap-after-reset": Cause(
         "The value of an episode's final observation is computed after the memory was cleared, or with another state "
@@ -250,6 +251,11 @@ CAUSES: dict[str, Cause] = {
     "examined-in-place": Cause(
         "The policy could not be copied, so the original was examined: weights and buffers are as before, memory is not.",
         "Make it deep-copyable, or examine it before it is in use.",
+        "note",
+    ),
+    "outputs-left-out": Cause(
+        "Some of what the policy returns changes from call to call, such as sampled actions, and was not compared.",
+        "Return logits or a distribution, too, or say with output= what to compare.",
         "note",
     ),
     "resets-are-the-callers": Cause(

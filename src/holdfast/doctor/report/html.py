@@ -53,9 +53,10 @@ _LINES = ("#2c5fa8", "#c2571a", "#1a7f4b", "#8b3fa0", "#7a6a00", "#b42318", "#0f
 def page(report: Report) -> str:
     """The whole page as text."""
     tone = "" if report.ok else " bad"
+    examined_as = f", examined as {escape(report.examined_as)}" if report.examined_as else ""
     parts = [
         f'<header class="verdict{tone}"><p class="dim small">Holdfast doctor</p><h1>{escape(report.verdict)}</h1>',
-        f'<p class="dim small">seed {report.seed}, {report.seconds:.1f} s</p></header>',
+        f'<p class="dim small">seed {report.seed}, {report.seconds:.1f} s{examined_as}</p></header>',
         _INTRODUCTION,
         "".join(_finding(found) for found in report.findings)
         or "<p>Nothing was found. The checks are listed below.</p>",

@@ -31,6 +31,7 @@ class Report:
     """`ok`: no finding is an error. `findings`: most serious first; what follows from one is in its `consequences`.
 
     `norms` `[N, B]`: the size of each environment's state along the rollout, `resets` `[N, B]`: its episode starts.
+    `examined_as`: the subject that the doctor chose for a policy that came without one.
     """
 
     subject: str
@@ -41,6 +42,7 @@ class Report:
     credit: CreditMap | None = None
     norms: Tensor | None = None
     resets: Tensor | None = None
+    examined_as: str = ""
 
     @property
     def ok(self) -> bool:
@@ -66,6 +68,7 @@ class Report:
         """Plain values for JSON."""
         return {
             "subject": self.subject,
+            "examined_as": self.examined_as,
             "ok": self.ok,
             "verdict": self.verdict,
             "seed": self.seed,
@@ -112,6 +115,8 @@ class Report:
             f"[bold {'green' if self.ok else 'red'}]{escape(self.verdict)}[/] [dim](seed {self.seed}, "
             f"{self.seconds:.1f} s)[/]"
         )
+        if self.examined_as:
+            console.print(f"[dim]examined as {escape(self.examined_as)}[/]", highlight=False)
         for found in self.findings:
             color = _COLORS[found.severity]
             console.print(f"\n[bold {color}]{found.severity}: {found.cause}[/] [dim]({found.check})[/]")

@@ -119,6 +119,8 @@ class Subject:
     """A policy to examine. The text of this module shows the shortest useful subclass."""
 
     name: str = "policy"
+    #: how the doctor recognized a policy that came without a subject
+    recognized_as: str = ""
     #: whose words fixes are shown in: a file of `holdfast.doctor.report.patches`
     framework: str = "torch"
     #: over how many steps gradients flow on purpose (truncated backpropagation); None: over the whole segment

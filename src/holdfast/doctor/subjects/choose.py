@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 from torch import nn
@@ -9,6 +10,9 @@ from torch import nn
 from holdfast.doctor import subjects
 from holdfast.doctor.observations import Observations
 from holdfast.doctor.subjects.base import Subject
+from holdfast.doctor.subjects.recognize import recognize
+
+FORMS = "docs/doctor.md#the-forms-of-a-policy"
 
 
 def as_subject(thing: Any, observation_space: Any = None) -> Subject:
@@ -25,13 +29,26 @@ def as_subject(thing: Any, observation_space: Any = None) -> Subject:
     if hasattr(thing, "rollout_buffer") and hasattr(thing, "policy"):
         return subjects.SB3(thing)
     ours = _as_holdfast(thing, observation_space)
-    if ours is not None:
-        return ours
+    subject = ours or recognize(thing, observation_space)
+    if subject is not None:
+        return subject
     raise TypeError(
-        f"the doctor does not know how {type(thing).__name__} is used. Wrap it in the subject for its form "
-        "(holdfast.doctor.subjects: CleanRL, Stateful, Puffer, TorchRL, SB3, Module, ...), or write your own Subject: "
-        "it takes four methods"
+        f"the doctor does not know how {_called(thing)} is used. Return it in the subject for its form, such as "
+        "subjects.Module(policy, (4,)) for (x, state) -> (y, state) or subjects.Stateful(policy, hidden='h') for a state "
+        "of its own (from holdfast.doctor import subjects), or in a Subject of your own, which takes four methods: "
+        f"{FORMS}. If it observes something else than one tensor, set its `observation_space`"
     )
+
+
+def _called(thing: Any) -> str:
+    """A class with what its call takes, or without a call with its methods."""
+    name = type(thing).__name__
+    if not isinstance(thing, nn.Module):
+        return name
+    if type(thing).forward is not nn.Module.forward:
+        return f"{name}, forward{inspect.signature(thing.forward)},"
+    own = [m for m in vars(type(thing)) if not m.startswith("_")]
+    return f"{name}, which has no forward ({', '.join(own) or 'and no methods'}),"
 
 
 def _as_holdfast(thing: Any, space: Any) -> Subject | None:
