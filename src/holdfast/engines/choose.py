@@ -14,8 +14,9 @@ from torch import nn
 from holdfast.algorithms.ppo import PPO, LossSettings, MinibatchEngine
 from holdfast.config import TrainConfig
 from holdfast.distributed.ranks import ALONE, Ranks
-from holdfast.engines import graph_rollout, graph_update, native_obstacles
+from holdfast.engines import fused_policy, graph_rollout, graph_update, native_obstacles
 from holdfast.engines.eager import AutogradMinibatches
+from holdfast.engines.fused_update import FusedMinibatches
 from holdfast.engines.graph_rollout import GraphCollector
 from holdfast.engines.graph_update import GraphMinibatches
 from holdfast.engines.minibatch import make_adam
@@ -148,7 +149,9 @@ class UpdateEngines:
                 self.choice = Choice(AUTOGRAD, "another rank cannot capture its minibatches")
             return None
         if capture:
-            eager = AutogradMinibatches(self.policy, self.config, self.optimizer, self.ranks, all_valid)
+            fused = not self.ranks.joined and fused_policy.obstacle(self.policy, self.config.precision) is None
+            kind = FusedMinibatches if fused else AutogradMinibatches
+            eager = kind(self.policy, self.config, self.optimizer, self.ranks, all_valid)
             self._graph = GraphMinibatches(eager, batch, settings, size)
         return self._graph
 

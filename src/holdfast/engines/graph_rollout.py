@@ -12,8 +12,11 @@ import torch
 from torch import Tensor
 
 from holdfast import state as state_ops
+from holdfast.engines import fused_policy
 from holdfast.engines.cuda_graph import capturing, copy_into, side_stream
+from holdfast.engines.fused_policy import FusedPolicy, FusedSteps
 from holdfast.envs.base import TorchVectorEnv
+from holdfast.policies.actor_critic import ActorCritic
 from holdfast.policies.precision import autocast
 from holdfast.rollout.collector import Collector
 from holdfast.rollout.segment import Segment
@@ -35,6 +38,7 @@ class GraphCollector(Collector):
 
     _graph: torch.cuda.CUDAGraph | None = None
     _scale: Tensor | None = None
+    _fused: FusedPolicy | None = None
 
     @property
     def reward_scale(self) -> Any:
@@ -90,6 +94,10 @@ class GraphCollector(Collector):
         generator = self.adapter.env.generator
         kept = torch.cuda.get_rng_state(), generator.get_state()
         self._inputs = tree_map(torch.clone, self._present())
+        precision = "fp32" if self.autocast is None else str(self.autocast)
+        if fused_policy.obstacle(self.policy, precision) is None:
+            assert isinstance(self.policy, ActorCritic)
+            self._fused = FusedPolicy(self.policy)
         with side_stream():
             for _ in range(2):
                 self._roll(2)
@@ -101,6 +109,9 @@ class GraphCollector(Collector):
             self._outputs = self._roll(self.steps)
         self._graph = graph
 
+    def _value(self, obs: Any, state: State, resets: Tensor | None) -> Tensor:
+        return self.policy.step(obs, state, resets).value.float()
+
     def _roll(self, steps: int) -> tuple[dict[str, Any], tuple[Any, Tensor, Any], State, Any]:
         """All that a rollout does, as a function of `self._inputs`; nothing here looks at a number."""
         policy, env, adapter = self.policy, self.adapter.env, self.adapter
@@ -109,18 +120,22 @@ class GraphCollector(Collector):
         rows: dict[str, list[Any]] = {name: [] for name in names}
         self._chunk_states = []
         finals: list[Tensor] = []
+        fused = None if self._fused is None else FusedSteps(self._fused, steps, resets, drawn=self.noise is not None)
+        value_of = self._value if fused is None else fused.value
         with autocast(self.adapter.device, self.autocast):
             for t in range(steps):
                 if t % self.bptt == 0:
                     self._chunk_states.append(state_ops.clone(state))
-                dist, value, state = policy.step(obs, state, resets, in_place=policy.core.supports_advance)
-                if self.noise is None:
-                    action = dist.sample()
-                else:
+                if self.noise is not None:
                     noise = self.noise.draw(noise, resets)
-                    action = dist.sample(noise)
+                if fused is None:
+                    dist, value, state = policy.step(obs, state, resets, in_place=policy.core.supports_advance)
+                    action = dist.sample() if self.noise is None else dist.sample(noise)
+                    log_prob = dist.log_prob(action).float()
+                else:
+                    action, log_prob, value, state = fused.act(t, obs, state, resets, noise)
                 step = env.transition(env_state, adapter.to_env(action), env.draw())
-                log_prob, valid = dist.log_prob(action).float(), torch.ones_like(resets)
+                valid = torch.ones_like(resets)
                 parts = (
                     obs,
                     action,
@@ -136,11 +151,15 @@ class GraphCollector(Collector):
                     rows[name].append(part)
                 if env.can_truncate:  # V(final observation) from the state before the reset; used where truncated
                     final_obs = adapter.compose(step.final_obs, action, step.rewards)
-                    finals.append(policy.step(final_obs, state).value.float())
+                    finals.append(value_of(final_obs, state, None))
                 obs = adapter.compose(step.obs, action, step.rewards, fresh=step.done)
                 resets, env_state = step.done, step.state
-            last = policy.step(obs, state, resets).value.float()
-        stacked = {name: tree_map(lambda *x: torch.stack(x), *parts) for name, parts in rows.items()}
+            last = value_of(obs, state, resets)
+        in_place = {} if fused is None else fused.written()
+        stacked = {
+            name: in_place[name] if name in in_place else tree_map(lambda *x: torch.stack(x), *parts)
+            for name, parts in rows.items()
+        }
         stacked["advantage"], stacked["returns"] = self.advantages(
             stacked, last, torch.stack(finals) if finals else None
         )

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast.algorithms.ppo import LossSettings, PPOTerms
+from holdfast.algorithms.ppo import LossSettings
 from holdfast.engines.cuda_graph import capturing, copy_into, side_stream
 from holdfast.engines.eager import AutogradMinibatches
 from holdfast.engines.ranks import average_gradient
@@ -80,13 +80,13 @@ class GraphMinibatches:
 
     # --- what is captured --------------------------------------------------------------------------------------------
 
-    def _to_gradients(self) -> tuple[PPOTerms, Tensor | None]:
-        """The terms, and with several ranks all gradients in one flat tensor."""
+    def _to_gradients(self) -> tuple[Any, Tensor | None]:
+        """What `finish_step` takes, and with several ranks all gradients in one flat tensor."""
         # Without their history: it would keep autograd nodes of another stream than the captured one.
-        terms = tree_map(Tensor.detach, self._eager.backward(self._batch.select(self._columns), self._share))
+        terms = tree_map(Tensor.detach, self._eager.columns_backward(self._columns, self._share))
         return terms, torch.cat([grad.flatten() for grad in self._gradients()]) if self._joined else None
 
-    def _from_gradients(self, terms: PPOTerms, flat: Tensor | None) -> Tensor:
+    def _from_gradients(self, terms: Any, flat: Tensor | None) -> Tensor:
         if flat is not None:
             grads = self._gradients()
             parts = flat.split([grad.numel() for grad in grads])
@@ -108,6 +108,7 @@ class GraphMinibatches:
                 terms, self._flat = self._to_gradients()
                 if self._joined:
                     self._average()
+                self._eager.find_gradients()
                 self._from_gradients(terms, self._flat)
         self._eager.optimizer.zero_grad(set_to_none=True)
         self._graph = torch.cuda.CUDAGraph()
@@ -119,6 +120,7 @@ class GraphMinibatches:
             self._rest = torch.cuda.CUDAGraph()
             with capturing(self._rest):
                 self._result = self._from_gradients(terms, self._flat)
+        self._eager.find_gradients()
         self._restore(*kept)
 
     @torch.no_grad()
