@@ -1,0 +1,55 @@
+"""The fused minibatch and step of a rollout against the policy and PPO's page in float64, interpreted: no GPU needed."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import holdfast as hf
+from holdfast.engines import fused_policy
+from holdfast.engines.fused_policy import FusedPolicy
+from holdfast.engines.fused_update import FusedMinibatches
+
+has_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
+
+CASES = (
+    "one choice", "one choice, dummy steps", "one choice, normalized values", "several choices", "bits", "numbers",
+    "numbers, in units of their bounds",
+)  # fmt: skip
+CORES = ("lstm, 1, zero", "lstm, 2, learned", "lstm, 1, never", "gru, 1, zero", "gru, 2, detach")
+
+
+@functools.cache
+def errors() -> dict[str, dict[str, dict[str, float]]]:
+    """By `policy.unroll(...)`, `policy.step(...)` and `ppo_terms(...)` in float64."""
+    script = Path(__file__).with_name("interpreted_fused.py")
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@has_triton
+@pytest.mark.parametrize("case", CASES)
+def test_gradients_metrics_and_the_optimizer_step_are_those_of_the_page(case: str):
+    found = errors()[case]["minibatch"]
+    assert len(found) >= 10 and max(found.values()) < 3e-6, found
+
+
+@has_triton
+@pytest.mark.parametrize("case", CASES)
+def test_a_step_of_a_rollout_is_the_policys(case: str):
+    found = errors()[case]["step"]
+    assert max(found.values()) < 3e-6, found
+
+
+@has_triton
+@pytest.mark.parametrize("core", CORES)
+def test_a_step_with_half_precision_products_is_the_cores_within_a_thousandth(core: str):
+    assert 0 < errors()[core]["step"] < 1.5e-3
