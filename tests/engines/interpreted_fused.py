@@ -44,7 +44,9 @@ CORES = [("lstm", 1, "zero"), ("lstm", 2, "learned"), ("lstm", 1, "never"), ("gr
 
 def make_policy(name: str, case: dict[str, Any], seed: int) -> hf.ActorCritic:
     torch.manual_seed(seed)
-    options = {key: case[key] for key in ("normalize_value", "normalize_obs", "activation", "scale_actions") if key in case}
+    options = {
+        key: case[key] for key in ("normalize_value", "normalize_obs", "activation", "scale_actions") if key in case
+    }
     policy = hf.ActorCritic(
         case.get("obs", spaces.Discrete(4)), ACTIONS[name.split(",")[0]], core=case.get("core", "lstm"), hidden_size=24,
         initial_std=0.7, **options,
@@ -107,12 +109,18 @@ def minibatch_errors(name: str, case: dict[str, Any], seed: int) -> dict[str, fl
     segment = in_loss_units(played(policy), policy.value_scale)
     columns = torch.randperm(B)[:COLUMNS]
     terms = ppo_terms(
-        exact, in_float64(segment, exact.core).select(columns), settings=settings, all_valid=all_valid, value_scale=exact.value_scale
+        exact,
+        in_float64(segment, exact.core).select(columns),
+        settings=settings,
+        all_valid=all_valid,
+        value_scale=exact.value_scale,
     )
     terms.loss.backward()
     optimizer = torch.optim.Adam(policy.parameters(), lr=1e-2, eps=1e-5)
     optimizer.param_groups[0]["lr"] = torch.tensor(1e-2)
-    engine = FusedMinibatches(policy, hf.TrainConfig(max_grad_norm=0.5), optimizer, hf.distributed.ranks.ALONE, all_valid)
+    engine = FusedMinibatches(
+        policy, hf.TrainConfig(max_grad_norm=0.5), optimizer, hf.distributed.ranks.ALONE, all_valid
+    )
     engine.load(segment, settings)
     sums = engine.columns_backward(columns)
     wanted = {key: p.grad for key, p in exact.named_parameters()}

@@ -10,12 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
+from gymnasium import spaces
 
 import holdfast as hf
-from holdfast.engines import fused_policy
-from holdfast.engines.fused_policy import FusedPolicy
-from holdfast.engines.fused_update import FusedMinibatches
+from holdfast.engines.fused_policy import obstacle
 
 has_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
 
@@ -53,3 +51,21 @@ def test_a_step_of_a_rollout_is_the_policys(case: str):
 @pytest.mark.parametrize("core", CORES)
 def test_a_step_with_half_precision_products_is_the_cores_within_a_thousandth(core: str):
     assert 0 < errors()[core]["step"] < 1.5e-3
+
+
+@has_triton
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"critic_core": "separate"}, "actor and critic have cores of their own"),
+        ({"head_sizes": (8,)}, "there are layers between the core and the outputs"),
+        ({"hidden_size": 300}, "the core has more than 256 outputs"),
+        ({"hidden_size": 16}, "the policy is not on a GPU"),
+    ],
+)
+def test_an_obstacle_says_what_keeps_a_policy_from_being_fused(options: dict, reason: str):
+    policy = hf.ActorCritic(spaces.Discrete(3), spaces.Discrete(2), **{"hidden_size": 16, **options})
+    assert obstacle(policy, "fp32") == reason
+    assert obstacle(policy, "bf16") == "the precision is bf16"
+    policy.actor.weight.register_hook(lambda grad: grad)
+    assert obstacle(policy, "fp32") == "actor.weight has a gradient hook"

@@ -31,8 +31,6 @@ LARGEST_INPUTS = 64
 
 def obstacle(policy: RecurrentPolicy, precision: str) -> str | None:
     """Why the layers around the core cannot be single launches; None if they can."""
-    if not torch.cuda.is_available():
-        return "there is no GPU"
     if precision != "fp32":
         return f"the precision is {precision}"
     if not isinstance(policy, ActorCritic):
@@ -41,7 +39,9 @@ def obstacle(policy: RecurrentPolicy, precision: str) -> str | None:
         return "debugging is on"
     reason = overridden_method(policy) or first_hook(policy) or _parameters(policy) or _outputs(policy)
     if reason is None and importlib.util.find_spec("triton") is None:
-        return "Triton is not installed"
+        reason = "Triton is not installed"
+    if reason is None and not policy.actor.weight.is_cuda:
+        reason = "the policy is not on a GPU"
     return reason
 
 

@@ -18,7 +18,7 @@ from holdfast.engines.fused_policy import FusedPolicy, FusedSteps
 from holdfast.envs.base import TorchVectorEnv
 from holdfast.policies.actor_critic import ActorCritic
 from holdfast.policies.precision import autocast
-from holdfast.rollout.collector import Collector
+from holdfast.rollout.collector import Collector, episode_sums
 from holdfast.rollout.segment import Segment
 from holdfast.spans import span
 from holdfast.state import State, tree_map
@@ -62,15 +62,13 @@ class GraphCollector(Collector):
         copy_into(self._inputs, self._present())
         with span("policy, environment, GAE (one CUDA graph)"):
             self._graph.replay()
-        rows, last, state, noise = self._outputs
+        rows, last, state, noise, _ = self._outputs
         adapter.obs, adapter.resets, env.state = last
         if self.noise is not None:
             self.noise.value = noise
         self.memory.put(state_ops.clone(state), None)
-        returns, lengths = self.finished_episodes(
-            rows["rewards"], rows["terminated"] | rows["truncated"], rows["valid"]
-        )
-        torch.cuda.synchronize()
+        with span("returns of the episodes that ended"):
+            returns, lengths = self._ended_episodes()
         chunks = self._chunk_states
         return Segment(
             **rows,
@@ -88,7 +86,17 @@ class GraphCollector(Collector):
             self.memory.take(self.adapter.num_envs)[0],
             self.adapter.env.state,
             () if self.noise is None else self.noise.value,
+            (self._open_return, self._open_length),
         )
+
+    def _ended_episodes(self) -> tuple[list[float], list[int]]:
+        """As `finished_episodes`. It waits for the rollout."""
+        returns, lengths, ended, *still_open = self._outputs[-1]
+        self._open_return, self._open_length = still_open
+        at = ended.flatten().nonzero().squeeze(1)
+        picked = [part.flatten().index_select(0, at) for part in (returns, lengths.view(torch.float64))]
+        on_host = torch.stack(picked).cpu()  # one copy: the bits of the lengths travel as floats
+        return on_host[0].tolist(), on_host[1].view(torch.int64).tolist()
 
     def _capture(self) -> None:
         generator = self.adapter.env.generator
@@ -112,10 +120,10 @@ class GraphCollector(Collector):
     def _value(self, obs: Any, state: State, resets: Tensor | None) -> Tensor:
         return self.policy.step(obs, state, resets).value.float()
 
-    def _roll(self, steps: int) -> tuple[dict[str, Any], tuple[Any, Tensor, Any], State, Any]:
+    def _roll(self, steps: int) -> tuple[dict[str, Any], tuple[Any, Tensor, Any], State, Any, tuple[Tensor, ...]]:
         """All that a rollout does, as a function of `self._inputs`; nothing here looks at a number."""
         policy, env, adapter = self.policy, self.adapter.env, self.adapter
-        obs, resets, state, env_state, noise = self._inputs
+        obs, resets, state, env_state, noise, open_episodes = self._inputs
         names = ("obs", "actions", "resets", "rewards", "log_prob", "value", "terminated", "truncated", "valid")
         rows: dict[str, list[Any]] = {name: [] for name in names}
         self._chunk_states = []
@@ -163,4 +171,6 @@ class GraphCollector(Collector):
         stacked["advantage"], stacked["returns"] = self.advantages(
             stacked, last, torch.stack(finals) if finals else None
         )
-        return stacked, (obs, resets, env_state), state, noise
+        ended = stacked["terminated"] | stacked["truncated"]
+        returns, lengths, *still_open = episode_sums(stacked["rewards"], ended, stacked["valid"], *open_episodes)
+        return stacked, (obs, resets, env_state), state, noise, (returns, lengths, ended, *still_open)

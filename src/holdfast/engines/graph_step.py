@@ -23,7 +23,6 @@ from holdfast.rollout.segment import Segment
 from holdfast.spans import span
 from holdfast.state import State, tree_map
 
-
 _ROWS = ("obs", "resets", "valid", "actions", "log_prob", "value", "rewards", "terminated", "truncated")
 
 

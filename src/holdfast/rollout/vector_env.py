@@ -83,7 +83,9 @@ class VectorEnvAdapter:
         self.has_dummy_steps = self._has_absent_rows or self.mode == AutoresetMode.NEXT_STEP
         self._masks = masks_of(env)
         self._returns_tensors = False
-        self.takes_every_final_obs = False  # where they are tensors for all rows, without a look at the flags on the device
+        self.takes_every_final_obs = (
+            False  # where they are tensors for all rows, without a look at the flags on the device
+        )
         self._never_overwrites = isinstance(env, TorchVectorEnv)
         self.obs: Any = None
         self.resets: Tensor = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)

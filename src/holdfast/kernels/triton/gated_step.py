@@ -41,7 +41,7 @@ def bias(b, first, unit, H: tl.constexpr):
 
 
 @triton.jit
-def from_input(x, w_ih, b_ih, first, unit, I: tl.constexpr, IP: tl.constexpr, H: tl.constexpr):  # noqa: E741
+def from_input(x, w_ih, b_ih, first, unit, I: tl.constexpr, IP: tl.constexpr, H: tl.constexpr):
     return product(x, w_ih, first, unit, I, IP, H).to(tl.float16).to(tl.float32) + bias(b_ih, first, unit, H)
 
 
