@@ -55,7 +55,7 @@ def collectors(kind: type[Collector], core: str, **options: Any) -> tuple[hf.Act
     return policy, kind(env, policy, 24, seed=5, **options)
 
 
-@pytest.mark.parametrize("core", ["lstm", "gru", "mingru", "window"])
+@pytest.mark.parametrize("core", ["lstm", "gru", "window"])
 def test_what_is_trained_is_what_the_captured_step_played(core: str):
     policy, collector = collectors(StepGraphCollector, core, noise_correlation=0.5)
     for _ in range(3):

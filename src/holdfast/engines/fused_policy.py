@@ -19,14 +19,17 @@ from holdfast.cores import Core, Parallel
 from holdfast.cores.gated import GatedCore
 from holdfast.engines.native_obstacles import first_hook, overridden_method
 from holdfast.kernels import dispatch
+from holdfast.kernels.triton.tiles import padded
+from holdfast.policies.actor import num_outputs
 from holdfast.policies.actor_critic import ActorCritic
 from holdfast.policies.base import RecurrentPolicy
 from holdfast.policies.encoders import OneHot, Vector
 from holdfast.state import State, tree_map
 
-LARGEST_FEATURES = 256  # a tile of rows and both layers stay on chip
-LARGEST_OUTPUTS = 63
-LARGEST_INPUTS = 64
+# A tile of rows and the layers stay in the shared memory of a multiprocessor.
+LARGEST_FEATURES, LARGEST_OUTPUTS, LARGEST_PRODUCT = 256, 63, 8192  # of the core and the actor; both padded, multiplied
+GATED_STEPS = False  # not bit for bit what the sequence kernel computes
+LARGEST_FIRST_LAYER = 64, 128  # inputs, features
 
 
 def obstacle(policy: RecurrentPolicy, precision: str) -> str | None:
@@ -63,8 +66,10 @@ def _outputs(policy: ActorCritic) -> str | None:
         return "actions are squashed"
     if policy.core.output_size > LARGEST_FEATURES:
         return f"the core has more than {LARGEST_FEATURES} outputs"
-    outputs = policy.actor.out_features
-    return f"the actor has more than {LARGEST_OUTPUTS} outputs" if outputs > LARGEST_OUTPUTS else None  # type: ignore[operator]
+    outputs = num_outputs(policy.action_space)
+    if outputs > LARGEST_OUTPUTS or padded(policy.core.output_size) * padded(outputs + 1) > LARGEST_PRODUCT:
+        return f"the actor has {outputs} outputs"
+    return None
 
 
 class FusedPolicy:
@@ -94,7 +99,7 @@ class FusedPolicy:
         if self._first is None or not _readable(self.policy.encoder, obs):
             return self.policy.encode(obs)
         weight, bias = _first_linear(self.policy)
-        return self._first.features(obs.unsqueeze(0), None, weight, bias, block=16).squeeze(0)
+        return self._first.features(obs.unsqueeze(0), None, weight, bias).squeeze(0)
 
     def outputs(self, y: Tensor, noise: Tensor, action: Tensor, log_prob: Tensor, value: Tensor) -> None:
         """Draw actions from features y [B, F]. They, their log-probabilities and the values go into the last three."""
@@ -132,7 +137,7 @@ class FusedSteps:
         self._unused = fused.empty_actions(batch, device=device), torch.empty(batch, device=device)
         core: Any = fused.policy.core
         x = torch.empty(1, batch, core.input_size, device=device)
-        self._core_step = GatedSteps(core) if _has_gated_steps(core, x) else core
+        self._core_step = GatedSteps(core) if GATED_STEPS and _has_gated_steps(core, x) else core
 
     def act(
         self, t: int, obs: Any, state: State, resets: Tensor, noise: Tensor
@@ -234,7 +239,7 @@ def _first_layer(policy: ActorCritic, make: Any) -> Any:
         return None
     activation = "tanh" if isinstance(trunk[1], nn.Tanh) else "relu"
     features, inputs = trunk[0].weight.shape  # type: ignore[misc]
-    if type(encoder) not in (OneHot, Vector) or inputs > LARGEST_INPUTS or features > LARGEST_FEATURES:
+    if type(encoder) not in (OneHot, Vector) or inputs > LARGEST_FIRST_LAYER[0] or features > LARGEST_FIRST_LAYER[1]:
         return None
     device = policy.core.device()
     if isinstance(encoder, OneHot):

@@ -8,26 +8,69 @@ their gradient: it computes the features again. `policies/encoders.py` says what
 # mypy: disable-error-code="no-untyped-def,no-untyped-call"
 from __future__ import annotations
 
+import os
 from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra import libdevice
 
-from holdfast.kernels.triton.elements import tanh
+from holdfast.kernels.triton.elements import tanh as tanh_by_sigmoid
 from holdfast.kernels.triton.outputs import sum_partials
 from holdfast.kernels.triton.tiles import padded, programs_for
 
+FEW_INPUTS = 8  # up to here the gradient of each column of W is a sum of its own
 ACTIVATIONS = {"tanh": 0, "relu": 1}  # ACTIVATION in the kernels
-LARGEST_INPUTS = 64
+
+
+INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
+
+
+@triton.jit
+def tanh(x):
+    """As torch computes it on a GPU, bit for bit; the interpreter does not know libdevice."""
+    if INTERPRETED:
+        y = tanh_by_sigmoid(x)
+    else:
+        y = libdevice.tanh(x)
+    return y
+
+
+@triton.jit
+def load_one(obs, at, ok, part, choice, mean, var, d, D: tl.constexpr, PARTS: tl.constexpr, ONE_HOT: tl.constexpr):
+    """Column d of the input, [BLOCK] fp32."""
+    if ONE_HOT:
+        number = tl.load(obs + at * PARTS + tl.load(part + d), mask=ok, other=0)
+        x = tl.where(ok & (number == tl.load(choice + d)), 1.0, 0.0)
+    else:
+        x = tl.load(obs + at * D + d, mask=ok, other=0.0)
+        if mean is not None:
+            x = (x - tl.load(mean + d)) * tl.rsqrt(tl.load(var + d) + 1e-8)
+            x = tl.where(x > 10.0, 10.0, tl.where(x < -10.0, -10.0, x))  # keeps a NaN
+    return x
+
+
+@triton.jit
+def pre_activation(
+    obs, at, ok, part, choice, mean, var, w, b,
+    D: tl.constexpr, PARTS: tl.constexpr, ONE_HOT: tl.constexpr, F: tl.constexpr, FP: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """W x + b, [BLOCK, FP]: sums in the order of the inputs."""
+    f = tl.arange(0, FP)[None, :]
+    out = tl.zeros([BLOCK, FP], tl.float32)
+    for d in range(D):
+        x = load_one(obs, at, ok, part, choice, mean, var, d, D, PARTS, ONE_HOT)
+        out += x[:, None] * tl.load(w + f * D + d, mask=f < F, other=0.0)
+    return out + tl.load(b + f, mask=f < F, other=0.0)
 
 
 @triton.jit
 def load_input(
     obs, at, ok, part, choice, mean, var, D: tl.constexpr, DP: tl.constexpr, PARTS: tl.constexpr, ONE_HOT: tl.constexpr
 ):
-    """[BLOCK, DP] fp32. Column d of a one-hot row is whether number `part[d]` of the observation is `choice[d]`."""
+    """All columns, [BLOCK, DP] fp32. Column d of a one-hot row is whether number `part[d]` of the observation is `choice[d]`."""
     d = tl.arange(0, DP)[None, :]
     inside = ok[:, None] & (d < D)
     if ONE_HOT:
@@ -44,13 +87,6 @@ def load_input(
 
 
 @triton.jit
-def load_weight(w, b, D: tl.constexpr, DP: tl.constexpr, F: tl.constexpr, FP: tl.constexpr):
-    """W transposed [DP, FP], b [1, FP]."""
-    d, f = tl.arange(0, DP)[:, None], tl.arange(0, FP)[None, :]
-    return tl.load(w + f * D + d, mask=(d < D) & (f < F), other=0.0), tl.load(b + f, mask=f < F, other=0.0)
-
-
-@triton.jit
 def position(row, ok, columns, size, batch):
     """Where rows of a minibatch are in the rollout."""
     column = row % size
@@ -62,50 +98,52 @@ def position(row, ok, columns, size, batch):
 @triton.jit(do_not_specialize=["rows", "size", "batch"])
 def forward_kernel(
     obs, part, choice, mean, var, w, b, columns, features, rows, size, batch,
-    D: tl.constexpr, DP: tl.constexpr, PARTS: tl.constexpr, ONE_HOT: tl.constexpr, F: tl.constexpr, FP: tl.constexpr,
-    ACTIVATION: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
+    D: tl.constexpr, PARTS: tl.constexpr, ONE_HOT: tl.constexpr, F: tl.constexpr, FP: tl.constexpr,
+    ACTIVATION: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     f = tl.arange(0, FP)[None, :]
-    weight, bias = load_weight(w, b, D, DP, F, FP)
-    for first in range(tl.program_id(0) * BLOCK, rows, tl.num_programs(0) * BLOCK):
-        row = first + tl.arange(0, BLOCK)
-        ok = row < rows
-        at = position(row, ok, columns, size, batch)
-        x = load_input(obs, at, ok, part, choice, mean, var, D, DP, PARTS, ONE_HOT)
-        out = tl.dot(x, weight, input_precision=PRECISION) + bias
-        out = tanh(out) if ACTIVATION == 0 else tl.where(out < 0.0, 0.0, out)
-        tl.store(features + row.to(tl.int64)[:, None] * F + f, out, mask=ok[:, None] & (f < F))
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    ok = row < rows
+    at = position(row, ok, columns, size, batch)
+    out = pre_activation(obs, at, ok, part, choice, mean, var, w, b, D, PARTS, ONE_HOT, F, FP, BLOCK)
+    out = tanh(out) if ACTIVATION == 0 else tl.where(out < 0.0, 0.0, out)
+    tl.store(features + row.to(tl.int64)[:, None] * F + f, out, mask=ok[:, None] & (f < F))
 
 
 @triton.jit(do_not_specialize=["rows", "size", "batch"])
 def backward_kernel(
     obs, part, choice, mean, var, w, b, columns, d_features, partials, rows, size, batch,
     D: tl.constexpr, DP: tl.constexpr, PARTS: tl.constexpr, ONE_HOT: tl.constexpr, F: tl.constexpr, FP: tl.constexpr,
-    ACTIVATION: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
+    ACTIVATION: tl.constexpr, BLOCK: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
     """partials [programs, F * D + F]: the sums of each program, W [F, D] and b."""
     f = tl.arange(0, FP)[None, :]
-    weight, bias = load_weight(w, b, D, DP, F, FP)
+    of_row = tl.arange(0, DP)[:, None]
     d_w = tl.zeros([DP, FP], tl.float32)
-    d_b = tl.zeros([BLOCK, FP], tl.float32)
+    d_b = tl.zeros([FP], tl.float32)
     for first in range(tl.program_id(0) * BLOCK, rows, tl.num_programs(0) * BLOCK):
         row = first + tl.arange(0, BLOCK)
         ok = row < rows
         at = position(row, ok, columns, size, batch)
-        x = load_input(obs, at, ok, part, choice, mean, var, D, DP, PARTS, ONE_HOT)
         given = tl.load(d_features + row.to(tl.int64)[:, None] * F + f, mask=ok[:, None] & (f < F), other=0.0)
-        out = tl.dot(x, weight, input_precision=PRECISION) + bias
+        out = pre_activation(obs, at, ok, part, choice, mean, var, w, b, D, PARTS, ONE_HOT, F, FP, BLOCK)
         if ACTIVATION == 0:
             y = tanh(out)
             d_out = given * (1.0 - y * y)
         else:
             d_out = tl.where(out > 0.0, given, 0.0)
-        d_b += d_out
-        d_w += tl.dot(tl.trans(x), d_out, input_precision=PRECISION)
+        d_b += tl.sum(d_out, 0)
+        if DOT:
+            x = load_input(obs, at, ok, part, choice, mean, var, D, DP, PARTS, ONE_HOT)
+            d_w += tl.dot(tl.trans(x), d_out, input_precision="tf32x3")
+        else:
+            for d in range(D):
+                x = load_one(obs, at, ok, part, choice, mean, var, d, D, PARTS, ONE_HOT)
+                d_w = tl.where(of_row == d, d_w + tl.sum(x[:, None] * d_out, 0)[None, :], d_w)
     mine = partials + tl.program_id(0).to(tl.int64) * (F * D + F)
-    d, unit = tl.arange(0, DP)[:, None], tl.arange(0, FP)
-    tl.store(mine + f * D + d, d_w, mask=(d < D) & (f < F))
-    tl.store(mine + F * D + unit, tl.sum(d_b, 0), mask=unit < F)
+    unit = tl.arange(0, FP)
+    tl.store(mine + f * D + of_row, d_w, mask=(of_row < D) & (f < F))
+    tl.store(mine + F * D + unit, d_b, mask=unit < F)
 
 
 class FirstLayer(NamedTuple):
@@ -120,42 +158,42 @@ class FirstLayer(NamedTuple):
     var: Tensor | None = None
 
     def features(
-        self, obs: Tensor, columns: Tensor | None, weight: Tensor, bias: Tensor, *, block: int = 64, warps: int = 4,
-        precision: str = "tf32x3", per_processor: int = 8,
+        self, obs: Tensor, columns: Tensor | None, weight: Tensor, bias: Tensor, *, tile: tuple[int, int] = (16, 2)
     ) -> Tensor:  # fmt: skip
         """Features [T, columns, F] of observations [T, B, ...]; columns None: all."""
         steps, batch = obs.shape[:2]
         size = batch if columns is None else columns.numel()
         features = torch.empty(steps, size, weight.shape[0], dtype=torch.float32, device=obs.device)
-        programs = programs_for(steps * size, block, obs.device, per_processor)
-        forward_kernel[(programs,)](
+        forward_kernel[(triton.cdiv(steps * size, tile[0]),)](
             obs, self.part, self.choice, self.mean, self.var, weight, bias, columns, features, steps * size, size, batch,
-            num_warps=warps, **self._sizes(weight, block, precision),
+            **self._sizes(weight, tile),
         )  # fmt: skip
         return features
 
     def gradients(
-        self, obs: Tensor, columns: Tensor | None, weight: Tensor, bias: Tensor, d_features: Tensor, *, block: int = 64,
-        warps: int = 4, precision: str = "tf32x3", per_processor: int = 4,
+        self, obs: Tensor, columns: Tensor | None, weight: Tensor, bias: Tensor, d_features: Tensor, *,
+        tile: tuple[int, int] | None = None, per_processor: int = 8,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Of weight and bias, from those of the features."""
         steps, batch = obs.shape[:2]
         size = batch if columns is None else columns.numel()
-        programs = programs_for(steps * size, block, obs.device, per_processor)
+        dot = self.inputs > FEW_INPUTS
+        tile = tile or ((32, 4) if dot else (16, 1))
+        programs = programs_for(steps * size, tile[0], obs.device, per_processor)
         parts = (weight.numel(), bias.numel())
         partials = torch.empty(programs, sum(parts), dtype=torch.float32, device=obs.device)
         flat = torch.empty(sum(parts), dtype=torch.float32, device=obs.device)
         backward_kernel[(programs,)](
             obs, self.part, self.choice, self.mean, self.var, weight, bias, columns, d_features, partials, steps * size,
-            size, batch, num_warps=warps, **self._sizes(weight, block, precision),
+            size, batch, DP=padded(self.inputs) if dot else FEW_INPUTS, DOT=dot, **self._sizes(weight, tile),
         )  # fmt: skip
         sum_partials(partials, flat)
         d_weight, d_bias = flat.split(parts)
         return d_weight.view_as(weight), d_bias
 
-    def _sizes(self, weight: Tensor, block: int, precision: str) -> dict[str, Any]:
+    def _sizes(self, weight: Tensor, tile: tuple[int, int]) -> dict[str, Any]:
         features = weight.shape[0]
         return dict(
-            D=self.inputs, DP=padded(self.inputs), PARTS=self.numbers, ONE_HOT=self.part is not None, F=features,
-            FP=padded(features), ACTIVATION=ACTIVATIONS[self.activation], BLOCK=block, PRECISION=precision,
+            D=self.inputs, PARTS=self.numbers, ONE_HOT=self.part is not None, F=features, FP=padded(features),
+            ACTIVATION=ACTIVATIONS[self.activation], BLOCK=tile[0], num_warps=tile[1],
         )  # fmt: skip
