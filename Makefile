@@ -24,8 +24,9 @@ train: $(VENV)/base
 test: $(VENV)/dev
 	$(PY) -m pytest -n 2 --dist worksteal
 
+SEED ?= 1
 test-learning: $(VENV)/dev
-	$(PY) -m pytest tests/learning -o norecursedirs= -o addopts="--import-mode=importlib -q"
+	HOLDFAST_LEARNING_SEED=$(SEED) $(PY) -m pytest tests/learning -o norecursedirs= -o addopts="--import-mode=importlib -q"
 
 # The doctor's HTML report in a real browser. The system's package manager installs one if it is missing.
 test-browser: $(VENV)/dev

@@ -2,7 +2,8 @@
 
     python benchmarks/out_of_the_box.py                              # the whole suite: GRU and LSTM, 5 seeds each
     python benchmarks/out_of_the_box.py --tasks CartPole TMaze --cores gru --seeds 101 102 --jobs 2
-    python benchmarks/out_of_the_box.py --report benchmarks/results/out_of_the_box.jsonl      # table and plot of finished runs
+    python benchmarks/out_of_the_box.py --cores none --seeds 101 102       # the memoryless control
+    python benchmarks/out_of_the_box.py --report benchmarks/results/out_of_the_box.jsonl --plot docs/out_of_the_box.png
 
 Each run is a process on one thread. Its result is the mean return of 100 fresh episodes, with sampled actions and with the most
 likely ones. Finished runs are lines of the JSON file and are not run again. `--variant NAME field=value ...` runs the suite with
@@ -60,6 +61,9 @@ TASKS: dict[str, Task] = {
     "HigherLowerEasy": Task("holdfast/HigherLowerEasy-v0", 2_000_000, 0.5, 0.0, published="0.529 (POPGym GRU, 15M)"),
     "MultiarmedBanditEasy": Task("holdfast/MultiarmedBanditEasy-v0", 2_000_000, 0.6, 0.0, published="0.619 (POPGym GRU, 15M)"),
     "TMaze": Task("holdfast/TMaze-v0", 1_000_000, 0.95, 0.05),
+    "VelocityOnlyCartPoleEasy": Task("holdfast/VelocityOnlyCartPoleEasy-v0", 1_000_000, None, 0.11, held_out=True),
+    "PositionOnlyPendulumEasy": Task("holdfast/PositionOnlyPendulumEasy-v0", 1_000_000, None, 0.26, held_out=True),
+    "AutoencodeEasy": Task("holdfast/AutoencodeEasy-v0", 1_000_000, None, -0.5, published="-0.283 (POPGym GRU, 15M)", held_out=True),
 }  # fmt: skip
 
 
@@ -138,19 +142,22 @@ def parse_value(text: str) -> Any:
         return text
 
 
+def in_groups(rows: list[dict[str, Any]]) -> dict[tuple[str, str, str], list[dict[str, Any]]]:
+    """(variant, task, core) -> runs, in the order of the tasks."""
+    groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        if "sampled" in row:
+            groups.setdefault((row["variant"], row["task"], row["core"]), []).append(row)
+    return dict(sorted(groups.items(), key=lambda g: (g[0][0], list(TASKS).index(g[0][1]), g[0][2])))
+
+
 def report(rows: list[dict[str, Any]]) -> str:
     """A markdown table of what finished."""
     lines = [
         "| task | core | steps | asked | sampled, mean over seeds | each seed | deterministic | random | published |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
-    for row in rows:
-        if "sampled" in row:
-            groups.setdefault((row["variant"], row["task"], row["core"]), []).append(row)
-    for (variant, name, core), runs in sorted(
-        groups.items(), key=lambda g: (g[0][0], list(TASKS).index(g[0][1]), g[0][2])
-    ):
+    for (variant, name, core), runs in in_groups(rows).items():
         task = TASKS[name]
         label = name + (" (held out)" if task.held_out else "") + (f" [{variant}]" if variant else "")
         runs.sort(key=lambda row: row["seed"])
@@ -161,6 +168,46 @@ def report(rows: list[dict[str, Any]]) -> str:
             f"{'' if task.random is None else task.random} | {task.published} |"
         )
     return "\n".join(lines)
+
+
+def plot(rows: list[dict[str, Any]], path: Path) -> None:
+    """Every run as a mark, between a random policy (0) and what was asked or published (1)."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    groups = in_groups(rows)
+    scales = {name: (task.random, goal) for name, task in TASKS.items() if (goal := _goal(task)) is not None}
+    names = [name for name in scales if any(key[1] == name for key in groups)]
+    figure, axes = pyplot.subplots(figsize=(9, 0.42 * len(names) + 1.4), constrained_layout=True)
+    marks = {"gru": ("o", 0.16, "#1f6fb4"), "lstm": ("s", -0.16, "#d9730d"), "none": ("x", 0.0, "#555555")}
+    for (_, name, core), runs in groups.items():
+        if name in scales and core in marks:
+            low, goal = scales[name]
+            shape, shift, color = marks[core]
+            heights = [(row["sampled"] - low) / (goal - low) for row in runs]
+            place = [len(names) - 1 - names.index(name) + shift] * len(runs)
+            axes.plot(heights, place, shape, color=color, markersize=5, fillstyle="none", label=core)
+    for where, text in ((0.0, "random"), (1.0, "asked")):
+        axes.axvline(where, color="0.6", linewidth=0.8)
+        axes.text(where, len(names) - 0.35, text, ha="center", va="bottom", fontsize=8, color="0.35")
+    axes.set_yticks(
+        range(len(names)), [n + (" (held out)" if TASKS[n].held_out else "") for n in reversed(names)], fontsize=8
+    )
+    axes.set_xlabel("return with sampled actions; each mark is one seed")
+    axes.set_ylim(-0.6, len(names) - 0.1)
+    labels = dict(zip(axes.get_legend_handles_labels()[1], axes.get_legend_handles_labels()[0]))
+    shown = {"gru": "GRU", "lstm": "LSTM", "none": "no memory"}
+    axes.legend([labels[k] for k in shown if k in labels], [shown[k] for k in shown if k in labels], loc="center left",
+                bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=8)  # fmt: skip
+    figure.savefig(path, dpi=130)
+
+
+def _goal(task: Task) -> float | None:
+    if task.asked is not None:
+        return task.asked
+    return float(task.published.split()[0]) if task.published else 1.0 if task.env.startswith("holdfast/") else None
 
 
 def main() -> None:
@@ -182,6 +229,7 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--report", type=Path, help="print the table of these results and run nothing")
+    parser.add_argument("--plot", type=Path, help="with --report: also draw this picture")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
@@ -189,6 +237,8 @@ def main() -> None:
         return
     if options.report:
         print(report(read_results(options.report)))
+        if options.plot:
+            plot(read_results(options.report), options.plot)
         return
     variants = [
         (name, {k: parse_value(v) for k, v in (pair.split("=", 1) for pair in pairs)})

@@ -34,7 +34,7 @@ class TrainConfig:
     reset: Literal["zero", "learned", "detach", "never"] = "zero"
     """What happens to the memory when an episode starts."""
     memory_span: int | None = None
-    """Steps to remember: gates start out that way, a window has that length. None: torch's initialization, 64 steps."""
+    """Steps to remember: gates start out that way, a window has that length. None: a few steps; a window: 64."""
     encoder_sizes: tuple[int, ...] | None = None
     """Sizes of the layers before the core; one layer of hidden_size by default, () for none."""
     head_sizes: tuple[int, ...] = ()
@@ -89,6 +89,8 @@ class TrainConfig:
     """Clip range for values; None: no clipping."""
     entropy_coef: float = 0.01
     """Weight of the entropy bonus."""
+    entropy_schedule: Literal["constant", "linear"] = "constant"
+    """Weight of the entropy bonus over the run: constant, or falling to 0 at total_steps."""
     value_coef: float = 0.5
     """Weight of the value loss."""
     max_grad_norm: float = 0.5
@@ -239,6 +241,7 @@ class TrainConfig:
 # Settings that 0.1 did not have, and what it did in their place.
 _AS_IN_0_1: dict[str, Any] = dict(
     clip_schedule="constant",
+    entropy_schedule="constant",
     normalize_value=False,
     scale_actions=False,
     squash_actions=False,

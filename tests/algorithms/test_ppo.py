@@ -343,3 +343,11 @@ def test_the_clip_range_stays_or_falls_linearly_over_the_run(schedule: Any, expe
     policy = hf.ActorCritic(spaces.Box(-1, 1, (3,)), spaces.Discrete(2), "gru", 8)
     ppo, _ = make_ppo(policy, config)
     assert [ppo.loss_settings(progress).clip_range for progress in (0.0, 0.5, 1.0)] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("schedule, expected", [("constant", [0.01, 0.01, 0.01]), ("linear", [0.01, 0.005, 0.0])])
+def test_the_entropy_bonus_stays_or_falls_linearly_over_the_run(schedule: Any, expected: list[float]):
+    config = hf.TrainConfig(num_envs=2, num_steps=4, epochs=1, minibatches=1, entropy_schedule=schedule)
+    policy = hf.ActorCritic(spaces.Box(-1, 1, (3,)), spaces.Discrete(2), "gru", 8)
+    ppo, _ = make_ppo(policy, config)
+    assert [ppo.loss_settings(progress).entropy_coef for progress in (0.0, 0.5, 1.0)] == pytest.approx(expected)

@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 
 import rank_jobs
+from learning.base_seed import BASE_SEED
 from rank_jobs import run_ranks
 
 MARGIN = 1.5  # thousandths of area; 6 environments instead of 12 cost 1.8
-ALONE, TOGETHER = range(60), range(100, 124)  # seeds
+FIRST = 1000 * (BASE_SEED - 1)
+ALONE, TOGETHER = range(FIRST, FIRST + 60), range(FIRST + 100, FIRST + 124)  # seeds
 
 
 @pytest.fixture(scope="module")

@@ -33,7 +33,7 @@ class LossSettings(NamedTuple):
 
     clip_range: Any = 0.2  # a number, or a tensor without dimensions that a captured graph reads
     clip_value: float | None = None
-    entropy_coef: float = 0.01
+    entropy_coef: Any = 0.01  # likewise
     value_coef: float = 0.5
 
     @classmethod
@@ -236,6 +236,8 @@ class PPO:
         settings = LossSettings.from_config(self.config)
         if self.config.clip_schedule == "linear":
             settings = settings._replace(clip_range=settings.clip_range * (1 - progress))
+        if self.config.entropy_schedule == "linear":
+            settings = settings._replace(entropy_coef=settings.entropy_coef * (1 - progress))
         return settings
 
     def _set_learning_rate(self, progress: float) -> float:

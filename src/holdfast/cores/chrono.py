@@ -1,4 +1,4 @@
-"""Chrono initialization: gates that remember for long from the first update on (Tallec and Ollivier, 2018)."""
+"""How gates start: forget gates that lean to remembering, and chrono initialization (Tallec and Ollivier, 2018)."""
 
 from __future__ import annotations
 
@@ -31,6 +31,15 @@ def chrono_init_(core: Core, span: int) -> None:
             if isinstance(cell, LSTM):  # gates i, f, g, o
                 ih[:H], hh[:H] = -keep, 0.0
             ih[H : 2 * H], hh[H : 2 * H] = keep, 0.0  # an LSTM's f; a GRU's z of r, z, n: h = (1 - z) n + z h
+
+
+@torch.no_grad()
+def open_forget_gates_(core: Core) -> None:
+    """Add 1 to the forget biases of LSTMs inside `core`: at first they keep three quarters of their state per step, not half."""
+    for cell in core.modules():
+        if isinstance(cell, LSTM) and cell.bias:
+            for layer in range(cell.num_layers):
+                getattr(cell, f"bias_ih_l{layer}")[cell.hidden_size : 2 * cell.hidden_size] += 1.0  # gates i, f, g, o
 
 
 def _log_spans(count: int, span: int) -> torch.Tensor:

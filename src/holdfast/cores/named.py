@@ -8,6 +8,7 @@ from typing import Any
 
 from holdfast.cores.base import Core
 from holdfast.cores.block import Block
+from holdfast.cores.chrono import open_forget_gates_
 from holdfast.cores.compose import Memoryless, Stack
 from holdfast.cores.ffm import FFM
 from holdfast.cores.gru import GRU
@@ -52,6 +53,7 @@ def make_core(
 ) -> Core:
     """A core by name or class, of your own too; None is the memoryless control: an MLP of the same width, without state.
 
+    A core by name starts as the measured default: an LSTM's forget gates lean to remembering, unlike torch.nn's.
     memory_span: the length of a window. What it means for gates is `chrono_init_`'s.
     """
     if isinstance(core, Core):
@@ -64,7 +66,9 @@ def make_core(
         return Memoryless(input_size)
     if isinstance(core, str) and core in CORES:
         options = {"window": memory_span} if core == "window" and memory_span is not None else {}
-        return CORES[core](input_size, hidden_size, num_layers, reset=reset, **options)
+        named: Core = CORES[core](input_size, hidden_size, num_layers, reset=reset, **options)
+        open_forget_gates_(named)
+        return named
     if isinstance(core, str) and not is_import_name(core):
         known = ", ".join(map(repr, CORES))
         raise ValueError(f"unknown core {core!r}; one of {known}, None, a holdfast core, or 'my_module:MyCore'")

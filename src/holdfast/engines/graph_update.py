@@ -47,9 +47,12 @@ class GraphMinibatches:
         self._shapes = _shapes(batch)
         self._columns = torch.arange(size, device=batch.resets.device)
         self._share: Any = torch.ones((), device=batch.resets.device) if self._joined else 1.0
-        self._clip_range = torch.tensor(settings.clip_range, device=batch.resets.device)
-        scheduled = eager.config.clip_schedule != "constant"
-        eager.load(self._batch, settings._replace(clip_range=self._clip_range) if scheduled else settings)
+        schedules = {"clip_range": eager.config.clip_schedule, "entropy_coef": eager.config.entropy_schedule}
+        changing = [name for name, schedule in schedules.items() if schedule != "constant"]
+        self._scheduled: dict[str, Any] = {
+            n: torch.tensor(getattr(settings, n), device=batch.resets.device) for n in changing
+        }
+        eager.load(self._batch, settings._replace(**self._scheduled))
         self._capture()
 
     def fits(self, batch: Segment, size: int) -> bool:
@@ -57,8 +60,9 @@ class GraphMinibatches:
         return size == self.size and _shapes(batch) == self._shapes
 
     def load(self, batch: Segment, settings: LossSettings) -> None:
-        """Copy a rollout's numbers, and the clip range if it has a schedule, into the tensors that the graph reads."""
-        self._clip_range.fill_(settings.clip_range)
+        """Copy a rollout's numbers, and coefficients that have a schedule, into the tensors that the graph reads."""
+        for name, number in self._scheduled.items():
+            number.fill_(getattr(settings, name))
         with span("copying the rollout into the graph"):
             for name in _USED:
                 copy_into(getattr(self._batch, name), getattr(batch, name))

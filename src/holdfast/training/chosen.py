@@ -6,6 +6,7 @@ A setting that the user gave is kept. The rest follows from how many steps the r
   thousands of environments at once, gets large ones.
 - Segments are 128 steps long: gradients reach that far back.
 - An environment that runs in Python is slow compared with training, so each of its steps is used more often.
+- On a CPU minibatches are small, down to one sequence: steps of the optimizer are what a short run lacks.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from holdfast.config import TrainConfig
 ROLLOUTS = 100  # in a run, about
 SMALLEST_ROLLOUT, LARGEST_ON_CPU, LARGEST_ON_GPU = 1024, 8192, 2**20  # steps of all environments together
 SEGMENT, SHORTEST, LONGEST = 128, 64, 256  # steps
-MINIBATCHES = 8
+MINIBATCHES_ON_CPU, MINIBATCHES_ON_GPU = 32, 8  # at most
 PASSES_FAST, PASSES_SLOW = 4, 10
 
 
@@ -48,7 +49,9 @@ def choose_sizes(config: TrainConfig, task: Task) -> tuple[TrainConfig, str]:
         num_envs = -(-num_envs // task.ranks) * task.ranks
     epochs = config.epochs or (PASSES_FAST if task.fast_env else PASSES_SLOW)
     sequences = num_envs // task.ranks * (num_steps // (config.bptt or num_steps))
-    minibatches = config.minibatches or _largest_divisor(sequences, MINIBATCHES)
+    minibatches = config.minibatches or _largest_divisor(
+        sequences, MINIBATCHES_ON_GPU if task.on_gpu else MINIBATCHES_ON_CPU
+    )
     filled = dataclasses.replace(config, num_envs=num_envs, num_steps=num_steps, epochs=epochs, minibatches=minibatches)
     why = f"for {config.total_steps:,} steps" + ("" if task.fast_env else " in an environment that runs in Python")
     text = f"chosen {why}: {num_envs} environments x {num_steps} steps, {epochs} epochs x {minibatches} minibatches"

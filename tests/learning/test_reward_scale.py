@@ -1,0 +1,41 @@
+"""The size of rewards does not matter: CartPole with rewards x 0.001, x 1000 and + 10 per step is learned as before.
+
+Slow (minutes): `make test-learning`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import gymnasium
+import pytest
+
+import holdfast as hf
+from holdfast.envs.velocity_mask import VelocityMask
+from learning.base_seed import BASE_SEED
+
+EPISODE_LENGTH = 400
+"""Asked of the mean over 100 fresh episodes; CartPole-v1 ends after 500 steps, and random actions last 22."""
+
+SCALES: dict[str, Callable[[float], float]] = {
+    "as it is": lambda r: r,
+    "x 0.001": lambda r: 0.001 * r,
+    "x 1000": lambda r: 1000 * r,
+    "+ 10": lambda r: r + 10,
+}
+
+
+@pytest.mark.parametrize("name", SCALES)
+def test_cartpole_is_learned_at_any_reward_scale(tmp_path: Path, name: str):
+    change = SCALES[name]
+
+    def make() -> gymnasium.Env:
+        return gymnasium.wrappers.TransformReward(VelocityMask(gymnasium.make("CartPole-v1")), change)
+
+    config = hf.TrainConfig(
+        env="CartPole-v1", core="gru", total_steps=100_000, seed=BASE_SEED, device="cpu", threads=1, quiet=True,
+        tensorboard=False, run_dir=str(tmp_path / "run"),
+    )  # fmt: skip
+    result = hf.Trainer(config, env=make).run()
+    assert result.mean_return / change(1.0) >= EPISODE_LENGTH
