@@ -33,8 +33,10 @@ class FusedMinibatches(AutogradMinibatches):
 
     def load(self, batch: Segment, settings: LossSettings) -> None:
         super().load(batch, settings)
-        device = batch.resets.device
-        self._clip_range = torch.as_tensor(settings.clip_range, dtype=torch.float32, device=device)
+        self._clip_range, self._entropy_coef = (
+            torch.as_tensor(number, dtype=torch.float32, device=batch.resets.device)
+            for number in (settings.clip_range, settings.entropy_coef)
+        )
 
     def find_gradients(self) -> None:
         self._adam.find()
@@ -52,7 +54,7 @@ class FusedMinibatches(AutogradMinibatches):
             None if self.all_valid else batch.valid,
         )  # fmt: skip
         coefficients = Coefficients(
-            weight, self._clip_range, settings.clip_value, settings.entropy_coef, settings.value_coef
+            weight, self._clip_range, settings.clip_value, self._entropy_coef, settings.value_coef
         )
         given = loss_and_gradients(y.detach().flatten(0, 1), self._fused.layers, stored, columns, coefficients)
         self.optimizer.zero_grad(set_to_none=True)
@@ -66,7 +68,7 @@ class FusedMinibatches(AutogradMinibatches):
 
     def finish_step(self, terms: Any, share: Any = 1.0) -> Tensor:
         metrics, weight = terms
-        return self._adam.step(metrics, weight, self.settings.value_coef, self.settings.entropy_coef)
+        return self._adam.step(metrics, weight, self._entropy_coef, self.settings.value_coef)
 
     def _weight_of_a_step(self, columns: Tensor) -> Tensor:
         valid = self.batch.valid

@@ -124,7 +124,7 @@ class GraphCollector(Collector):
         """All that a rollout does, as a function of `self._inputs`; nothing here looks at a number."""
         policy, env, adapter = self.policy, self.adapter.env, self.adapter
         obs, resets, state, env_state, noise, open_episodes = self._inputs
-        names = ("obs", "actions", "resets", "rewards", "log_prob", "value", "terminated", "truncated", "valid")
+        names = ("obs", "actions", "resets", "rewards", "log_prob", "value", "terminated", "truncated")
         rows: dict[str, list[Any]] = {name: [] for name in names}
         self._chunk_states = []
         finals: list[Tensor] = []
@@ -143,18 +143,7 @@ class GraphCollector(Collector):
                 else:
                     action, log_prob, value, state = fused.act(t, obs, state, resets, noise)
                 step = env.transition(env_state, adapter.to_env(action), env.draw())
-                valid = torch.ones_like(resets)
-                parts = (
-                    obs,
-                    action,
-                    resets,
-                    step.rewards,
-                    log_prob,
-                    value.float(),
-                    step.terminated,
-                    step.truncated,
-                    valid,
-                )
+                parts = (obs, action, resets, step.rewards, log_prob, value.float(), step.terminated, step.truncated)
                 for name, part in zip(names, parts):
                     rows[name].append(part)
                 if env.can_truncate:  # V(final observation) from the state before the reset; used where truncated
@@ -168,6 +157,7 @@ class GraphCollector(Collector):
             name: in_place[name] if name in in_place else tree_map(lambda *x: torch.stack(x), *parts)
             for name, parts in rows.items()
         }
+        stacked["valid"] = torch.ones_like(stacked["resets"])
         stacked["advantage"], stacked["returns"] = self.advantages(
             stacked, last, torch.stack(finals) if finals else None
         )

@@ -40,8 +40,8 @@ def norm_kernel(table, sizes, owners, firsts, squares, steps_before, count, BLOC
 
 @triton.jit(do_not_specialize=["count", "chunks"])
 def adam_kernel(
-    table, sizes, owners, firsts, squares, steps_before, metrics, weight, rate, result, count, chunks, eps,
-    max_norm, value_coef, entropy_coef,
+    table, sizes, owners, firsts, squares, steps_before, metrics, weight, entropy_coef, rate, result, count,
+    chunks, eps, max_norm, value_coef,
     BETA1: tl.constexpr, BETA2: tl.constexpr, LOG_BETA1: tl.constexpr, LOG_BETA2: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     chunk = tl.program_id(0)
@@ -57,7 +57,7 @@ def adam_kernel(
     policy_loss, value_loss = tl.load(metrics) * each, tl.load(metrics + 1) * each
     entropy, kl, clipped = tl.load(metrics + 2) * each, tl.load(metrics + 3) * each, tl.load(metrics + 4) * each
     # inf - inf and 0 * inf are NaN: both tell a finite number from any other.
-    loss = policy_loss + value_coef * value_loss - entropy_coef * entropy
+    loss = policy_loss + value_coef * value_loss - tl.load(entropy_coef) * entropy
     finite = ((norm - norm) == 0.0) & ((loss - loss) == 0.0)
 
     parameter, mean, square = (
@@ -127,7 +127,7 @@ class ClippedAdam:
         sizes = [0 if p.grad is None else p.numel() for p in self.parameters]  # without a gradient no step
         self._sizes.copy_(torch.tensor(sizes, dtype=torch.int32))
 
-    def step(self, metrics: Tensor, weight: Tensor, value_coef: float, entropy_coef: float) -> Tensor:
+    def step(self, metrics: Tensor, weight: Tensor, entropy_coef: Tensor, value_coef: float) -> Tensor:
         """One step; metrics: sums over steps as `outputs.loss_and_gradients` gives them, weight: of one step. Returns
         `MinibatchMetrics` as a tensor."""
         group, count, chunks = self.optimizer.param_groups[0], len(self.parameters), self._owners.numel()
@@ -136,8 +136,8 @@ class ClippedAdam:
         norm_kernel[(chunks,)](*shared, count, BLOCK=CHUNK, num_warps=4)
         beta1, beta2 = group["betas"]
         adam_kernel[(chunks,)](
-            *shared, metrics, weight, group["lr"], result, count, chunks, group["eps"], self.max_norm,
-            value_coef, entropy_coef, BETA1=beta1, BETA2=beta2, LOG_BETA1=math.log(beta1), LOG_BETA2=math.log(beta2), BLOCK=CHUNK,
+            *shared, metrics, weight, entropy_coef, group["lr"], result, count, chunks, group["eps"], self.max_norm,
+            value_coef, BETA1=beta1, BETA2=beta2, LOG_BETA1=math.log(beta1), LOG_BETA2=math.log(beta2), BLOCK=CHUNK,
             num_warps=4,
         )  # fmt: skip
         return result

@@ -18,7 +18,7 @@ from torch import Tensor
 from triton.language.extra import libdevice
 
 from holdfast.kernels.triton.elements import tanh as tanh_by_sigmoid
-from holdfast.kernels.triton.outputs import sum_partials
+from holdfast.kernels.triton.sums import sum_rows
 from holdfast.kernels.triton.tiles import padded, programs_for
 
 FEW_INPUTS = 8  # up to here the gradient of each column of W is a sum of its own
@@ -182,13 +182,11 @@ class FirstLayer(NamedTuple):
         programs = programs_for(steps * size, tile[0], obs.device, per_processor)
         parts = (weight.numel(), bias.numel())
         partials = torch.empty(programs, sum(parts), dtype=torch.float32, device=obs.device)
-        flat = torch.empty(sum(parts), dtype=torch.float32, device=obs.device)
         backward_kernel[(programs,)](
             obs, self.part, self.choice, self.mean, self.var, weight, bias, columns, d_features, partials, steps * size,
             size, batch, DP=padded(self.inputs) if dot else FEW_INPUTS, DOT=dot, **self._sizes(weight, tile),
         )  # fmt: skip
-        sum_partials(partials, flat)
-        d_weight, d_bias = flat.split(parts)
+        d_weight, d_bias = sum_rows(partials).split(parts)
         return d_weight.view_as(weight), d_bias
 
     def _sizes(self, weight: Tensor, tile: tuple[int, int]) -> dict[str, Any]:

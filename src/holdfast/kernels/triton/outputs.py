@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from holdfast.kernels.triton.sums import sum_rows
 from holdfast.kernels.triton.tiles import padded, programs_for
 
 KINDS = {"categorical": 0, "bernoulli": 1, "gaussian": 2}  # KIND in the kernels
@@ -98,7 +99,7 @@ def log_sigmoid(x):
 @triton.jit(do_not_specialize=["rows", "size", "batch", "start"])
 def loss_kernel(
     y, actor_w, actor_b, critic_w, critic_b, log_std, center, half_range, bounds, actions, old_log_prob, old_value,
-    advantage, returns, valid, columns, weight, clip_range, dy, partials, rows, size, batch, start, entropy_coef, value_coef,
+    advantage, returns, valid, columns, weight, clip_range, entropy_coef, dy, partials, rows, size, batch, start, value_coef,
     clip_value,
     F: tl.constexpr, FP: tl.constexpr, A: tl.constexpr, KP: tl.constexpr, HEADS: tl.constexpr, KIND: tl.constexpr,
     CLIP_VALUE: tl.constexpr, BLOCK: tl.constexpr, DOT: tl.constexpr,
@@ -112,7 +113,7 @@ def loss_kernel(
         middle, half, spread = load_scale(log_std, center, half_range, A, KP)
         inverse_std = tl.exp(-spread)
         gaussian_entropy = tl.sum(tl.where(is_action, spread + 0.5 + HALF_LOG_2PI, 0.0), 1)  # [1]
-    each, clip = tl.load(weight), tl.load(clip_range)
+    each, clip, bonus = tl.load(weight), tl.load(clip_range), tl.load(entropy_coef)
     d_w = tl.zeros([KP, FP], tl.float32)
     d_b = tl.zeros([BLOCK, KP], tl.float32)
     d_spread = tl.zeros([BLOCK, KP], tl.float32)
@@ -188,7 +189,7 @@ def loss_kernel(
         clipped_sum += tl.where(real & (tl.abs(ratio - 1.0) > clip), 1.0, 0.0)
 
         by_log_prob = tl.where(real & moves, -each * gain, 0.0)
-        by_entropy = tl.where(real, -each * entropy_coef, 0.0)
+        by_entropy = tl.where(real, -each * bonus, 0.0)
         by_value = tl.where(real, each * value_coef * error, 0.0)
         d_out = by_log_prob[:, None] * d_log_prob + by_entropy[:, None] * d_entropy
         d_out = tl.where(real[:, None] & is_action, d_out, tl.where(is_value, by_value[:, None], 0.0))
@@ -220,17 +221,6 @@ def loss_kernel(
     tl.store(metrics + 2, tl.sum(entropy_sum, 0))
     tl.store(metrics + 3, tl.sum(kl_sum, 0))
     tl.store(metrics + 4, tl.sum(clipped_sum, 0))
-
-
-@triton.jit(do_not_specialize=["parts", "width"])
-def sum_kernel(partials, total, parts, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """total[j] = sum of partials[:, j], in a fixed order."""
-    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
-    acc = tl.zeros([ROWS, COLUMNS], tl.float32)
-    for first in range(0, parts, ROWS):
-        row = first + tl.arange(0, ROWS)[:, None]
-        acc += tl.load(partials + row.to(tl.int64) * width + column, mask=(row < parts) & (column < width), other=0.0)
-    tl.store(total + column, tl.sum(acc, 0)[None, :], mask=column < width)
 
 
 @triton.jit(do_not_specialize=["batch", "start"])
@@ -327,12 +317,12 @@ class Stored(NamedTuple):
 
 
 class Coefficients(NamedTuple):
-    """Of the loss. weight, clip_range: tensors without dimensions, so that a captured launch reads the current ones."""
+    """Of the loss. Tensors have no dimensions: a captured launch reads the current numbers."""
 
     weight: Tensor  # of one real step
     clip_range: Tensor
     clip_value: float | None
-    entropy_coef: float
+    entropy_coef: Tensor
     value_coef: float
 
 
@@ -361,22 +351,16 @@ def loss_and_gradients(
     programs = programs_for(rows, sizes["BLOCK"], y.device, per_processor)
     parts = (outputs * features, features, outputs, 1, outputs, METRICS)
     partials = torch.empty(programs, sum(parts), dtype=torch.float32, device=y.device)
-    flat, dy = torch.empty(sum(parts), dtype=torch.float32, device=y.device), torch.empty_like(y)
+    dy = torch.empty_like(y)
     loss_kernel[(programs,)](
-        y, *layers._weights, *stored, columns, by.weight, by.clip_range, dy, partials, rows, size, batch, layers.start,
-        by.entropy_coef, by.value_coef, by.clip_value or 0.0, CLIP_VALUE=by.clip_value is not None, **sizes,
+        y, *layers._weights, *stored, columns, by.weight, by.clip_range, by.entropy_coef, dy, partials, rows, size, batch,
+        layers.start, by.value_coef, by.clip_value or 0.0, CLIP_VALUE=by.clip_value is not None, **sizes,
     )  # fmt: skip
-    sum_partials(partials, flat)
+    flat = sum_rows(partials)
     actor_w, critic_w, actor_b, critic_b, log_std, metrics = flat.split(parts)
     return LossGradients(
         dy, actor_w.view(outputs, features), critic_w.view(1, features), actor_b, critic_b, log_std, metrics, flat
     )
-
-
-def sum_partials(partials: Tensor, total: Tensor) -> None:
-    """total = partials.sum(0), in a fixed order."""
-    parts, width = partials.shape
-    sum_kernel[(triton.cdiv(width, 32),)](partials, total, parts, width, ROWS=128, COLUMNS=32, num_warps=8)
 
 
 def act(
