@@ -17,7 +17,7 @@ from gymnasium import spaces
 
 import holdfast as hf
 from holdfast.algorithms.ppo import LossSettings, in_loss_units, ppo_terms
-from holdfast.engines.fused_policy import FusedPolicy, FusedSteps, GatedSteps
+from holdfast.engines.fused_policy import FusedPolicy, FusedSteps
 from holdfast.engines.fused_update import FusedMinibatches
 from holdfast.rollout.segment import Segment
 
@@ -38,8 +38,6 @@ CASES: dict[str, dict[str, Any]] = {
     "numbers": {"obs": VECTOR, "activation": "relu"},
     "numbers, in units of their bounds": {"scale_actions": True, "obs": spaces.Dict({"a": VECTOR, "b": spaces.Discrete(3)})},
 }  # fmt: skip
-
-CORES = [("lstm", 1, "zero"), ("lstm", 2, "learned"), ("lstm", 1, "never"), ("gru", 1, "zero"), ("gru", 2, "detach")]
 
 
 def make_policy(name: str, case: dict[str, Any], seed: int) -> hf.ActorCritic:
@@ -157,28 +155,9 @@ def step_errors(name: str, case: dict[str, Any], seed: int) -> dict[str, float]:
     }
 
 
-def core_errors(cell: str, layers: int, reset: str, seed: int) -> dict[str, float]:
-    """A step in fp16 products against the core's in float64."""
-    torch.manual_seed(seed)
-    core = (hf.LSTM if cell == "lstm" else hf.GRU)(5, 24, layers, reset=reset)
-    if reset == "learned":
-        for name in core.leaf_names:
-            torch.nn.init.normal_(getattr(core, f"initial_{name}"))
-    x, resets = torch.randn(B, 5), torch.rand(B) < 0.4
-    start = hf.state.tree_map(torch.randn_like, core.initial_state(B))
-    with torch.no_grad():
-        y, state = GatedSteps(core)(x, start, resets)
-        exact = core.double()
-        wanted, wanted_state = exact(x.double(), exact.as_state(start, B), resets)
-    pairs = [(y, wanted), *zip(hf.state.leaves(state), hf.state.leaves(wanted_state))]
-    return {"step": max(float((a - b).abs().max()) for a, b in pairs)}
-
-
 if __name__ == "__main__":
     torch.set_num_threads(1)
     found: dict[str, Any] = {}
-    for seed, (cell, layers, reset) in enumerate(CORES):
-        found[f"{cell}, {layers}, {reset}"] = core_errors(cell, layers, reset, seed)
     for seed, (name, case) in enumerate(CASES.items()):
         found[name] = {"minibatch": minibatch_errors(name, case, seed), "step": step_errors(name, case, seed)}
     json.dump(found, sys.stdout)

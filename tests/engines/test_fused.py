@@ -21,7 +21,6 @@ CASES = (
     "one choice", "one choice, dummy steps", "one choice, normalized values", "several choices", "bits", "numbers",
     "numbers, in units of their bounds",
 )  # fmt: skip
-CORES = ("lstm, 1, zero", "lstm, 2, learned", "lstm, 1, never", "gru, 1, zero", "gru, 2, detach")
 
 
 @functools.cache
@@ -45,12 +44,6 @@ def test_gradients_metrics_and_the_optimizer_step_are_those_of_the_page(case: st
 def test_a_step_of_a_rollout_is_the_policys(case: str):
     found = errors()[case]["step"]
     assert max(found.values()) < 3e-6, found
-
-
-@has_triton
-@pytest.mark.parametrize("core", CORES)
-def test_a_step_with_half_precision_products_is_the_cores_within_a_thousandth(core: str):
-    assert 0 < errors()[core]["step"] < 1.5e-3
 
 
 @has_triton

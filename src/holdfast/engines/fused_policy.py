@@ -15,10 +15,8 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from holdfast.checks import is_debug
-from holdfast.cores import Core, Parallel
-from holdfast.cores.gated import GatedCore
+from holdfast.cores import Parallel
 from holdfast.engines.native_obstacles import first_hook, overridden_method
-from holdfast.kernels import dispatch
 from holdfast.kernels.triton.tiles import padded
 from holdfast.policies.actor import num_outputs
 from holdfast.policies.actor_critic import ActorCritic
@@ -28,7 +26,6 @@ from holdfast.state import State, tree_map
 
 # A tile of rows and the layers stay in the shared memory of a multiprocessor.
 LARGEST_FEATURES, LARGEST_OUTPUTS, LARGEST_PRODUCT = 256, 63, 8192  # of the core and the actor; both padded, multiplied
-GATED_STEPS = False  # not bit for bit what the sequence kernel computes
 LARGEST_FIRST_LAYER = 64, 128  # inputs, features
 
 
@@ -135,9 +132,6 @@ class FusedSteps:
         self._log_prob = torch.empty(steps, batch, device=device)
         self._values = torch.empty(steps, batch, device=device)
         self._unused = fused.empty_actions(batch, device=device), torch.empty(batch, device=device)
-        core: Any = fused.policy.core
-        x = torch.empty(1, batch, core.input_size, device=device)
-        self._core_step = GatedSteps(core) if GATED_STEPS and _has_gated_steps(core, x) else core
 
     def act(
         self, t: int, obs: Any, state: State, resets: Tensor, noise: Tensor
@@ -147,14 +141,14 @@ class FusedSteps:
         if core.supports_advance:
             y = core.advance_(x, state, resets)
         else:
-            y, state = self._core_step(x, state, resets)
+            y, state = core(x, state, resets)
         row = self._actions[t], self._log_prob[t], self._values[t]
         self._fused.outputs(y, noise if self._noise is None else self._noise[t], *row)
         return (*row, state)
 
     def value(self, obs: Any, state: State, resets: Tensor | None) -> Tensor:
         """V(obs) [B] with this state, which stays."""
-        y, _ = self._core_step(self._fused.step_features(obs), state, resets)
+        y, _ = self._fused.policy.core(self._fused.step_features(obs), state, resets)
         value = torch.empty_like(self._unused[1])
         self._fused.outputs(y, self._any_noise, *self._unused, value)
         return value
@@ -162,38 +156,6 @@ class FusedSteps:
     def written(self) -> dict[str, Tensor]:
         """What all steps wrote, [T, B, ...]."""
         return {"actions": self._actions, "log_prob": self._log_prob, "value": self._values}
-
-
-def _has_gated_steps(core: Core, x: Tensor) -> bool:
-    """Whether `GatedSteps` computes what training computes with this core: products in fp16."""
-    from holdfast.kernels.triton import gated_step  # imports Triton
-
-    if not isinstance(core, GatedCore) or dispatch.kernel_name(core, x) != "gpu":
-        return False
-    return gated_step.supports(max(core.input_size, core.hidden_size), core.hidden_size)
-
-
-class GatedSteps:
-    """Steps of an LSTM or GRU with weights as they are now, a launch per layer: a core for one rollout, without gradients.
-
-    y is the last layer's new h, not a copy.
-    """
-
-    def __init__(self, core: GatedCore) -> None:
-        from holdfast.kernels.triton import gated_step  # imports Triton
-
-        self._core, self._step = core, gated_step.step
-        layers = [core.weights(layer, torch.float32) for layer in range(core.num_layers)]
-        self._weights = [w._replace(w_ih=w.w_ih.half(), w_hh=w.w_hh.half()) for w in layers]
-
-    def __call__(self, x: Tensor, state: State, resets: Tensor | None) -> tuple[Tensor, State]:
-        core, y, finals = self._core, x, []
-        for layer, weights in enumerate(self._weights):
-            h, *cell = (state[leaf][:, layer].contiguous() for leaf in core.leaf_names)
-            y, c = self._step(y, h, cell[0] if cell else None, core.kernel_resets(layer, resets), weights)
-            finals.append((y, c))
-        by_leaf = zip(core.leaf_names, zip(*finals))
-        return y, {leaf: rows[0].unsqueeze(1) if len(rows) == 1 else torch.stack(rows, 1) for leaf, rows in by_leaf}
 
 
 class _FirstLayer(torch.autograd.Function):
