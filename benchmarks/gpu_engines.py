@@ -69,7 +69,12 @@ def main() -> None:
             continue
         gc.collect()
         torch.cuda.empty_cache()
-        row = run(*case, seconds=args.seconds)
+        try:
+            row = run(*case, seconds=args.seconds)
+        except RuntimeError as error:
+            print(f"{' '.join(map(str, case))}: {error}", flush=True)
+            rows.append({**words, "error": str(error)})
+            continue
         rows.append({**words, **row})
         print(
             f"{' '.join(map(str, case))}: {row['steps_per_second'] / 1e6:.2f}M/s, {row['ms_per_update']:.2f} ms, rollout "
