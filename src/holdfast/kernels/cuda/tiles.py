@@ -53,9 +53,8 @@ def choose_tile(gates: int, hidden_size: int, batch: int, backward: bool, one_st
     """
     if hidden_size <= 128:
         units = -(-hidden_size // 16) * 16
-        if one_step and batch > 1056:
-            units = -(-hidden_size // 32) * 32
-            return Tile(units, 32, teams=4)
+        if one_step and batch > 1056 and gates == 4:
+            return Tile(units, 16, warp_rows=2)
         if batch <= 1056:
             return Tile(units, 16, halves=1, registers=True)
         if backward and hidden_size > 64:

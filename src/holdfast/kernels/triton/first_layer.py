@@ -21,7 +21,6 @@ from holdfast.kernels.triton.elements import tanh as tanh_by_sigmoid
 from holdfast.kernels.triton.sums import sum_rows
 from holdfast.kernels.triton.tiles import padded, programs_for
 
-FEW_INPUTS = 8  # up to here the gradient of each column of W is a sum of its own
 ACTIVATIONS = {"tanh": 0, "relu": 1}  # ACTIVATION in the kernels
 
 
@@ -110,40 +109,42 @@ def forward_kernel(
     tl.store(features + row.to(tl.int64)[:, None] * F + f, out, mask=ok[:, None] & (f < F))
 
 
+@triton.jit
+def load_weight(w, b, D: tl.constexpr, DP: tl.constexpr, F: tl.constexpr, FP: tl.constexpr):
+    """W transposed [DP, FP], b [1, FP]."""
+    d, f = tl.arange(0, DP)[:, None], tl.arange(0, FP)[None, :]
+    return tl.load(w + f * D + d, mask=(d < D) & (f < F), other=0.0), tl.load(b + f, mask=f < F, other=0.0)
+
+
 @triton.jit(do_not_specialize=["rows", "size", "batch"])
 def backward_kernel(
     obs, part, choice, mean, var, w, b, columns, d_features, partials, rows, size, batch,
     D: tl.constexpr, DP: tl.constexpr, PARTS: tl.constexpr, ONE_HOT: tl.constexpr, F: tl.constexpr, FP: tl.constexpr,
-    ACTIVATION: tl.constexpr, BLOCK: tl.constexpr, DOT: tl.constexpr,
+    ACTIVATION: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """partials [programs, F * D + F]: the sums of each program, W [F, D] and b."""
     f = tl.arange(0, FP)[None, :]
-    of_row = tl.arange(0, DP)[:, None]
+    weight, bias = load_weight(w, b, D, DP, F, FP)
     d_w = tl.zeros([DP, FP], tl.float32)
-    d_b = tl.zeros([FP], tl.float32)
+    d_b = tl.zeros([BLOCK, FP], tl.float32)
     for first in range(tl.program_id(0) * BLOCK, rows, tl.num_programs(0) * BLOCK):
         row = first + tl.arange(0, BLOCK)
         ok = row < rows
         at = position(row, ok, columns, size, batch)
+        x = load_input(obs, at, ok, part, choice, mean, var, D, DP, PARTS, ONE_HOT)
         given = tl.load(d_features + row.to(tl.int64)[:, None] * F + f, mask=ok[:, None] & (f < F), other=0.0)
-        out = pre_activation(obs, at, ok, part, choice, mean, var, w, b, D, PARTS, ONE_HOT, F, FP, BLOCK)
+        out = tl.dot(x, weight, input_precision="tf32x3") + bias
         if ACTIVATION == 0:
-            y = tanh(out)
+            y = tanh_by_sigmoid(out)
             d_out = given * (1.0 - y * y)
         else:
             d_out = tl.where(out > 0.0, given, 0.0)
-        d_b += tl.sum(d_out, 0)
-        if DOT:
-            x = load_input(obs, at, ok, part, choice, mean, var, D, DP, PARTS, ONE_HOT)
-            d_w += tl.dot(tl.trans(x), d_out, input_precision="tf32x3")
-        else:
-            for d in range(D):
-                x = load_one(obs, at, ok, part, choice, mean, var, d, D, PARTS, ONE_HOT)
-                d_w = tl.where(of_row == d, d_w + tl.sum(x[:, None] * d_out, 0)[None, :], d_w)
+        d_b += d_out
+        d_w += tl.dot(tl.trans(x), d_out, input_precision="tf32x3")
     mine = partials + tl.program_id(0).to(tl.int64) * (F * D + F)
-    unit = tl.arange(0, FP)
-    tl.store(mine + f * D + of_row, d_w, mask=(of_row < D) & (f < F))
-    tl.store(mine + F * D + unit, d_b, mask=unit < F)
+    d, unit = tl.arange(0, DP)[:, None], tl.arange(0, FP)
+    tl.store(mine + f * D + d, d_w, mask=(d < D) & (f < F))
+    tl.store(mine + F * D + unit, tl.sum(d_b, 0), mask=unit < F)
 
 
 class FirstLayer(NamedTuple):
@@ -172,19 +173,17 @@ class FirstLayer(NamedTuple):
 
     def gradients(
         self, obs: Tensor, columns: Tensor | None, weight: Tensor, bias: Tensor, d_features: Tensor, *,
-        tile: tuple[int, int] | None = None, per_processor: int = 8,
+        tile: tuple[int, int] = (64, 4), per_processor: int = 4,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Of weight and bias, from those of the features."""
         steps, batch = obs.shape[:2]
         size = batch if columns is None else columns.numel()
-        dot = self.inputs > FEW_INPUTS
-        tile = tile or ((32, 4) if dot else (16, 1))
         programs = programs_for(steps * size, tile[0], obs.device, per_processor)
         parts = (weight.numel(), bias.numel())
         partials = torch.empty(programs, sum(parts), dtype=torch.float32, device=obs.device)
         backward_kernel[(programs,)](
             obs, self.part, self.choice, self.mean, self.var, weight, bias, columns, d_features, partials, steps * size,
-            size, batch, DP=padded(self.inputs) if dot else FEW_INPUTS, DOT=dot, **self._sizes(weight, tile),
+            size, batch, DP=padded(self.inputs), **self._sizes(weight, tile),
         )  # fmt: skip
         d_weight, d_bias = sum_rows(partials).split(parts)
         return d_weight.view_as(weight), d_bias

@@ -10,7 +10,7 @@ Rows of a minibatch are read where the rollout left them: row t, column `columns
 # mypy: disable-error-code="no-untyped-def,no-untyped-call"
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
@@ -21,7 +21,6 @@ from holdfast.kernels.triton.sums import sum_rows
 from holdfast.kernels.triton.tiles import padded, programs_for
 
 KINDS = {"categorical": 0, "bernoulli": 1, "gaussian": 2}  # KIND in the kernels
-FEW_OUTPUTS = 8  # up to here, with the value, each output is a sum of its own: a product would multiply by padding
 METRICS = 5  # policy loss, value loss, entropy, approximate KL divergence, clip fraction: sums over rows
 
 HALF_LOG_2PI = tl.constexpr(0.9189385332046727)
@@ -37,36 +36,6 @@ def load_layers(
     w += tl.load(critic_w + f + 0 * k, mask=(f < F) & (k == A), other=0.0)
     b = tl.load(actor_b + k, mask=k < A, other=0.0) + tl.load(critic_b + 0 * k, mask=k == A, other=0.0)
     return w, b
-
-
-@triton.jit
-def load_row(actor_w, critic_w, j: tl.constexpr, F: tl.constexpr, FP: tl.constexpr, A: tl.constexpr):
-    """Weights [1, FP] of output j."""
-    f = tl.arange(0, FP)[None, :]
-    if j < A:
-        row = actor_w + j * F
-    else:
-        row = critic_w
-    return tl.load(row + f, mask=f < F, other=0.0)
-
-
-@triton.jit
-def outputs_of(
-    features, actor_w, actor_b, critic_w, critic_b,
-    F: tl.constexpr, FP: tl.constexpr, A: tl.constexpr, KP: tl.constexpr, BLOCK: tl.constexpr, DOT: tl.constexpr,
-):  # fmt: skip
-    """All outputs [BLOCK, KP] of a tile of features. Few outputs are sums, many a product."""
-    if DOT:
-        w, b = load_layers(actor_w, actor_b, critic_w, critic_b, F, FP, A, KP)
-        out = tl.dot(features, w, input_precision="tf32x3") + b
-    else:
-        k = tl.arange(0, KP)[None, :]
-        out = tl.load(actor_b + k, mask=k < A, other=0.0) + tl.load(critic_b + 0 * k, mask=k == A, other=0.0)
-        out += tl.zeros([BLOCK, KP], tl.float32)
-        for j in tl.static_range(A + 1):
-            total = tl.sum(features * load_row(actor_w, critic_w, j, F, FP, A), 1)
-            out = tl.where(k == j, out + total[:, None], out)
-    return out
 
 
 @triton.jit
@@ -102,12 +71,12 @@ def loss_kernel(
     advantage, returns, valid, columns, weight, clip_range, entropy_coef, dy, partials, rows, size, batch, start, value_coef,
     clip_value,
     F: tl.constexpr, FP: tl.constexpr, A: tl.constexpr, KP: tl.constexpr, HEADS: tl.constexpr, KIND: tl.constexpr,
-    CLIP_VALUE: tl.constexpr, BLOCK: tl.constexpr, DOT: tl.constexpr,
+    CLIP_VALUE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     K: tl.constexpr = A + 1
     program, programs = tl.program_id(0), tl.num_programs(0)
+    w, bias = load_layers(actor_w, actor_b, critic_w, critic_b, F, FP, A, KP)
     k, f = tl.arange(0, KP)[None, :], tl.arange(0, FP)[None, :]
-    rows_of_w = tl.arange(0, KP)[:, None]
     is_action, is_value = k < A, k == A
     if KIND == 2:
         middle, half, spread = load_scale(log_std, center, half_range, A, KP)
@@ -129,7 +98,7 @@ def loss_kernel(
         at = (row // size).to(tl.int64) * batch + column  # in the rollout
         here = row.to(tl.int64)[:, None] * F + f
         features = tl.load(y + here, mask=ok[:, None] & (f < F), other=0.0)
-        out = outputs_of(features, actor_w, actor_b, critic_w, critic_b, F, FP, A, KP, BLOCK, DOT)
+        out = tl.dot(features, w, input_precision="tf32x3") + bias
         value = tl.sum(tl.where(is_value, out, 0.0), 1)
 
         # log-probability, entropy, and their gradients by outputs
@@ -197,21 +166,14 @@ def loss_kernel(
             by_spread = by_log_prob[:, None] * (z * z - 1.0) + by_entropy[:, None]
             d_spread += tl.where(real[:, None] & is_action, by_spread, 0.0)
         d_b += d_out
-        if DOT:
-            w, _ = load_layers(actor_w, actor_b, critic_w, critic_b, F, FP, A, KP)
-            d_w += tl.dot(tl.trans(d_out), features, input_precision="tf32x3")
-            d_features = tl.dot(d_out, tl.trans(w), input_precision="tf32x3")
-        else:
-            d_features = tl.zeros([BLOCK, FP], tl.float32)
-            for j in tl.static_range(K):
-                by_output = tl.sum(tl.where(k == j, d_out, 0.0), 1)[:, None]
-                d_features += by_output * load_row(actor_w, critic_w, j, F, FP, A)
-                d_w = tl.where(rows_of_w == j, d_w + tl.sum(by_output * features, 0)[None, :], d_w)
+        d_w += tl.dot(tl.trans(d_out), features, input_precision="tf32x3")
+        d_features = tl.dot(d_out, tl.trans(w), input_precision="tf32x3")
         tl.store(dy + here, d_features, mask=ok[:, None] & (f < F))
 
     # what this program has summed: weights [K, F], biases [K], logarithms of deviations [A], metrics
     mine = partials + program.to(tl.int64) * (K * F + K + A + 5)
-    tl.store(mine + rows_of_w * F + f, d_w, mask=(rows_of_w < K) & (f < F))
+    rows_of_w, columns_of_w = tl.arange(0, KP)[:, None], tl.arange(0, FP)[None, :]
+    tl.store(mine + rows_of_w * F + columns_of_w, d_w, mask=(rows_of_w < K) & (columns_of_w < F))
     unit = tl.arange(0, KP)
     tl.store(mine + K * F + unit, tl.sum(d_b, 0), mask=unit < K)
     tl.store(mine + K * F + K + unit, tl.sum(d_spread, 0), mask=unit < A)
@@ -228,16 +190,17 @@ def act_kernel(
     y, actor_w, actor_b, critic_w, critic_b, log_std, center, half_range, bounds, noise, value_mean, value_std, actions,
     log_probs, values, batch, start,
     F: tl.constexpr, FP: tl.constexpr, A: tl.constexpr, KP: tl.constexpr, HEADS: tl.constexpr, KIND: tl.constexpr,
-    BLOCK: tl.constexpr, DOT: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """A step of the rollout. noise [B, A]: exponential, uniform or normal numbers. value_mean, value_std: None if values are
     not normalized."""
+    w, bias = load_layers(actor_w, actor_b, critic_w, critic_b, F, FP, A, KP)
     k, f = tl.arange(0, KP)[None, :], tl.arange(0, FP)[None, :]
     is_action = k < A
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     ok = row < batch
     features = tl.load(y + row.to(tl.int64)[:, None] * F + f, mask=ok[:, None] & (f < F), other=0.0)
-    out = outputs_of(features, actor_w, actor_b, critic_w, critic_b, F, FP, A, KP, BLOCK, DOT)
+    out = tl.dot(features, w, input_precision="tf32x3") + bias
     value = tl.sum(tl.where(k == A, out, 0.0), 1)
     if value_mean is not None:
         value = value * tl.load(value_std).to(tl.float32) + tl.load(value_mean).to(tl.float32)
@@ -294,14 +257,11 @@ class Layers(NamedTuple):
             self.bounds,
         )  # fmt: skip
 
-    def _sizes(self, tile: tuple[int, int] | None) -> dict[str, Any]:
-        """Constants of the kernels. tile: rows of one tile and warps of one program; None: a choice for an H200."""
+    def _sizes(self, block: int) -> dict[str, object]:
         outputs, features = self.actor_w.shape
-        dot = outputs >= FEW_OUTPUTS
-        block, warps = tile or ((64, 4) if dot else (16, 1))
         return dict(
-            F=features, FP=padded(features), A=outputs, KP=padded(outputs + 1) if dot else FEW_OUTPUTS, HEADS=self.heads,
-            KIND=KINDS[self.kind], BLOCK=block, DOT=dot, num_warps=warps,
+            F=features, FP=padded(features), A=outputs, KP=padded(outputs + 1), HEADS=self.heads, KIND=KINDS[self.kind],
+            BLOCK=block,
         )  # fmt: skip
 
 
@@ -341,20 +301,20 @@ class LossGradients(NamedTuple):
 
 def loss_and_gradients(
     y: Tensor, layers: Layers, stored: Stored, columns: Tensor | None, by: Coefficients, *,
-    tile: tuple[int, int] | None = None, per_processor: int = 8,
+    block: int = 64, warps: int = 4, per_processor: int = 4,
 ) -> LossGradients:  # fmt: skip
     """PPO's loss on features y [rows, F] of these columns of a rollout (None: all), and all gradients."""
     rows, batch = y.shape[0], stored.log_prob.shape[1]
     outputs, features = layers.actor_w.shape
     size = batch if columns is None else columns.numel()
-    sizes = layers._sizes(tile)
-    programs = programs_for(rows, sizes["BLOCK"], y.device, per_processor)
+    programs = programs_for(rows, block, y.device, per_processor)
     parts = (outputs * features, features, outputs, 1, outputs, METRICS)
     partials = torch.empty(programs, sum(parts), dtype=torch.float32, device=y.device)
     dy = torch.empty_like(y)
     loss_kernel[(programs,)](
         y, *layers._weights, *stored, columns, by.weight, by.clip_range, by.entropy_coef, dy, partials, rows, size, batch,
-        layers.start, by.value_coef, by.clip_value or 0.0, CLIP_VALUE=by.clip_value is not None, **sizes,
+        layers.start, by.value_coef, by.clip_value or 0.0, CLIP_VALUE=by.clip_value is not None, num_warps=warps,
+        **layers._sizes(block),
     )  # fmt: skip
     flat = sum_rows(partials)
     actor_w, critic_w, actor_b, critic_b, log_std, metrics = flat.split(parts)
@@ -365,15 +325,16 @@ def loss_and_gradients(
 
 def act(
     y: Tensor, layers: Layers, noise: Tensor, scale: tuple[Tensor, Tensor] | None, actions: Tensor, log_prob: Tensor,
-    value: Tensor, *, tile: tuple[int, int] | None = None,
+    value: Tensor, *, block: int = 16, warps: int = 4,
 ) -> None:  # fmt: skip
     """Actions, their log-probabilities and values of features y [B, F], written into the last three.
 
     noise [B, A]: exponential (categorical), uniform (Bernoulli) or normal numbers. scale: mean and deviation of values, or
     None if they are not normalized.
     """
-    batch, sizes = y.shape[0], layers._sizes(tile)
+    batch = y.shape[0]
     mean, std = (None, None) if scale is None else scale
-    act_kernel[(triton.cdiv(batch, sizes["BLOCK"]),)](
-        y, *layers._weights, noise, mean, std, actions, log_prob, value, batch, layers.start, **sizes
+    act_kernel[(triton.cdiv(batch, block),)](
+        y, *layers._weights, noise, mean, std, actions, log_prob, value, batch, layers.start, num_warps=warps,
+        **layers._sizes(block),
     )  # fmt: skip
