@@ -36,6 +36,7 @@ CASES: dict[str, dict[str, Any]] = {
     "several choices": {"core": "gru", "settings": LossSettings(entropy_coef=0.2)},
     "bits": {"core": "mingru", "obs": VECTOR, "normalize_obs": True},
     "numbers": {"obs": VECTOR, "activation": "relu"},
+    "numbers, no memory": {"obs": VECTOR, "core": None, "encoder_sizes": ()},
     "numbers, in units of their bounds": {"scale_actions": True, "obs": spaces.Dict({"a": VECTOR, "b": spaces.Discrete(3)})},
 }  # fmt: skip
 
@@ -43,7 +44,9 @@ CASES: dict[str, dict[str, Any]] = {
 def make_policy(name: str, case: dict[str, Any], seed: int) -> hf.ActorCritic:
     torch.manual_seed(seed)
     options = {
-        key: case[key] for key in ("normalize_value", "normalize_obs", "activation", "scale_actions") if key in case
+        key: case[key]
+        for key in ("normalize_value", "normalize_obs", "activation", "scale_actions", "encoder_sizes")
+        if key in case
     }
     policy = hf.ActorCritic(
         case.get("obs", spaces.Discrete(4)), ACTIONS[name.split(",")[0]], core=case.get("core", "lstm"), hidden_size=24,
@@ -150,7 +153,7 @@ def step_errors(name: str, case: dict[str, Any], seed: int) -> dict[str, float]:
         "log_prob": float((log_prob - dist.log_prob(exactly(action))).abs().max()),
         "value": float((value - wanted).abs().max()),
         "value again": float((again - value).abs().max()),
-        "state": max(float((a - b).abs().max()) for a, b in pairs),
+        "state": max((float((a - b).abs().max()) for a, b in pairs), default=0.0),
         "not in place": float(not torch.equal(steps.written()["actions"][1], action)),
     }
 

@@ -59,6 +59,8 @@ def _outputs(policy: ActorCritic) -> str | None:
         return "actor and critic have cores of their own"
     if len(policy.actor_head) or len(policy.critic_head):  # type: ignore[arg-type]
         return "there are layers between the core and the outputs"
+    if type(policy.actor) is not nn.Linear or type(policy.critic) is not nn.Linear:
+        return "actor or critic is not a plain Linear layer"
     if policy.squash_actions:
         return "actions are squashed"
     if policy.core.output_size > LARGEST_FEATURES:
@@ -197,10 +199,10 @@ def _first_linear(policy: ActorCritic) -> tuple[Tensor, Tensor]:
 def _first_layer(policy: ActorCritic, make: Any) -> Any:
     """The kernel's description of encoder and trunk; None if they are more than it knows."""
     encoder, trunk = policy.encoder, list(policy.trunk.children())
-    if len(trunk) != 2 or type(trunk[1]) not in (nn.Tanh, nn.ReLU):
+    if len(trunk) != 2 or type(trunk[0]) is not nn.Linear or type(trunk[1]) not in (nn.Tanh, nn.ReLU):
         return None
     activation = "tanh" if isinstance(trunk[1], nn.Tanh) else "relu"
-    features, inputs = trunk[0].weight.shape  # type: ignore[misc]
+    features, inputs = trunk[0].weight.shape
     if type(encoder) not in (OneHot, Vector) or inputs > LARGEST_FIRST_LAYER[0] or features > LARGEST_FIRST_LAYER[1]:
         return None
     device = policy.core.device()

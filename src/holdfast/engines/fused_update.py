@@ -58,7 +58,8 @@ class FusedMinibatches(AutogradMinibatches):
         )
         given = loss_and_gradients(y.detach().flatten(0, 1), self._fused.layers, stored, columns, coefficients)
         self.optimizer.zero_grad(set_to_none=True)
-        torch.autograd.backward([y], [given.features.view_as(y)])
+        if y.requires_grad:  # not without a core and an encoder
+            torch.autograd.backward([y], [given.features.view_as(y)])
         assert isinstance(policy, ActorCritic)
         policy.actor.weight.grad, policy.actor.bias.grad = given.actor_w, given.actor_b
         policy.critic.weight.grad, policy.critic.bias.grad = given.critic_w, given.critic_b

@@ -41,7 +41,7 @@ class GraphMinibatches:
     def __init__(self, eager: AutogradMinibatches, batch: Segment, settings: LossSettings, size: int) -> None:
         self.size, self._eager, self._parameters = size, eager, eager.parameters
         self._joined = eager.ranks.joined
-        used = {name: tree_map(torch.clone, getattr(batch, name)) for name in _USED}
+        used = {name: tree_map(_contiguous_copy, getattr(batch, name)) for name in _USED}
         unused: dict[str, Any] = {"rewards": None, "terminated": None, "truncated": None, "chunk_states": []}
         self._batch = replace(batch, **used, **unused)
         self._shapes = _shapes(batch)
@@ -139,6 +139,10 @@ class GraphMinibatches:
             p.copy_(weight)
             for name, value in self._eager.optimizer.state[p].items():
                 value.copy_(moments[p][name]) if p in moments else value.zero_()
+
+
+def _contiguous_copy(x: Tensor) -> Tensor:
+    return x.clone(memory_format=torch.contiguous_format)
 
 
 def _shapes(batch: Segment) -> list[Any]:
