@@ -48,6 +48,8 @@ class ProgressCheck:
             return "Try longer sequences: --num-steps 128."
         if config.learning_rate > 7e-4:
             return "Try a lower --learning-rate, such as 7e-4."
+        if config.minibatches < min(32, config.num_envs * config.sequences_per_env):
+            return "Try smaller minibatches, which give more steps of the optimizer: --minibatches 32."
         if config.num_envs > 16:
             return f"Try smaller rollouts and more passes: --num-envs {config.num_envs // 2} --epochs 10."
         return "Try more steps, or another seed."
