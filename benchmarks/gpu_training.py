@@ -35,15 +35,17 @@ WARM_UP = 5  # updates in which kernels are chosen and graphs captured
 GROWTH = [(2**k, 128) for k in range(8, 17)] + [(8192, hidden) for hidden in (64, 256, 512)]
 
 
-def holdfast_run(env: str, cell: str, n: int, hidden: int, seconds: float, threshold: float = 0.95) -> dict[str, Any]:
-    """Train for `seconds` after warm-up."""
+def holdfast_run(
+    env: str, cell: str, n: int, hidden: int, seconds: float, threshold: float = 0.95, **own: Any
+) -> dict[str, Any]:
+    """Train for `seconds` after warm-up. own: settings that differ from `SETTINGS`."""
     import torch
 
     import holdfast as hf
 
     began = time.perf_counter()
     torch.cuda.reset_peak_memory_stats()
-    settings = {**SETTINGS, **(CARTPOLE if "CartPole" in env else {})}
+    settings = {**SETTINGS, **(CARTPOLE if "CartPole" in env else {}), **own}
     solved: list[float] = []
     clock: dict[str, float] = {"rollout": 0.0, "update": 0.0, "gap": 0.0}
 

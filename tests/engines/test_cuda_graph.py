@@ -83,6 +83,25 @@ def test_a_resumed_run_follows_its_learning_rate_schedule(tmp_path: Path):
         assert mine == pytest.approx(theirs, rel=1e-3, abs=1e-5), name
 
 
+@pytest.mark.parametrize("env", ["RepeatPreviousEasy", "PositionOnlyCartPoleEasy"])
+def test_a_resumed_run_writes_the_rows_of_an_unbroken_one(tmp_path: Path, env: str):
+    """Bit for bit: random numbers, memory, environments, weights and moments continue, and no sum changes its order."""
+
+    class Stop(hf.Callback):
+        def on_update_end(self, trainer: hf.Trainer, row: dict[str, float]) -> bool:
+            return trainer.update < 5
+
+    settings: dict[str, Any] = dict(env=f"holdfast/{env}-v0", replay_check_every=1)
+    hf.Trainer(config(tmp_path / "unbroken", **settings)).run()
+    hf.Trainer(config(tmp_path / "resumed", **settings), callbacks=[Stop()]).run()
+    hf.Trainer.resume(tmp_path / "resumed").run()
+    unbroken, broken = (read_progress(tmp_path / name) for name in ("unbroken", "resumed"))
+    assert len(unbroken) == len(broken) == 12
+    for mine, theirs in zip(broken, unbroken):
+        kept = [name for name in theirs if not name.startswith("time/")]
+        assert {name: mine[name] for name in kept} == {name: theirs[name] for name in kept}
+
+
 def test_one_nccl_rank_trains_as_no_ranks_do(tmp_path: Path):
     command = """train --env holdfast/RepeatPreviousEasy-v0 --hidden-size 32 --num-envs 64 --num-steps 64 --minibatches 4
         --total-steps 16384 --no-tensorboard --quiet --device cuda --run-dir"""

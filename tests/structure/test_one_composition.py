@@ -12,7 +12,10 @@ import pytest
 from structure.source_tree import ROOT, modules
 
 COMPOSITION = "policies/base.py"
-FUSED_ENGINES = {"engines/native.py": "tests/engines/test_native.py"}
+FUSED_ENGINES = {
+    "engines/native.py": "tests/engines/test_native.py",
+    "engines/fused_policy.py": "tests/engines/test_fused.py",
+}
 """Each engine that composes the three itself, and the test that compares it with step, unroll or evaluate."""
 
 PARTS = {"encode": "encode", "_encode": "encode", "decode": "decode", "_decode": "decode"}

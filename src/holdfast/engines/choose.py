@@ -14,9 +14,11 @@ from torch import nn
 from holdfast.algorithms.ppo import PPO, LossSettings, MinibatchEngine
 from holdfast.config import TrainConfig
 from holdfast.distributed.ranks import ALONE, Ranks
-from holdfast.engines import graph_rollout, graph_update, native_obstacles
+from holdfast.engines import fused_policy, graph_rollout, graph_step, graph_update, native_obstacles
 from holdfast.engines.eager import AutogradMinibatches
+from holdfast.engines.fused_update import FusedMinibatches
 from holdfast.engines.graph_rollout import GraphCollector
+from holdfast.engines.graph_step import StepGraphCollector
 from holdfast.engines.graph_update import GraphMinibatches
 from holdfast.engines.minibatch import make_adam
 from holdfast.engines.native import NativeMinibatches
@@ -40,6 +42,7 @@ class Choice(NamedTuple):
 
 
 STEP_BY_STEP, GRAPH, NATIVE, AUTOGRAD = "step by step", "CUDA graph", "C, without autograd", "autograd"
+STEP_GRAPH = "step by step, the policy a CUDA graph"
 IN_BATCHES = "asynchronous batches"
 
 
@@ -61,7 +64,10 @@ def make_collector(
 ) -> tuple[Collector, Choice]:
     """The collector of a run."""
     choice = rollout_choice(env, device)
-    kind = GraphCollector if choice.engine == GRAPH else AsyncCollector if choice.engine == IN_BATCHES else Collector
+    if choice.engine == STEP_BY_STEP and device.type == "cuda" and graph_step.obstacle(policy) is None:
+        choice = choice._replace(engine=STEP_GRAPH)
+    kinds = {GRAPH: GraphCollector, IN_BATCHES: AsyncCollector, STEP_GRAPH: StepGraphCollector}
+    kind = kinds.get(choice.engine, Collector)
     collector = kind(
         env,
         policy,
@@ -146,7 +152,9 @@ class UpdateEngines:
                 self.choice = Choice(AUTOGRAD, "another rank cannot capture its minibatches")
             return None
         if capture:
-            eager = AutogradMinibatches(self.policy, self.config, self.optimizer, self.ranks, all_valid)
+            fused = not self.ranks.joined and fused_policy.obstacle(self.policy, self.config.precision) is None
+            kind = FusedMinibatches if fused else AutogradMinibatches
+            eager = kind(self.policy, self.config, self.optimizer, self.ranks, all_valid)
             self._graph = GraphMinibatches(eager, batch, settings, size)
         return self._graph
 

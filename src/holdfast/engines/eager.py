@@ -37,6 +37,13 @@ class AutogradMinibatches(Minibatches):
                 FlatGradients(self.parameters).average(self.ranks)
         return terms
 
+    def columns_backward(self, columns: Tensor, share: Any) -> Any:
+        """The gradients of this rank on some columns of the batch. Returns what `finish_step` takes."""
+        return self.backward(self.batch.select(columns), share)
+
+    def find_gradients(self) -> None:
+        """Called after gradients have been written to new places."""
+
     def backward(self, part: Segment, share: Any) -> PPOTerms:
         """The gradients of this rank."""
         with span("forward and loss"), autocast(part.resets.device, autocast_dtype(self.config.precision)):

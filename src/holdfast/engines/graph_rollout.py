@@ -12,10 +12,13 @@ import torch
 from torch import Tensor
 
 from holdfast import state as state_ops
+from holdfast.engines import fused_policy
 from holdfast.engines.cuda_graph import capturing, copy_into, side_stream
+from holdfast.engines.fused_policy import FusedPolicy, FusedSteps
 from holdfast.envs.base import TorchVectorEnv
+from holdfast.policies.actor_critic import ActorCritic
 from holdfast.policies.precision import autocast
-from holdfast.rollout.collector import Collector
+from holdfast.rollout.collector import Collector, episode_sums
 from holdfast.rollout.segment import Segment
 from holdfast.spans import span
 from holdfast.state import State, tree_map
@@ -35,6 +38,7 @@ class GraphCollector(Collector):
 
     _graph: torch.cuda.CUDAGraph | None = None
     _scale: Tensor | None = None
+    _fused: FusedPolicy | None = None
 
     @property
     def reward_scale(self) -> Any:
@@ -58,15 +62,13 @@ class GraphCollector(Collector):
         copy_into(self._inputs, self._present())
         with span("policy, environment, GAE (one CUDA graph)"):
             self._graph.replay()
-        rows, last, state, noise = self._outputs
+        rows, last, state, noise, _ = self._outputs
         adapter.obs, adapter.resets, env.state = last
         if self.noise is not None:
             self.noise.value = noise
         self.memory.put(state_ops.clone(state), None)
-        returns, lengths = self.finished_episodes(
-            rows["rewards"], rows["terminated"] | rows["truncated"], rows["valid"]
-        )
-        torch.cuda.synchronize()
+        with span("returns of the episodes that ended"):
+            returns, lengths = self._ended_episodes()
         chunks = self._chunk_states
         return Segment(
             **rows,
@@ -84,12 +86,26 @@ class GraphCollector(Collector):
             self.memory.take(self.adapter.num_envs)[0],
             self.adapter.env.state,
             () if self.noise is None else self.noise.value,
+            (self._open_return, self._open_length),
         )
+
+    def _ended_episodes(self) -> tuple[list[float], list[int]]:
+        """As `finished_episodes`. It waits for the rollout."""
+        returns, lengths, ended, *still_open = self._outputs[-1]
+        self._open_return, self._open_length = still_open
+        at = ended.flatten().nonzero().squeeze(1)
+        picked = [part.flatten().index_select(0, at) for part in (returns, lengths.view(torch.float64))]
+        on_host = torch.stack(picked).cpu()  # one copy: the bits of the lengths travel as floats
+        return on_host[0].tolist(), on_host[1].view(torch.int64).tolist()
 
     def _capture(self) -> None:
         generator = self.adapter.env.generator
         kept = torch.cuda.get_rng_state(), generator.get_state()
         self._inputs = tree_map(torch.clone, self._present())
+        precision = "fp32" if self.autocast is None else str(self.autocast)
+        if fused_policy.obstacle(self.policy, precision) is None:
+            assert isinstance(self.policy, ActorCritic)
+            self._fused = FusedPolicy(self.policy)
         with side_stream():
             for _ in range(2):
                 self._roll(2)
@@ -101,47 +117,50 @@ class GraphCollector(Collector):
             self._outputs = self._roll(self.steps)
         self._graph = graph
 
-    def _roll(self, steps: int) -> tuple[dict[str, Any], tuple[Any, Tensor, Any], State, Any]:
+    def _value(self, obs: Any, state: State, resets: Tensor | None) -> Tensor:
+        return self.policy.step(obs, state, resets).value.float()
+
+    def _roll(self, steps: int) -> tuple[dict[str, Any], tuple[Any, Tensor, Any], State, Any, tuple[Tensor, ...]]:
         """All that a rollout does, as a function of `self._inputs`; nothing here looks at a number."""
         policy, env, adapter = self.policy, self.adapter.env, self.adapter
-        obs, resets, state, env_state, noise = self._inputs
-        names = ("obs", "actions", "resets", "rewards", "log_prob", "value", "terminated", "truncated", "valid")
+        obs, resets, state, env_state, noise, open_episodes = self._inputs
+        names = ("obs", "actions", "resets", "rewards", "log_prob", "value", "terminated", "truncated")
         rows: dict[str, list[Any]] = {name: [] for name in names}
         self._chunk_states = []
         finals: list[Tensor] = []
+        fused = None if self._fused is None else FusedSteps(self._fused, steps, resets, drawn=self.noise is not None)
+        value_of = self._value if fused is None else fused.value
         with autocast(self.adapter.device, self.autocast):
             for t in range(steps):
                 if t % self.bptt == 0:
                     self._chunk_states.append(state_ops.clone(state))
-                dist, value, state = policy.step(obs, state, resets, in_place=policy.core.supports_advance)
-                if self.noise is None:
-                    action = dist.sample()
-                else:
+                if self.noise is not None:
                     noise = self.noise.draw(noise, resets)
-                    action = dist.sample(noise)
+                if fused is None:
+                    dist, value, state = policy.step(obs, state, resets, in_place=policy.core.supports_advance)
+                    action = dist.sample() if self.noise is None else dist.sample(noise)
+                    log_prob = dist.log_prob(action).float()
+                else:
+                    action, log_prob, value, state = fused.act(t, obs, state, resets, noise)
                 step = env.transition(env_state, adapter.to_env(action), env.draw())
-                log_prob, valid = dist.log_prob(action).float(), torch.ones_like(resets)
-                parts = (
-                    obs,
-                    action,
-                    resets,
-                    step.rewards,
-                    log_prob,
-                    value.float(),
-                    step.terminated,
-                    step.truncated,
-                    valid,
-                )
+                parts = (obs, action, resets, step.rewards, log_prob, value.float(), step.terminated, step.truncated)
                 for name, part in zip(names, parts):
                     rows[name].append(part)
                 if env.can_truncate:  # V(final observation) from the state before the reset; used where truncated
                     final_obs = adapter.compose(step.final_obs, action, step.rewards)
-                    finals.append(policy.step(final_obs, state).value.float())
+                    finals.append(value_of(final_obs, state, None))
                 obs = adapter.compose(step.obs, action, step.rewards, fresh=step.done)
                 resets, env_state = step.done, step.state
-            last = policy.step(obs, state, resets).value.float()
-        stacked = {name: tree_map(lambda *x: torch.stack(x), *parts) for name, parts in rows.items()}
+            last = value_of(obs, state, resets)
+        in_place = {} if fused is None else fused.written()
+        stacked = {
+            name: in_place[name] if name in in_place else tree_map(lambda *x: torch.stack(x), *parts)
+            for name, parts in rows.items()
+        }
+        stacked["valid"] = torch.ones_like(stacked["resets"])
         stacked["advantage"], stacked["returns"] = self.advantages(
             stacked, last, torch.stack(finals) if finals else None
         )
-        return stacked, (obs, resets, env_state), state, noise
+        ended = stacked["terminated"] | stacked["truncated"]
+        returns, lengths, *still_open = episode_sums(stacked["rewards"], ended, stacked["valid"], *open_episodes)
+        return stacked, (obs, resets, env_state), state, noise, (returns, lengths, ended, *still_open)

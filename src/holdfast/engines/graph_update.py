@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast.algorithms.ppo import LossSettings, PPOTerms
+from holdfast.algorithms.ppo import LossSettings
 from holdfast.engines.cuda_graph import capturing, copy_into, side_stream
 from holdfast.engines.eager import AutogradMinibatches
 from holdfast.engines.ranks import average_gradient
@@ -41,7 +41,7 @@ class GraphMinibatches:
     def __init__(self, eager: AutogradMinibatches, batch: Segment, settings: LossSettings, size: int) -> None:
         self.size, self._eager, self._parameters = size, eager, eager.parameters
         self._joined = eager.ranks.joined
-        used = {name: tree_map(torch.clone, getattr(batch, name)) for name in _USED}
+        used = {name: tree_map(_contiguous_copy, getattr(batch, name)) for name in _USED}
         unused: dict[str, Any] = {"rewards": None, "terminated": None, "truncated": None, "chunk_states": []}
         self._batch = replace(batch, **used, **unused)
         self._shapes = _shapes(batch)
@@ -84,13 +84,13 @@ class GraphMinibatches:
 
     # --- what is captured --------------------------------------------------------------------------------------------
 
-    def _to_gradients(self) -> tuple[PPOTerms, Tensor | None]:
-        """The terms, and with several ranks all gradients in one flat tensor."""
+    def _to_gradients(self) -> tuple[Any, Tensor | None]:
+        """What `finish_step` takes, and with several ranks all gradients in one flat tensor."""
         # Without their history: it would keep autograd nodes of another stream than the captured one.
-        terms = tree_map(Tensor.detach, self._eager.backward(self._batch.select(self._columns), self._share))
+        terms = tree_map(Tensor.detach, self._eager.columns_backward(self._columns, self._share))
         return terms, torch.cat([grad.flatten() for grad in self._gradients()]) if self._joined else None
 
-    def _from_gradients(self, terms: PPOTerms, flat: Tensor | None) -> Tensor:
+    def _from_gradients(self, terms: Any, flat: Tensor | None) -> Tensor:
         if flat is not None:
             grads = self._gradients()
             parts = flat.split([grad.numel() for grad in grads])
@@ -112,6 +112,7 @@ class GraphMinibatches:
                 terms, self._flat = self._to_gradients()
                 if self._joined:
                     self._average()
+                self._eager.find_gradients()
                 self._from_gradients(terms, self._flat)
         self._eager.optimizer.zero_grad(set_to_none=True)
         self._graph = torch.cuda.CUDAGraph()
@@ -123,6 +124,7 @@ class GraphMinibatches:
             self._rest = torch.cuda.CUDAGraph()
             with capturing(self._rest):
                 self._result = self._from_gradients(terms, self._flat)
+        self._eager.find_gradients()
         self._restore(*kept)
 
     @torch.no_grad()
@@ -137,6 +139,10 @@ class GraphMinibatches:
             p.copy_(weight)
             for name, value in self._eager.optimizer.state[p].items():
                 value.copy_(moments[p][name]) if p in moments else value.zero_()
+
+
+def _contiguous_copy(x: Tensor) -> Tensor:
+    return x.clone(memory_format=torch.contiguous_format)
 
 
 def _shapes(batch: Segment) -> list[Any]:

@@ -28,21 +28,21 @@ def obstacle(policy: nn.Module) -> str | None:
         return "debugging is on"
     if policy.critic_encoder is not None:
         return "actor and critic see different observations"
-    for find in (_own_method, _hook, _parameter, _layer, _core):
+    for find in (overridden_method, first_hook, _parameter, _layer, _core):
         reason = find(policy)
         if reason is not None:
             return reason
     return None
 
 
-def _own_method(policy: ActorCritic) -> str | None:
+def overridden_method(policy: ActorCritic) -> str | None:
     for name in _FIXED_METHODS:
         if getattr(type(policy), name) is not getattr(ActorCritic, name) or name in vars(policy):
             return f"{type(policy).__name__} overrides {name}"
     return None
 
 
-def _hook(policy: ActorCritic) -> str | None:
+def first_hook(policy: ActorCritic) -> str | None:
     if _has_any_global_hook():
         return "a global module hook is registered"
     kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")

@@ -216,20 +216,11 @@ class Collector:
     def _finished_episodes(
         self, rewards: Tensor, dones: Tensor, valid: Tensor, failed: Sequence[int]
     ) -> tuple[list[float], list[int]]:
-        T, device = len(rewards), rewards.device
-        # A non-finite reward would stay in these sums; the update that it spoils is counted and reported elsewhere.
-        total = torch.where(rewards.isfinite(), rewards, 0.0).double().cumsum(0) + self._open_return
-        length = valid.long().cumsum(0) + self._open_length
-        # The step at which the episode before ended, -1 where there was none: [T + 1, B], the last row for open ones.
-        ends = torch.where(dones, torch.arange(T, device=device).unsqueeze(1), -1).cummax(0).values
-        before = torch.cat([torch.full_like(ends[:1], -1), ends])
-        counted_return = torch.where(before >= 0, total.gather(0, before.clamp(min=0)), 0.0)
-        counted_length = torch.where(before >= 0, length.gather(0, before.clamp(min=0)), 0)
-        self._open_return, self._open_length = total[-1] - counted_return[-1], length[-1] - counted_length[-1]
+        returns, lengths, *still_open = episode_sums(rewards, dones, valid, self._open_return, self._open_length)
+        self._open_return, self._open_length = still_open
         if failed:
-            dones = dones.index_fill(0, torch.tensor(failed, device=device), False)
-        returns, lengths = (total - counted_return[:-1])[dones], (length - counted_length[:-1])[dones]
-        return returns.tolist(), lengths.tolist()
+            dones = dones.index_fill(0, torch.tensor(failed, device=rewards.device), False)
+        return returns[dones].tolist(), lengths[dones].tolist()
 
     # --- saving ------------------------------------------------------------------------------------------------------
 
@@ -269,6 +260,30 @@ def collect(env: Any, policy: RecurrentPolicy, steps: int = 128, **options: Any)
     collector = kind(env, policy, steps, **options)
     while True:
         yield collector.rollout()
+
+
+def episode_sums(
+    rewards: Tensor, dones: Tensor, valid: Tensor, open_return: Tensor, open_length: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return and length [T, B] of each episode up to each step, and those of the open ones at the end [B].
+
+    open_return, open_length: of the episodes that were open before the first step. Nothing here looks at a number.
+    """
+    # A non-finite reward would stay in these sums; the update that it spoils is counted and reported elsewhere.
+    total = torch.where(rewards.isfinite(), rewards, 0.0).double().cumsum(0) + open_return
+    length = valid.long().cumsum(0) + open_length
+    # The step at which the episode before ended, -1 where there was none: [T + 1, B], the last row for open ones.
+    steps = torch.arange(len(rewards), device=rewards.device).unsqueeze(1)
+    ends = torch.where(dones, steps, -1).cummax(0).values
+    before = torch.cat([torch.full_like(ends[:1], -1), ends])
+    counted_return = torch.where(before >= 0, total.gather(0, before.clamp(min=0)), 0.0)
+    counted_length = torch.where(before >= 0, length.gather(0, before.clamp(min=0)), 0)
+    return (
+        total - counted_return[:-1],
+        length - counted_length[:-1],
+        total[-1] - counted_return[-1],
+        length[-1] - counted_length[-1],
+    )
 
 
 def _fill_missing_masks(masks: list[Tensor | None]) -> list[Tensor]:

@@ -83,6 +83,9 @@ class VectorEnvAdapter:
         self.has_dummy_steps = self._has_absent_rows or self.mode == AutoresetMode.NEXT_STEP
         self._masks = masks_of(env)
         self._returns_tensors = False
+        self.takes_every_final_obs = (
+            False  # where they are tensors for all rows, without a look at the flags on the device
+        )
         self._never_overwrites = isinstance(env, TorchVectorEnv)
         self.obs: Any = None
         self.resets: Tensor = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
@@ -117,7 +120,7 @@ class VectorEnvAdapter:
                 rewards = rewards.masked_fill(~played, 0.0)
                 self.valid = self._present(info)
             done = terminated | truncated
-            if self._any(truncated):
+            if (self.takes_every_final_obs and self._gives_tensors_of_finals(info)) or self._any(truncated):
                 raw = obs if self.mode == AutoresetMode.DISABLED else self._final_obs(obs, info, truncated)
                 final = self.compose(raw, action, rewards, fresh=None)
             self.resets = done | ~played if self._has_absent_rows else done
@@ -191,6 +194,10 @@ class VectorEnvAdapter:
         if not self._has_absent_rows:
             return self._all_true()
         return ~self._per_env("info['absent']", info["absent"], torch.bool)
+
+    def _gives_tensors_of_finals(self, info: dict[str, Any]) -> bool:
+        final = info.get("final_obs")
+        return self.mode == AutoresetMode.SAME_STEP and final is not None and isinstance(leaves(final)[0], Tensor)
 
     def _any(self, flags: Tensor) -> bool:
         return bool(flags.any())

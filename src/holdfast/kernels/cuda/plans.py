@@ -34,11 +34,11 @@ class Recurrence(NamedTuple):
 @functools.cache
 def recurrence(
     direction: str, gates: int, hidden: int, batch: int, kind: int, w_kind: int, resets: bool, reset_values: bool, save: bool,
-    device: int,
+    device: int, one_step: bool = False,
 ) -> Recurrence:  # fmt: skip
     backward = direction == "backward"
     processors, shared, _ = limits(device)
-    tile = tiles.tile_for(gates, hidden, batch, backward, processors, shared)
+    tile = tiles.tile_for(gates, hidden, batch, backward, processors, shared, one_step)
     if tile is None:
         raise ValueError(f"no tile of a recurrence with hidden size {hidden} fits this GPU")
     split, chunks = tile.split(hidden), -(-batch // tile.rows)
@@ -101,7 +101,7 @@ def forward_plan(
 ) -> ForwardPlan:  # fmt: skip
     gates, rows, kind, w_kind = gate_rows // hidden, steps * batch, KIND[dtype], KIND[w_dtype]
     launch, chunks, groups, _ = recurrence(
-        "forward", gates, hidden, batch, kind, w_kind, resets, reset_values, save, device
+        "forward", gates, hidden, batch, kind, w_kind, resets, reset_values, save, device, steps == 1
     )
     first, width = packed_layout(inputs, hidden)
     gates_at, saved_at, total = kept_layout(rows, inputs, hidden, gates)

@@ -46,10 +46,15 @@ class Tile(NamedTuple):
         return 2 * (weights + self.teams * operand)
 
 
-def choose_tile(gates: int, hidden_size: int, batch: int, backward: bool) -> Tile:
-    """The tile for `batch` rows of this hidden size. The limits assume 132 multiprocessors; any choice is correct."""
+def choose_tile(gates: int, hidden_size: int, batch: int, backward: bool, one_step: bool = False) -> Tile:
+    """The tile for `batch` rows of this hidden size. The limits assume 132 multiprocessors; any choice is correct.
+
+    one_step: the sequence is a step of a rollout, in which reading the weights takes most of the time.
+    """
     if hidden_size <= 128:
         units = -(-hidden_size // 16) * 16
+        if one_step and batch > 1056 and gates == 4:
+            return Tile(units, 16, warp_rows=2)
         if batch <= 1056:
             return Tile(units, 16, halves=1, registers=True)
         if backward and hidden_size > 64:
@@ -76,7 +81,13 @@ def choose_tile(gates: int, hidden_size: int, batch: int, backward: bool) -> Til
 
 
 def tile_for(
-    gates: int, hidden_size: int, batch: int, backward: bool, processors: int, shared_bytes: int
+    gates: int,
+    hidden_size: int,
+    batch: int,
+    backward: bool,
+    processors: int,
+    shared_bytes: int,
+    one_step: bool = False,
 ) -> Tile | None:
     """The table's tile; on a GPU too small for it, the largest slice of W_hh that fits (by a model, not measured)."""
 
@@ -84,4 +95,4 @@ def tile_for(
         return tile.shared_bytes(hidden_size, gates, backward) <= shared_bytes and tile.split(hidden_size) <= processors
 
     smaller = (Tile(units, min(units, 16), teams=2, columns=64, stages=2) for units in (64, 32, 16, 8))
-    return next(filter(fits, (choose_tile(gates, hidden_size, batch, backward), *smaller)), None)
+    return next(filter(fits, (choose_tile(gates, hidden_size, batch, backward, one_step), *smaller)), None)

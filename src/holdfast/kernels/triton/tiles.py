@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+
+import torch
+
 LARGEST_HIDDEN = 128  # W_hh in fp16 and one tile of rows fit in the registers and shared memory of one multiprocessor
 
 
@@ -9,3 +13,19 @@ def recurrence_tile(hidden_size: int) -> tuple[int, int, int]:
     """(padded hidden size, batch rows per program, warps per program)."""
     padded = max(16, 1 << (hidden_size - 1).bit_length())
     return padded, 16, 8 if padded >= 64 else 4
+
+
+def padded(size: int) -> int:
+    """The number of rows or columns that a product takes: a power of two, 16 or more."""
+    return max(16, 1 << (size - 1).bit_length())
+
+
+@functools.cache
+def _processors(index: int | None) -> int:
+    return torch.cuda.get_device_properties(index).multi_processor_count
+
+
+def programs_for(rows: int, block: int, device: torch.device, per_processor: int) -> int:
+    """How many programs share these rows, `block` at a time; a few in the interpreter."""
+    most = per_processor * (_processors(device.index) if device.type == "cuda" else 1)
+    return max(1, min(most, -(-rows // block)))

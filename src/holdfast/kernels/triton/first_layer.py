@@ -1,0 +1,196 @@
+"""An encoder's first layer in Triton: observations to features, activation(W x + b), and the gradients of W and b.
+
+x is built in the kernel: a one-hot row from whole numbers, or a vector, normalized or not. So observations are read where
+the rollout left them (row t, column `columns[i]` of [T, B]), features are written once, and the backward reads nothing but
+their gradient: it computes the features again. `policies/encoders.py` says what is computed.
+"""
+
+# mypy: disable-error-code="no-untyped-def,no-untyped-call"
+from __future__ import annotations
+
+import os
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra import libdevice
+
+from holdfast.kernels.triton.elements import tanh as tanh_by_sigmoid
+from holdfast.kernels.triton.sums import sum_rows
+from holdfast.kernels.triton.tiles import padded, programs_for
+
+ACTIVATIONS = {"tanh": 0, "relu": 1}  # ACTIVATION in the kernels
+
+
+INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
+
+
+@triton.jit
+def tanh(x):
+    """As torch computes it on a GPU, bit for bit; the interpreter does not know libdevice."""
+    if INTERPRETED:
+        y = tanh_by_sigmoid(x)
+    else:
+        y = libdevice.tanh(x)
+    return y
+
+
+@triton.jit
+def load_one(obs, at, ok, part, choice, mean, var, d, D: tl.constexpr, PARTS: tl.constexpr, ONE_HOT: tl.constexpr):
+    """Column d of the input, [BLOCK] fp32."""
+    if ONE_HOT:
+        number = tl.load(obs + at * PARTS + tl.load(part + d), mask=ok, other=0)
+        x = tl.where(ok & (number == tl.load(choice + d)), 1.0, 0.0)
+    else:
+        x = tl.load(obs + at * D + d, mask=ok, other=0.0)
+        if mean is not None:
+            x = (x - tl.load(mean + d)) * tl.rsqrt(tl.load(var + d) + 1e-8)
+            x = tl.where(x > 10.0, 10.0, tl.where(x < -10.0, -10.0, x))  # keeps a NaN
+    return x
+
+
+@triton.jit
+def pre_activation(
+    obs, at, ok, part, choice, mean, var, w, b,
+    D: tl.constexpr, PARTS: tl.constexpr, ONE_HOT: tl.constexpr, F: tl.constexpr, FP: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """W x + b, [BLOCK, FP]: sums in the order of the inputs."""
+    f = tl.arange(0, FP)[None, :]
+    out = tl.zeros([BLOCK, FP], tl.float32)
+    for d in range(D):
+        x = load_one(obs, at, ok, part, choice, mean, var, d, D, PARTS, ONE_HOT)
+        out += x[:, None] * tl.load(w + f * D + d, mask=f < F, other=0.0)
+    return out + tl.load(b + f, mask=f < F, other=0.0)
+
+
+@triton.jit
+def load_input(
+    obs, at, ok, part, choice, mean, var, D: tl.constexpr, DP: tl.constexpr, PARTS: tl.constexpr, ONE_HOT: tl.constexpr
+):
+    """All columns, [BLOCK, DP] fp32. Column d of a one-hot row is whether number `part[d]` of the observation is `choice[d]`."""
+    d = tl.arange(0, DP)[None, :]
+    inside = ok[:, None] & (d < D)
+    if ONE_HOT:
+        which = tl.load(part + d, mask=d < D, other=0)
+        number = tl.load(obs + at[:, None] * PARTS + which, mask=inside, other=0)
+        x = tl.where(inside & (number == tl.load(choice + d, mask=d < D, other=0)), 1.0, 0.0)
+    else:
+        x = tl.load(obs + at[:, None] * D + d, mask=inside, other=0.0).to(tl.float32)
+        if mean is not None:
+            x = x - tl.load(mean + d, mask=d < D, other=0.0)
+            x = x * tl.rsqrt(tl.load(var + d, mask=d < D, other=1.0) + 1e-8)
+            x = tl.where(x > 10.0, 10.0, tl.where(x < -10.0, -10.0, x))  # keeps a NaN
+    return x
+
+
+@triton.jit
+def position(row, ok, columns, size, batch):
+    """Where rows of a minibatch are in the rollout."""
+    column = row % size
+    if columns is not None:
+        column = tl.load(columns + column, mask=ok, other=0).to(tl.int32)
+    return (row // size).to(tl.int64) * batch + column
+
+
+@triton.jit(do_not_specialize=["rows", "size", "batch"])
+def forward_kernel(
+    obs, part, choice, mean, var, w, b, columns, features, rows, size, batch,
+    D: tl.constexpr, PARTS: tl.constexpr, ONE_HOT: tl.constexpr, F: tl.constexpr, FP: tl.constexpr,
+    ACTIVATION: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    f = tl.arange(0, FP)[None, :]
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    ok = row < rows
+    at = position(row, ok, columns, size, batch)
+    out = pre_activation(obs, at, ok, part, choice, mean, var, w, b, D, PARTS, ONE_HOT, F, FP, BLOCK)
+    out = tanh(out) if ACTIVATION == 0 else tl.where(out < 0.0, 0.0, out)
+    tl.store(features + row.to(tl.int64)[:, None] * F + f, out, mask=ok[:, None] & (f < F))
+
+
+@triton.jit
+def load_weight(w, b, D: tl.constexpr, DP: tl.constexpr, F: tl.constexpr, FP: tl.constexpr):
+    """W transposed [DP, FP], b [1, FP]."""
+    d, f = tl.arange(0, DP)[:, None], tl.arange(0, FP)[None, :]
+    return tl.load(w + f * D + d, mask=(d < D) & (f < F), other=0.0), tl.load(b + f, mask=f < F, other=0.0)
+
+
+@triton.jit(do_not_specialize=["rows", "size", "batch"])
+def backward_kernel(
+    obs, part, choice, mean, var, w, b, columns, d_features, partials, rows, size, batch,
+    D: tl.constexpr, DP: tl.constexpr, PARTS: tl.constexpr, ONE_HOT: tl.constexpr, F: tl.constexpr, FP: tl.constexpr,
+    ACTIVATION: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """partials [programs, F * D + F]: the sums of each program, W [F, D] and b."""
+    f = tl.arange(0, FP)[None, :]
+    weight, bias = load_weight(w, b, D, DP, F, FP)
+    d_w = tl.zeros([DP, FP], tl.float32)
+    d_b = tl.zeros([BLOCK, FP], tl.float32)
+    for first in range(tl.program_id(0) * BLOCK, rows, tl.num_programs(0) * BLOCK):
+        row = first + tl.arange(0, BLOCK)
+        ok = row < rows
+        at = position(row, ok, columns, size, batch)
+        x = load_input(obs, at, ok, part, choice, mean, var, D, DP, PARTS, ONE_HOT)
+        given = tl.load(d_features + row.to(tl.int64)[:, None] * F + f, mask=ok[:, None] & (f < F), other=0.0)
+        out = tl.dot(x, weight, input_precision="tf32x3") + bias
+        if ACTIVATION == 0:
+            y = tanh_by_sigmoid(out)
+            d_out = given * (1.0 - y * y)
+        else:
+            d_out = tl.where(out > 0.0, given, 0.0)
+        d_b += d_out
+        d_w += tl.dot(tl.trans(x), d_out, input_precision="tf32x3")
+    mine = partials + tl.program_id(0).to(tl.int64) * (F * D + F)
+    d, unit = tl.arange(0, DP)[:, None], tl.arange(0, FP)
+    tl.store(mine + f * D + d, d_w, mask=(d < D) & (f < F))
+    tl.store(mine + F * D + unit, tl.sum(d_b, 0), mask=unit < F)
+
+
+class FirstLayer(NamedTuple):
+    """How observations become inputs, and the activation. part, choice: of one-hot rows; mean, var: of normalized vectors."""
+
+    inputs: int
+    activation: str
+    numbers: int = 1  # in an observation
+    part: Tensor | None = None  # [inputs] int32
+    choice: Tensor | None = None  # [inputs], of the observations' dtype
+    mean: Tensor | None = None  # [inputs]
+    var: Tensor | None = None
+
+    def features(
+        self, obs: Tensor, columns: Tensor | None, weight: Tensor, bias: Tensor, *, tile: tuple[int, int] = (16, 2)
+    ) -> Tensor:  # fmt: skip
+        """Features [T, columns, F] of observations [T, B, ...]; columns None: all."""
+        steps, batch = obs.shape[:2]
+        size = batch if columns is None else columns.numel()
+        features = torch.empty(steps, size, weight.shape[0], dtype=torch.float32, device=obs.device)
+        forward_kernel[(triton.cdiv(steps * size, tile[0]),)](
+            obs, self.part, self.choice, self.mean, self.var, weight, bias, columns, features, steps * size, size, batch,
+            **self._sizes(weight, tile),
+        )  # fmt: skip
+        return features
+
+    def gradients(
+        self, obs: Tensor, columns: Tensor | None, weight: Tensor, bias: Tensor, d_features: Tensor, *,
+        tile: tuple[int, int] = (64, 4), per_processor: int = 4,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """Of weight and bias, from those of the features."""
+        steps, batch = obs.shape[:2]
+        size = batch if columns is None else columns.numel()
+        programs = programs_for(steps * size, tile[0], obs.device, per_processor)
+        parts = (weight.numel(), bias.numel())
+        partials = torch.empty(programs, sum(parts), dtype=torch.float32, device=obs.device)
+        backward_kernel[(programs,)](
+            obs, self.part, self.choice, self.mean, self.var, weight, bias, columns, d_features, partials, steps * size,
+            size, batch, DP=padded(self.inputs), **self._sizes(weight, tile),
+        )  # fmt: skip
+        d_weight, d_bias = sum_rows(partials).split(parts)
+        return d_weight.view_as(weight), d_bias
+
+    def _sizes(self, weight: Tensor, tile: tuple[int, int]) -> dict[str, Any]:
+        features = weight.shape[0]
+        return dict(
+            D=self.inputs, PARTS=self.numbers, ONE_HOT=self.part is not None, F=features, FP=padded(features),
+            ACTIVATION=ACTIVATIONS[self.activation], BLOCK=tile[0], num_warps=tile[1],
+        )  # fmt: skip
