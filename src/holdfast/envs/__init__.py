@@ -36,6 +36,9 @@ _CLASSES = {
     "MineSweeper": "popgym.minesweeper",
     "NumpyView": "numpy_view",
     "from_pettingzoo": "pettingzoo",
+    "from_jax": "jax.suites",
+    "JaxEnv": "jax.protocol",
+    "JaxVectorEnv": "jax.vector_env",
 }
 
 __all__ = ["EnvRow", "UnknownEnvError", "list_envs", "make", "register_all", *_CLASSES]
