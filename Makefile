@@ -37,11 +37,11 @@ PEERS := .venv-peers
 $(PEERS)/ready: pyproject.toml
 	$(PYTHON) -m venv $(PEERS)
 	$(PEERS)/bin/python -m pip install -q --disable-pip-version-check "torch==2.13.0" pytest pytest-xdist \
-		-e ".[jax,gymnax,craftax,brax,rsl_rl,skrl,rllib]" "jax==0.10.2" "flax==0.12.8" "equinox==0.13.8" "rsl-rl-lib==5.5.1" "skrl==2.1.1" "ray[rllib]==2.60.0"
+		-e ".[jax,gymnax,craftax,brax,rsl_rl,skrl,rllib]" envpool "jax==0.10.2" "flax==0.12.8" "equinox==0.13.8" "rsl-rl-lib==5.5.1" "skrl==2.1.1" "ray[rllib]==2.60.0"
 	touch $@
 
 test-peers: $(PEERS)/ready
-	$(PEERS)/bin/python -m pytest tests/envs/jax tests/doctor/gallery $(foreach name,jax rsl_rl skrl rllib packed frameworks_page,tests/doctor/subjects/test_$(name).py)
+	$(PEERS)/bin/python -m pytest tests/envs/jax tests/rollout/test_async_collector.py tests/doctor/gallery $(foreach name,jax rsl_rl skrl rllib packed frameworks_page,tests/doctor/subjects/test_$(name).py)
 
 # Style, formatting, types (strict), and the direction of imports.
 lint: $(VENV)/dev

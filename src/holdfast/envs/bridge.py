@@ -17,7 +17,7 @@ import gymnasium as gym
 
 from holdfast.envs import own
 from holdfast.envs.catalog import CATALOG, register_all
-from holdfast.envs.jax.protocol import is_jax_env
+from holdfast.envs.jax.protocol import is_jax_env, keep_jax_from_preallocating
 from holdfast.envs.velocity_mask import require_known_velocities
 from holdfast.named_objects import import_module
 
@@ -122,6 +122,7 @@ def find(env_id: str) -> EnvSpec | Callable[..., Any]:
     module_name, colon, name = env_id.rpartition(":")
     module = None
     if colon:
+        keep_jax_from_preallocating()  # the module may use JAX as it is imported
         try:
             module = import_module(module_name)
         except ValueError as error:

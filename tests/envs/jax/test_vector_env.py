@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
@@ -232,6 +233,17 @@ def test_a_wrong_result_is_named_before_anything_is_compiled(what, said):
 def test_a_device_without_jax_is_refused_in_one_line():
     with pytest.raises(ValueError, match="--device cpu"):
         from_jax(Corridor(), 2, device="meta")
+
+
+@pytest.mark.parametrize(("gigabytes", "warned"), [(1, 0), (60, 1)])
+def test_memory_that_jax_took_before_is_said(gigabytes, warned, monkeypatch, recwarn):
+    monkeypatch.setenv(tensors.PREALLOCATE, "false")
+    stats = {"pool_bytes": gigabytes * 2**30, "bytes_limit": 80 * 2**30}
+    gpu = SimpleNamespace(memory_stats=lambda: stats)
+    tensors.require_device(SimpleNamespace(devices=lambda kind: [gpu]), torch.device("cuda"))
+    assert len(recwarn) == warned
+    if warned:
+        assert "keeps 60 GiB" in str(recwarn[0].message)
 
 
 def test_jax_does_not_take_the_gpus_memory_unless_the_user_says_so():

@@ -17,12 +17,19 @@ holdfast.envs.from_jax(Corridor(), num_envs=1024)
 from __future__ import annotations
 
 import inspect
+import os
 from typing import Any, Protocol
 
 import gymnasium as gym
 import numpy as np
 
 Space = gym.Space[Any]
+PREALLOCATE = "XLA_PYTHON_CLIENT_PREALLOCATE"
+
+
+def keep_jax_from_preallocating() -> None:
+    """JAX takes three quarters of the GPU's memory when it starts, unless this is set before. A setting of the user's stays."""
+    os.environ.setdefault(PREALLOCATE, "false")
 
 
 class JaxEnv(Protocol):

@@ -24,6 +24,9 @@ LIMITS = ("max_steps_in_episode", "max_timesteps")  # what gymnax and what Craft
 
 CRAFTAX = ("Craftax-Symbolic-v1", "Craftax-Pixels-v1", "Craftax-Classic-Symbolic-v1", "Craftax-Classic-Pixels-v1")
 
+BRAX = ("ant", "fast", "halfcheetah", "hopper", "humanoid", "humanoidstandup", "inverted_double_pendulum", "inverted_pendulum",
+        "pusher", "reacher", "swimmer", "walker2d")  # fmt: skip
+
 
 # --- by name ----------------------------------------------------------------------------------------------------------
 
@@ -71,7 +74,7 @@ def _names(suite: str, module: Any) -> Sequence[str]:
     if suite == "craftax":
         return CRAFTAX
     if suite == "brax":
-        return sorted(module._envs)
+        return BRAX
     return list(module.registered_envs if suite == "gymnax" else module.REGISTERED_ENVIRONMENTS)
 
 

@@ -8,7 +8,6 @@ results, so neither library can reuse memory that the other still reads.
 from __future__ import annotations
 
 import os
-import sys
 import warnings
 from typing import Any
 
@@ -16,20 +15,14 @@ import torch
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
-PREALLOCATE = "XLA_PYTHON_CLIENT_PREALLOCATE"
+from holdfast.envs.jax.protocol import PREALLOCATE, keep_jax_from_preallocating
+
 SIGNED = {"uint16": "int16", "uint32": "int32", "uint64": "int64"}  # torch computes little with these unsigned integers
 
 
 def import_jax(extra: str = "jax") -> Any:
-    """JAX, kept from taking three quarters of the GPU's memory when it starts. A setting of the user's stays."""
-    if PREALLOCATE not in os.environ:
-        os.environ[PREALLOCATE] = "false"
-        if _has_started_on_gpu():
-            warnings.warn(
-                "JAX was already running when holdfast first needed it, so it may hold 75% of the GPU's memory; set "
-                f"{PREALLOCATE}=false before the first use of JAX",
-                stacklevel=3,
-            )
+    """JAX, or an error that names the extra to install."""
+    keep_jax_from_preallocating()
     try:
         import jax
     except ImportError as missing:
@@ -39,28 +32,24 @@ def import_jax(extra: str = "jax") -> Any:
     return jax
 
 
-def _has_started_on_gpu() -> bool:
-    if sys.modules.get("jax") is None:
-        return False
-    import jax
-
-    try:
-        from jax._src.xla_bridge import backends_are_initialized
-    except ImportError:  # not part of JAX's public interface
-        return False
-    return bool(backends_are_initialized()) and jax.default_backend() != "cpu"
-
-
 def require_device(jax: Any, device: torch.device) -> None:
-    """Raise ValueError if JAX cannot compute on this device of torch's."""
+    """Raise ValueError if JAX cannot compute on this device of torch's; warn if it took the memory already."""
     if device.type not in ("cpu", "cuda"):
         raise ValueError(f"JAX environments run on cpu and cuda, not on {device.type}; pass --device cpu")
     try:
-        jax.devices(device.type)
+        devices = jax.devices(device.type)
     except RuntimeError as unknown:
         raise ValueError(
             f"the device is {device}, but JAX has no GPU here: pip install 'jax[cuda13]' (or cuda12), or pass --device cpu"
         ) from unknown
+    if device.type == "cuda" and os.environ.get(PREALLOCATE) == "false":
+        memory = devices[device.index or 0].memory_stats() or {}
+        if memory.get("pool_bytes", 0) > memory.get("bytes_limit", 0) / 2 > 0:
+            warnings.warn(
+                f"JAX was in use before and keeps {memory['pool_bytes'] / 2**30:.0f} GiB of the GPU's memory for itself; "
+                f"set {PREALLOCATE}=false before the first use of JAX",
+                stacklevel=4,
+            )
 
 
 def to_jax(tensor: Tensor) -> Any:
