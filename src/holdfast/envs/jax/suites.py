@@ -1,7 +1,7 @@
 """Environments of JAX packages by name: `gymnax:CartPole-v1`, `craftax:Craftax-Symbolic-v1`, `popgym-arcade:...`, `brax:ant`.
 
 Each becomes a `JaxEnv`. Their own autoreset is not used: it makes a new world for every row at every step. An episode that ends
-only because its time is over is truncated, any other end is a termination.
+only because its time is over is truncated, any other end is a termination. POPGym Arcade says which it is.
 """
 
 from __future__ import annotations
@@ -116,8 +116,6 @@ class GymnaxEnv:
         for name in LIMITS:
             if name in vars(env):
                 setattr(self._endless, name, NEVER)
-                limits.append(name)
-        self.can_truncate = bool(limits)
 
     def reset(self, key: Any) -> tuple[Any, Any]:
         obs, state = self.env.reset_env(key, self.params)
@@ -126,12 +124,21 @@ class GymnaxEnv:
     def step(self, key: Any, state: Any, action: Any) -> tuple[Any, Any, Any, Any, Any]:
         import jax.numpy as jnp
 
-        obs, state, reward, done, _ = self.env.step_env(key, state, action, self.params)
+        obs, state, reward, done, info = self.env.step_env(key, state, action, self.params)
         done = jnp.asarray(done).astype(bool)
-        terminated = done
-        if self.can_truncate:
-            terminated = done & jnp.asarray(self._endless.is_terminal(state, self._endless_params)).astype(bool)
-        return self._seen(obs), state, reward, terminated, done & ~terminated
+        truncated = done & self._is_over_time(state, info)
+        return self._seen(obs), state, reward, done & ~truncated, truncated
+
+    def _is_over_time(self, state: Any, info: Any) -> Any:
+        """Whether an episode that has just ended would go on without a time limit; as its info says, where it says so."""
+        import jax.numpy as jnp
+
+        if "truncated" in info:
+            return jnp.asarray(info["truncated"]).astype(bool)
+        try:
+            return ~jnp.asarray(self._endless.is_terminal(state, self._endless_params)).astype(bool)
+        except NotImplementedError:
+            return False
 
     def observation_space(self) -> Space:
         space = gym_space(self.env.observation_space(self.params))

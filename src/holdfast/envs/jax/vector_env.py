@@ -41,7 +41,6 @@ class JaxVectorEnv(TorchVectorEnv):
         self._one = OneEnv(env)
         settings = settings or {"env": type(env).__name__}
         super().__init__(num_envs, self._one.observation_space, self._one.action_space, settings, device)
-        self.can_truncate = bool(getattr(env, "can_truncate", True))
         self._resets_at_once = min(num_envs, resets_at_once or max(1, num_envs // 64))
         self._begin = jax.jit(self._begin_all)
         self._step = jax.jit(self._step_all, donate_argnums=0)
@@ -65,8 +64,7 @@ class JaxVectorEnv(TorchVectorEnv):
         results = self._step(state, tensors.to_jax(actions), tensors.to_jax(draws))
         obs, state, reward, terminated, truncated, final = results
         seen, ended, cut = _observation(obs), tensors.to_torch(terminated), tensors.to_torch(truncated)
-        last = _observation(final) if self.can_truncate else seen
-        return Transition(state, seen, tensors.to_torch(reward), ended, cut, ended | cut, last)
+        return Transition(state, seen, tensors.to_torch(reward), ended, cut, ended | cut, _observation(final))
 
     # --- saving -------------------------------------------------------------------------------------------------------
 
@@ -99,7 +97,7 @@ class JaxVectorEnv(TorchVectorEnv):
         step_keys, reset_keys = _keys(draws, self.num_envs)
         last, state, reward, terminated, truncated = jax.vmap(self._one.step)(step_keys, state, actions)
         obs, state = self._restart(terminated | truncated, reset_keys, last, state)
-        return obs, state, reward, terminated, truncated, last if self.can_truncate else None
+        return obs, state, reward, terminated, truncated, last
 
     def _restart(self, rows: Any, keys: Any, obs: Arrays, state: Arrays) -> tuple[Arrays, Arrays]:
         """New episodes in the rows [B] where `rows` is True, started with their keys [B, 2]."""
