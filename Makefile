@@ -33,18 +33,19 @@ test-browser: $(VENV)/dev
 	command -v chromium || { SUDO=$$([ "$$(id -u)" = 0 ] || echo sudo); $$SUDO apt-get update -qq && $$SUDO apt-get install -y -qq chromium fonts-dejavu-core; }
 	$(PY) -m pytest tests/doctor/report/test_html.py
 
-# The doctor's subjects for other frameworks, and rsl_rl's integration. RLlib pins a gymnasium of its own, so they have an
-# environment of their own.
+# Environments written in JAX, EnvPool, rsl_rl's integration, and the doctor's subjects for other frameworks. RLlib pins a
+# gymnasium of its own, so they have an environment of their own.
 PEERS := .venv-peers
 $(PEERS)/ready: pyproject.toml
 	$(PYTHON) -m venv $(PEERS)
 	$(PEERS)/bin/python -m pip install -q --disable-pip-version-check "torch==2.13.0" pytest pytest-xdist \
-		-e ".[jax,rsl_rl,skrl,rllib]" "jax==0.10.2" "flax==0.12.8" "equinox==0.13.8" "rsl-rl-lib==5.5.1" "skrl==2.1.1" "ray[rllib]==2.60.0"
+		-e ".[jax,gymnax,craftax,brax,rsl_rl,skrl,rllib]" envpool "jax==0.10.2" "flax==0.12.8" "equinox==0.13.8" "rsl-rl-lib==5.5.1" "skrl==2.1.1" "ray[rllib]==2.60.0"
 	touch $@
 
 test-peers: $(PEERS)/ready
-	$(PEERS)/bin/python -m pytest tests/doctor/gallery $(foreach name,jax rsl_rl skrl rllib packed frameworks_page,tests/doctor/subjects/test_$(name).py) \
-		tests/integrations/rsl_rl tests/examples/test_rsl_rl_robot.py
+	$(PEERS)/bin/python -m pytest tests/examples/test_examples.py -k "jax or craftax or envpool"
+	$(PEERS)/bin/python -m pytest tests/envs/jax tests/rollout/test_async_collector.py tests/integrations/rsl_rl tests/examples/test_rsl_rl_robot.py \
+		tests/doctor/gallery $(foreach name,jax rsl_rl skrl rllib packed frameworks_page,tests/doctor/subjects/test_$(name).py)
 
 # Style, formatting, types (strict), and the direction of imports.
 lint: $(VENV)/dev

@@ -19,6 +19,13 @@ RUNS = {
         lambda r: r["others_changed"] == 0 and r["line_2_from_a_newcomer"] < 1e-6 < r["line_2_changed"],
     ),
     "own_env_and_policy.py": (["--steps", "6000"], lambda r: r["mean_return"] > 0.9),
+    "jax_own_env.py": (["--steps", "30000"], lambda r: r["mean_return"] > 0.9),
+    "craftax_gru.py": (
+        ["--steps", "1024", "--num-envs", "8", "--hidden-size", "16", "--device", "cpu"],
+        lambda r: r["steps"] == 1024 and r["first_replay_gap"] < 1e-5,
+    ),
+    "envpool_async.py": (["--steps", "8000"], lambda r: r["mean_return"] > 50 and r["worst_replay_gap"] <= 1e-5),
+    "pettingzoo_signals.py": (["--steps", "8000"], lambda r: r["mean_return"] > 0.9),
     "two_agents.py": ([], lambda r: max(r.values()) < 1e-5),
     "several_policies.py": (["--steps", "80"], lambda r: r["changes"] > 3 and r["worst"] < 1e-5),
     "sb3_recurrent_ppo.py": (["--steps", "1024"], lambda r: r["mean_return"] > 5),
@@ -30,6 +37,8 @@ RUNS = {
     "torchrl_ppo.py": (["--updates", "1"], lambda r: r["first_kl"] < 1e-5),
     "torchrl_recurrent_ppo_docs.py": (["--batches", "1"], lambda r: r["first_kl"] < 1e-5),
 }
+
+NEEDS = {"jax_own_env.py": "jax", "craftax_gru.py": "craftax", "envpool_async.py": "envpool"}  # in `make test-peers`
 
 
 def run(path: Path, arguments: list[str]):
@@ -48,6 +57,7 @@ def threads_as_before():
 
 @pytest.mark.parametrize("name", RUNS)
 def test_example_runs_and_holds_what_it_says(name):
+    pytest.importorskip(NEEDS.get(name, "torch"))
     arguments, holds = RUNS[name]
     result = run(EXAMPLES / name, arguments)
     assert holds(result), result

@@ -26,7 +26,9 @@ def main(argv: list[str]) -> int:
     for row in table:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip())
     print(
-        "\nOthers: any gymnasium id (CartPole-v1), your own as my_module:MyEnv, POPGym's as popgym:RepeatPreviousEasy."
+        "\nOthers: any gymnasium id (CartPole-v1), your own as my_module:MyEnv, and by prefix popgym:RepeatPreviousEasy, "
+        "pettingzoo:sisl.multiwalker_v9, envpool:Pong-v5;\nin JAX gymnax:CartPole-v1, craftax:Craftax-Symbolic-v1, "
+        "popgym-arcade:CountRecallEasy, brax:ant. docs/environments.md describes them."
     )
     print(f"Presets (holdfast train --preset NAME): {', '.join(PRESETS)}")
     return 0

@@ -28,6 +28,8 @@ def obstacle(env: Any, device: torch.device) -> str | None:
     """Why rollouts in this environment cannot be one graph; None if they can."""
     if not isinstance(env, TorchVectorEnv):
         return f"{type(env).__name__} is not a torch environment of holdfast.envs"
+    if not env.can_be_captured:
+        return f"a step of {type(env).__name__} cannot be captured"
     if env.device.type != "cuda":
         return "the environment is not on the GPU"
     return None

@@ -37,6 +37,9 @@ _CLASSES = {
     "NumpyView": "numpy_view",
     "from_pettingzoo": "pettingzoo",
     "from_rsl_rl": "rsl_rl",
+    "from_jax": "jax.suites",
+    "JaxEnv": "jax.protocol",
+    "JaxVectorEnv": "jax.vector_env",
 }
 
 __all__ = ["EnvRow", "UnknownEnvError", "list_envs", "make", "register_all", *_CLASSES]

@@ -62,6 +62,8 @@ class TorchVectorEnv(VectorEnv[Any, Tensor, Tensor]):
     """What a policy must see: ("obs", "prev_action") where the observation alone does not say what it answers."""
     can_truncate: bool = True
     """False if `truncated` is never True. Rollouts then skip what only a truncation needs."""
+    can_be_captured: ClassVar[bool] = True
+    """False if a step is not made of torch operations alone, so that no CUDA graph can hold it."""
 
     def __init__(
         self,
@@ -158,13 +160,14 @@ class TorchVectorEnv(VectorEnv[Any, Tensor, Tensor]):
 
         Tensors, numbers and strings only. It does not hold the last observation, which `step` returned.
         """
+        state = {} if self.state is None else self.state_as_tensors(self.state)
         return {
             "env": type(self).__name__,
             "num_envs": self.num_envs,
             "settings": dict(self.settings),
             "device": self.device.type,
             "generator": self.generator.get_state().clone(),
-            "state": {name: leaf.detach().to("cpu", copy=True) for name, leaf in (self.state or {}).items()},
+            "state": {name: leaf.detach().to("cpu", copy=True) for name, leaf in state.items()},
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -205,15 +208,28 @@ class TorchVectorEnv(VectorEnv[Any, Tensor, Tensor]):
     def _checked_state(self, saved: Mapping[str, Tensor]) -> State | None:
         if not saved:  # saved before the first reset
             return None
-        before = self.generator.get_state()
-        expected, _ = self.begin(self.draw())
-        self.generator.set_state(before)
+        expected = self.example_state()
         for name, leaf in expected.items():
             if name not in saved or saved[name].shape != leaf.shape or saved[name].dtype != leaf.dtype:
                 got = f"{saved[name].dtype} {tuple(saved[name].shape)}" if name in saved else "missing"
                 raise ValueError(f"saved {name!r} is {got}, expected {leaf.dtype} {tuple(leaf.shape)}")
         self.require_possible(saved)
-        return {name: saved[name].to(self.device, copy=True) for name in expected}
+        return self.state_from_tensors({name: saved[name].to(self.device, copy=True) for name in expected})
+
+    def example_state(self) -> State:
+        """A state of the names, shapes and dtypes that a saved one must have."""
+        before = self.generator.get_state()
+        state, _ = self.begin(self.draw())
+        self.generator.set_state(before)
+        return state
+
+    def state_as_tensors(self, state: Any) -> State:
+        """The state to save. A task whose state is not made of tensors converts it here, and back below."""
+        return state
+
+    def state_from_tensors(self, saved: State) -> Any:
+        """The inverse of `state_as_tensors`, on `device`."""
+        return saved
 
     def require_possible(self, saved: Mapping[str, Tensor]) -> None:
         """Raise ValueError for a saved state, right in shape, that no episode reaches. Write it where that would break a step."""

@@ -1,8 +1,8 @@
 """`make`: a vector environment from an id, a class, a function or an environment, always with SAME_STEP autoreset.
 
-Environments of Holdfast are on `device` and use tensors. All others are a gymnasium `SyncVectorEnv` or `AsyncVectorEnv`
-and use numpy arrays, whatever `device` is. `own.py` makes what is not an id. What the trainer does with an environment
-is in `rollout/vector_env.py`.
+Environments of Holdfast and those written in JAX are on `device` and use tensors. All others are a gymnasium
+`SyncVectorEnv` or `AsyncVectorEnv` and use numpy arrays, whatever `device` is. `own.py` makes what is not an id. What the
+trainer does with an environment is in `rollout/vector_env.py`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import gymnasium as gym
 
 from holdfast.envs import own
 from holdfast.envs.catalog import CATALOG, register_all
+from holdfast.envs.jax.protocol import is_jax_env, keep_jax_from_preallocating
 from holdfast.envs.velocity_mask import require_known_velocities
 from holdfast.named_objects import import_module
 
@@ -42,9 +43,9 @@ def make(
 
     `env` is an id: one of ours ("holdfast/TMaze-v0"), any gymnasium id ("CartPole-v1", "my_module:MyEnv-v0"), a class or
     function in a module ("my_module:MyEnv"), or a POPGym name ("popgym:RepeatPreviousEasy"). Modules are also found in the
-    current folder. Or it is a class, a function that makes one environment (or, if it has a parameter `num_envs`, a
-    vector environment), one gymnasium environment (row 0 is that object, the others are deep copies), or a vector
-    environment, which stays as it is.
+    current folder. docs/environments.md lists the other prefixes. Or it is a class, a function that makes one environment
+    (or, if it has a parameter `num_envs`, a vector environment), one gymnasium environment (row 0 is that object, the
+    others are deep copies), or a vector environment, which stays as it is.
 
     With `seed` the environments are reset once with it, so that a later `reset()` without a seed and
     `action_space.sample()` are reproducible. `vectorization` says how gymnasium environments run: "sync", one after
@@ -57,6 +58,8 @@ def make(
     if vectorization not in ("sync", "async"):
         raise ValueError(f'vectorization is {vectorization!r}; expected "sync" or "async"')
     source, kwargs = find(env) if isinstance(env, str) else env, dict(env_kwargs or {})
+    if is_jax_env(source):
+        source = _jax_maker(source)
     if isinstance(source, EnvSpec):
         with own.constructor_errors(env, kwargs):
             made = _from_spec(source, num_envs, device, vectorization, mask_velocity, kwargs)
@@ -111,15 +114,21 @@ def find(env_id: str) -> EnvSpec | Callable[..., Any]:
         from holdfast.envs import envpool
 
         return envpool.named(env_id)
+    if env_id.partition(":")[0] in own.JAX_SUITES:
+        from holdfast.envs.jax import suites
+
+        return suites.find(env_id)
     own.refuse_object_name(env_id)
     module_name, colon, name = env_id.rpartition(":")
     module = None
     if colon:
+        keep_jax_from_preallocating()  # the module may use JAX as it is imported
         try:
             module = import_module(module_name)
         except ValueError as error:
             raise UnknownEnvError(f"{env_id!r}: {error}") from error
-        if callable(found := _attribute(module, name)) and name not in gym.registry:
+        found = _attribute(module, name)
+        if (callable(found) or is_jax_env(found)) and name not in gym.registry:
             return found
     try:
         return gym.spec(name)
@@ -139,6 +148,12 @@ def _pettingzoo_maker(env_id: str) -> Callable[..., Any]:
         return from_pettingzoo(partial(make_game, **kwargs), num_envs)
 
     return make_rows
+
+
+def _jax_maker(env: Any) -> Callable[..., Any]:
+    from holdfast.envs.jax.suites import from_jax
+
+    return partial(from_jax, env)
 
 
 def _attribute(module: Any, path: str) -> Any:

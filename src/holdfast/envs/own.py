@@ -19,11 +19,13 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from holdfast.envs.jax.protocol import is_jax_env
 from holdfast.envs.velocity_mask import VelocityMask
 from holdfast.named_objects import name_of
 
 VECTOR_ENV = ("num_envs", "single_observation_space", "single_action_space", "reset", "step")
-BRIDGES = ("popgym", "pettingzoo", "envpool")  # what else stands before a colon
+JAX_SUITES = ("gymnax", "craftax", "popgym-arcade", "brax")
+BRIDGES = ("popgym", "pettingzoo", "envpool", *JAX_SUITES)  # what else stands before a colon
 OBJECT = "own-env:"  # no module can have this name
 
 
@@ -31,8 +33,11 @@ OBJECT = "own-env:"  # no module can have this name
 
 
 def can_be_made_again(env: Any) -> bool:
-    """Whether more copies of `env` can be made: an id, a class or a function, and not an environment itself."""
-    return isinstance(env, (str, type)) or (callable(env) and not is_env(env) and not is_vector_env(env))
+    """Whether more copies of `env` can be made: an id, a class or a function, and not an environment itself, unless it is
+    written in JAX and so made of functions."""
+    if isinstance(env, (str, type)) or is_jax_env(env):
+        return True
+    return callable(env) and not is_env(env) and not is_vector_env(env)
 
 
 def recorded_name(env: Any) -> str:
@@ -57,6 +62,11 @@ def module_named(env_id: str) -> str | None:
     """
     module, colon, _ = env_id.rpartition(":")
     return module if colon and module not in BRIDGES and not is_object_name(env_id) else None
+
+
+def steps_all_at_once(env_id: str) -> bool:
+    """Whether an id names an environment whose copies step together: one of ours in torch, or one in JAX."""
+    return env_id.startswith("holdfast/") or env_id.partition(":")[0] in JAX_SUITES
 
 
 def is_object_name(env_id: str) -> bool:

@@ -15,7 +15,8 @@ from holdfast.distributed.ranks import Ranks
 from holdfast.engines import choose
 from holdfast.engines.cuda_graph import gpu_turn
 from holdfast.envs.base import TorchVectorEnv
-from holdfast.envs.own import can_be_made_again, is_vector_env, recorded_name
+from holdfast.envs.jax.protocol import is_jax_env
+from holdfast.envs.own import can_be_made_again, is_vector_env, recorded_name, steps_all_at_once
 from holdfast.policies import own as own_policy
 from holdfast.policies.actor_critic import ActorCritic
 from holdfast.policies.base import RecurrentPolicy
@@ -123,7 +124,7 @@ def _build(
 def _task(config: TrainConfig, env: Any, ranks: Ranks, device: torch.device) -> chosen.Task:
     """What the sizes of rollouts depend on."""
     made = env is not None and is_vector_env(env)
-    fast_env = isinstance(env, TorchVectorEnv) if made else config.env.startswith("holdfast/")
+    fast_env = isinstance(env, TorchVectorEnv) if made else steps_all_at_once(config.env) or is_jax_env(env)
     return chosen.Task(device.type == "cuda", fast_env, env.num_envs * ranks.size if made else None, ranks.size)
 
 

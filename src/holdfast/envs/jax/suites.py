@@ -1,0 +1,227 @@
+"""Environments of JAX packages by name: `gymnax:CartPole-v1`, `craftax:Craftax-Symbolic-v1`, `popgym-arcade:...`, `brax:ant`.
+
+Each becomes a `JaxEnv`. Their own autoreset is not used: it makes a new world for every row at every step. An episode that ends
+only because its time is over is truncated, any other end is a termination. POPGym Arcade says which it is.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
+from importlib import import_module
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from holdfast.envs.jax.protocol import Space, gym_space
+from holdfast.envs.jax.tensors import import_jax
+
+NEVER = 2**30  # steps, more than any episode has
+LIMITS = ("max_steps_in_episode", "max_timesteps")  # what gymnax and what Craftax call the time limit
+
+CRAFTAX = ("Craftax-Symbolic-v1", "Craftax-Pixels-v1", "Craftax-Classic-Symbolic-v1", "Craftax-Classic-Pixels-v1")
+
+BRAX = ("ant", "fast", "halfcheetah", "hopper", "humanoid", "humanoidstandup", "inverted_double_pendulum", "inverted_pendulum",
+        "pusher", "reacher", "swimmer", "walker2d")  # fmt: skip
+
+
+# --- by name ----------------------------------------------------------------------------------------------------------
+
+
+def find(env_id: str) -> Callable[..., Any]:
+    """What makes the vector environment of `suite:Name`; a ValueError that names the most similar ids if there is none."""
+    suite, _, name = env_id.partition(":")
+    import_jax(suite)
+    module = _import(env_id, suite)
+    known = _names(suite, module)
+    wanted = {one.lower(): one for one in known} | {one.lower().removesuffix("-v1"): one for one in known}
+    if name.lower() not in wanted:
+        likely = get_close_matches(name.lower(), list(wanted), 3, cutoff=0.5)
+        found = list(dict.fromkeys(f"{suite}:{wanted[one]}" for one in likely))
+        hint = f"did you mean {' or '.join(found)}?" if found else f"it has {', '.join(known)}"
+        raise ValueError(f"{suite} has no environment {name!r}; {hint}")
+    return _Maker(suite, wanted[name.lower()])
+
+
+class _Maker:
+    """Called as a vector environment's constructor: `options` are the environment's arguments and parameters."""
+
+    def __init__(self, suite: str, name: str) -> None:
+        self.suite, self.name = suite, name
+
+    def __call__(
+        self, num_envs: int, device: Any = "cpu", resets_at_once: int | None = None, **options: Any
+    ) -> gym.vector.VectorEnv[Any, Any, Any]:
+        from holdfast.envs.jax.vector_env import JaxVectorEnv
+
+        settings = {"env": f"{self.suite}:{self.name}", **options}
+        env = _make(self.suite, self.name, options)
+        return JaxVectorEnv(env, num_envs, device, settings=settings, resets_at_once=resets_at_once)
+
+
+def _import(env_id: str, suite: str) -> Any:
+    package = {"craftax": "craftax.craftax_env", "brax": "brax.envs", "popgym-arcade": "popgym_arcade.registration"}
+    try:
+        return import_module(package.get(suite, suite))
+    except ImportError as missing:
+        raise ModuleNotFoundError(f"{env_id!r} needs {suite} ({missing}): pip install 'holdfast[{suite}]'") from missing
+
+
+def _names(suite: str, module: Any) -> Sequence[str]:
+    if suite == "craftax":
+        return CRAFTAX
+    if suite == "brax":
+        return BRAX
+    return list(module.registered_envs if suite == "gymnax" else module.REGISTERED_ENVIRONMENTS)
+
+
+def _make(suite: str, name: str, options: dict[str, Any]) -> Any:
+    module = _import(f"{suite}:{name}", suite)
+    if suite == "brax":
+        return BraxEnv.named(name, **options)
+    if suite == "craftax":
+        env = module.make_craftax_env_from_name(name, auto_reset=False)
+        return GymnaxEnv(env, _with_options(env.default_params, options, name), images="Pixels" in name)
+    fields = _fields(module.make(name)[1])
+    env, params = module.make(name, **{key: value for key, value in options.items() if key not in fields})
+    return GymnaxEnv(env, _with_options(params, {k: v for k, v in options.items() if k in fields}, name))
+
+
+def _fields(params: Any) -> list[str]:
+    return [field.name for field in dataclasses.fields(params)]
+
+
+def _with_options(params: Any, options: dict[str, Any], name: str) -> Any:
+    unknown = sorted(set(options) - set(_fields(params)))
+    if unknown:
+        raise ValueError(f"{name} has no parameter {unknown[0]!r}; it has {', '.join(_fields(params))}")
+    return params.replace(**options) if options else params
+
+
+# --- gymnax and those that follow it: Craftax, POPGym Arcade ----------------------------------------------------------
+
+
+class GymnaxEnv:
+    """An environment with gymnax's `reset_env` and `step_env`. images: floats from 0 to 1 become bytes, as in any image."""
+
+    def __init__(self, env: Any, params: Any = None, images: bool = False) -> None:
+        self.env, self.params, self.images = env, env.default_params if params is None else params, images
+        # The same environment without a time limit, wherever it keeps it, to tell why an episode ended.
+        limits = [name for name in LIMITS if name in _fields(self.params)]
+        self._endless_params = self.params.replace(**dict.fromkeys(limits, NEVER)) if limits else self.params
+        self._endless = copy.copy(env)
+        for name in LIMITS:
+            if name in vars(env):
+                setattr(self._endless, name, NEVER)
+
+    def reset(self, key: Any) -> tuple[Any, Any]:
+        obs, state = self.env.reset_env(key, self.params)
+        return self._seen(obs), state
+
+    def step(self, key: Any, state: Any, action: Any) -> tuple[Any, Any, Any, Any, Any]:
+        import jax.numpy as jnp
+
+        obs, state, reward, done, info = self.env.step_env(key, state, action, self.params)
+        done = jnp.asarray(done).astype(bool)
+        truncated = done & self._is_over_time(state, info)
+        return self._seen(obs), state, reward, done & ~truncated, truncated
+
+    def _is_over_time(self, state: Any, info: Any) -> Any:
+        """Whether an episode that has just ended would go on without a time limit; as its info says, where it says so."""
+        import jax.numpy as jnp
+
+        if "truncated" in info:
+            return jnp.asarray(info["truncated"]).astype(bool)
+        try:
+            return ~jnp.asarray(self._endless.is_terminal(state, self._endless_params)).astype(bool)
+        except NotImplementedError:
+            return False
+
+    def observation_space(self) -> Space:
+        space = gym_space(self.env.observation_space(self.params))
+        return gym.spaces.Box(0, 255, space.shape, np.uint8) if self.images else space
+
+    def action_space(self) -> Space:
+        return gym_space(self.env.action_space(self.params))
+
+    def _seen(self, obs: Any) -> Any:
+        import jax.numpy as jnp
+
+        return jnp.round(obs * 255.0).astype(jnp.uint8) if self.images else obs
+
+
+# --- Brax -------------------------------------------------------------------------------------------------------------
+
+
+class BraxEnv:
+    """A Brax environment. It has no time limit of its own: episodes are truncated after `episode_length` steps."""
+
+    def __init__(self, env: Any, episode_length: int = 1000) -> None:
+        self.env, self.episode_length = env, episode_length
+
+    @classmethod
+    def named(cls, name: str, episode_length: int = 1000, **options: Any) -> BraxEnv:
+        """One of Brax's own."""
+        from brax import envs
+
+        return cls(envs.get_environment(name, **options), episode_length)
+
+    def reset(self, key: Any) -> tuple[Any, Any]:
+        import jax.numpy as jnp
+
+        state = self.env.reset(key)
+        return state.obs, {"world": state, "steps": jnp.zeros((), jnp.int32)}
+
+    def step(self, key: Any, state: Any, action: Any) -> tuple[Any, Any, Any, Any, Any]:
+        world, steps = self.env.step(state["world"], action), state["steps"] + 1
+        terminated = world.done > 0.5
+        truncated = (steps >= self.episode_length) & ~terminated
+        return world.obs, {"world": world, "steps": steps}, world.reward, terminated, truncated
+
+    def observation_space(self) -> Space:
+        size = self.env.observation_size
+        if isinstance(size, dict):
+            return gym.spaces.Dict({name: _unbounded(np.atleast_1d(one)) for name, one in size.items()})
+        return _unbounded((size,))
+
+    def action_space(self) -> Space:
+        return gym.spaces.Box(-1.0, 1.0, (self.env.action_size,))
+
+
+def _unbounded(shape: Any) -> Space:
+    return gym.spaces.Box(-np.inf, np.inf, tuple(int(size) for size in shape))
+
+
+# --- objects ----------------------------------------------------------------------------------------------------------
+
+
+def as_jax_env(env: Any, **options: Any) -> Any:
+    """An environment object of any of these kinds as a `JaxEnv`."""
+    if hasattr(env, "step_env") and hasattr(env, "default_params"):
+        return GymnaxEnv(env, **options)
+    if hasattr(env, "observation_size") and hasattr(env, "action_size"):
+        return BraxEnv(env, **options)
+    if options:
+        raise ValueError(f"{type(env).__name__} takes no {', '.join(options)}")
+    return env
+
+
+def from_jax(
+    env: Any, num_envs: int, *, device: Any = "cpu", resets_at_once: int | None = None, **options: Any
+) -> gym.vector.VectorEnv[Any, Any, Any]:
+    """A vector environment with `num_envs` copies of an environment written in JAX.
+
+    `env` has the four functions of `JaxEnv`, or is an environment of gymnax, Craftax or Brax (options: `params` for the first
+    two, `episode_length` for Brax), or a class of those (options: its arguments). Observations, rewards and flags are tensors
+    on `device`. resets_at_once: how many new episodes are started together; one in 64 rows by default.
+    """
+    from holdfast.envs.jax.vector_env import JaxVectorEnv
+
+    import_jax()
+    made = as_jax_env(env(**options)) if isinstance(env, type) else as_jax_env(env, **options)
+    kind, plain = env if isinstance(env, type) else type(env), (bool, int, float, str)
+    settings = {"env": kind.__name__, **{name: value for name, value in options.items() if isinstance(value, plain)}}
+    return JaxVectorEnv(made, num_envs, device, settings=settings, resets_at_once=resets_at_once)
