@@ -22,17 +22,29 @@ def test_modes_of_an_lru_fade_over_the_span_to_four_times_it(span):
     torch.testing.assert_close(steps.sort().values, span * 4 ** torch.linspace(0, 1, 32), rtol=1e-3, atol=0)
 
 
-def test_phases_of_an_lru_are_evenly_spaced():
-    core = hf.LRU(3, 4, modes=6)
+def test_phases_of_an_lru_are_evenly_spaced_but_for_a_quarter_that_hardly_turns():
+    core = hf.LRU(3, 4, modes=8)
     re, im = core.eigenvalues().chunk(2)
-    torch.testing.assert_close(torch.atan2(im, re), (torch.arange(6) + 0.5) * math.pi / 6)
+    expected = torch.tensor([1e-4, 1e-4, *[(j + 0.5) / 6 for j in range(6)]]) * math.pi
+    torch.testing.assert_close(torch.atan2(im, re), expected)
+
+
+@pytest.mark.parametrize("span", [10, 300])
+def test_states_of_a_mingru_vary_as_much_as_what_enters_them(span):
+    torch.manual_seed(0)
+    core = hf.MinGRU(16, 256)
+    chrono_init_(core, span)
+    with torch.no_grad():
+        core.weight_l0[:256] = 0  # gates that do not depend on the input
+        y, _ = core(torch.randn(10 * span, 8, 16))
+    assert 0.4 < float(y[2 * span :].std()) < 0.8  # candidates of the fastest units: 1 / sqrt(3) = 0.58
 
 
 def test_an_ffm_gets_as_many_pitches_as_tell_the_steps_apart():
     assert [make_core("ffm", 3, 8, 1, "zero", n).core.context_size for n in (4, 20, 64, 500)] == [4, 10, 32, 32]
     core = hf.FFM(3, 8, memory_size=2, context_size=2)
     chrono_init_(core, 10)
-    torch.testing.assert_close(core.log_omega.exp(), torch.tensor([0.25, 0.75]) * math.pi)
+    torch.testing.assert_close(core.log_omega.exp(), torch.tensor([1e-4, 0.5]) * math.pi)
     torch.testing.assert_close(core.log_alpha.exp().sort().values, torch.tensor([1 / 40, 1 / 10]))
 
 

@@ -33,14 +33,13 @@ def chrono_init_(core: Core, span: int) -> None:
             _open_gates_(cell, span)
         elif isinstance(cell, MinGRU):
             for layer in range(cell.num_layers):
-                bias = getattr(cell, f"bias_l{layer}")
-                bias[: cell.hidden_size] = -_log_spans(cell.hidden_size, span)  # h = (1 - z) h + z candidate
+                cell.init_layer_(layer, 1 + _log_spans(cell.hidden_size, span).exp())  # h = (1 - z) h + z candidate
         elif isinstance(cell, LRU):
             cell.set_radii_(torch.exp(-1 / _fading_steps(cell.modes, span)))
         elif isinstance(cell, FFM):
             cell.log_alpha.copy_(-_fading_steps(cell.memory_size, span).log())
-            evenly = (torch.arange(cell.context_size) + 0.5) / cell.context_size
-            cell.log_omega.copy_(torch.log(math.pi * evenly))
+            evenly = math.pi * torch.arange(cell.context_size) / cell.context_size
+            cell.log_omega.copy_(evenly.clamp_min(1e-4 * math.pi).log())  # the first one hardly turns
         elif isinstance(cell, MLSTM):
             cell.gates.bias[cell.num_heads :] = _fading_steps(cell.num_heads, span).log()
 

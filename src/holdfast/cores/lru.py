@@ -27,8 +27,8 @@ class LRU(LinearCore):
     """Diagonal linear recurrence over complex numbers.
 
     modes: how many, by default twice the hidden size. They start with moduli between `min_radius` and `max_radius`, evenly
-    over the ring, and with phases per step that are evenly spaced up to `max_phase`: M of them tell 2 M steps of the past
-    apart, where random ones leave gaps.
+    over the ring. A quarter of them hardly turn: they hold what was seen, whenever that was. The phases of the others are
+    evenly spaced up to `max_phase`: N of them tell 2 N steps of the past apart, where random ones leave gaps.
     """
 
     leaf_names = ("re", "im")
@@ -70,7 +70,9 @@ class LRU(LinearCore):
         low, high = self.min_radius**2, self.max_radius**2
         radius = torch.empty(self.modes).uniform_(low, high).sqrt_()
         self.set_radii_(radius)
-        self.theta.copy_(torch.log((torch.arange(self.modes) + 0.5) * (self.max_phase / self.modes)))
+        still = self.modes // 4
+        evenly = (torch.arange(self.modes) + 0.5 - still) * (self.max_phase / (self.modes - still))
+        self.theta.copy_(evenly.clamp_min(1e-4 * self.max_phase).log())
         nn.init.normal_(self.weight_in, std=1 / math.sqrt(2 * self.input_size))
         nn.init.normal_(self.weight_out, std=1 / math.sqrt(self.modes))
         nn.init.normal_(self.weight_skip, std=1 / math.sqrt(self.input_size))
