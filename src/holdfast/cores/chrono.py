@@ -25,15 +25,16 @@ def chrono_init_(core: Core, span: int) -> None:
     """Make the cells inside `core` start out remembering for up to about `span` steps.
 
     Forget biases of an LSTM are log(u) with u uniform in [1, span - 1]; input biases are their negative. In a GRU and a
-    MinGRU the update gate does both. Modes of an LRU, memories of an FFM and heads of an MLSTM fade to 1/e over `span` to
-    4 `span` steps. A cell of another kind stays as it is.
+    MinGRU the update gate does both; a MinGRU's slow units get larger candidates. Modes of an LRU, memories of an FFM and
+    heads of an MLSTM fade to 1/e over `span` to 4 `span` steps. A cell of another kind stays as it is.
     """
     for cell in core.modules():
         if isinstance(cell, GatedCore):
             _open_gates_(cell, span)
         elif isinstance(cell, MinGRU):
             for layer in range(cell.num_layers):
-                cell.init_layer_(layer, 1 + _log_spans(cell.hidden_size, span).exp())  # h = (1 - z) h + z candidate
+                steps = 1 + _log_spans(cell.hidden_size, span).exp()  # h = (1 - z) h + z candidate, z = 1 / steps
+                cell.init_layer_(layer, steps, loud=True)
         elif isinstance(cell, LRU):
             cell.set_radii_(torch.exp(-1 / _fading_steps(cell.modes, span)))
         elif isinstance(cell, FFM):

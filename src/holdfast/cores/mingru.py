@@ -63,18 +63,19 @@ class MinGRU(LinearCore):
             nn.init.zeros_(self.initial_h)  # type: ignore[arg-type]
 
     @torch.no_grad()
-    def init_layer_(self, layer: int, steps: Tensor) -> None:
+    def init_layer_(self, layer: int, steps: Tensor, loud: bool = False) -> None:
         """Weights for units that replace their state over this many steps each, [H].
 
-        A slow unit gets a larger candidate, so that its state varies as much as what enters it. Otherwise something seen
-        once would leave 1 / steps of itself.
+        loud: a slow unit gets a larger candidate, so that its state varies as much as what enters it. Otherwise something
+        seen once leaves 1 / steps of itself. Inputs that stay the same then make large states, and large states cost digits.
         """
         (weight, bias), H = self._layer(layer), self.hidden_size
         bound = 1 / math.sqrt(weight.shape[1])
         nn.init.uniform_(weight, -bound, bound)
         nn.init.zeros_(bias)
         bias[:H] = -torch.log(steps - 1)  # sigmoid of it is 1 / steps
-        weight[H:] *= torch.sqrt(2 * steps - 1).unsqueeze(1)
+        if loud:
+            weight[H:] *= torch.sqrt(2 * steps - 1).unsqueeze(1)
 
     def extra_repr(self) -> str:
         layers = f", num_layers={self.num_layers}" if self.num_layers > 1 else ""
