@@ -188,6 +188,14 @@ def operator(form: str, per_channel: bool, arrays: int, B: int, T: int, repeats:
     return row
 
 
+def processor(device: str) -> str:
+    if device == "cuda":
+        return torch.cuda.get_device_name()
+    import cpu_recurrence  # needs rich, which a machine with a GPU may lack
+
+    return cpu_recurrence.processor()
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
@@ -203,7 +211,7 @@ def main() -> int:
     figures: dict[str, Any] = {
         "command": " ".join(["python", "benchmarks/linear_recurrence.py", *sys.argv[1:]]), "commit": commit,
         "torch": torch.__version__, "python": platform.python_version(), "device": args.device,
-        "processor": torch.cuda.get_device_name() if args.device == "cuda" else platform.processor(),
+        "processor": processor(args.device),
         "errors": {}, "operator": [], "layers": [],
     }  # fmt: skip
 

@@ -140,7 +140,10 @@ def plot(cells: list[dict[str, Any]], out: Path) -> None:
             spans = sorted({cell["span"] for cell in done})
             medians = [np.median([c["steps_to_threshold"] for c in done if c["span"] == span]) for span in spans]
             (line,) = axis.plot(spans, medians, "o-", label=core)
-            axis.plot([c["span"] for c in failed], [c["steps"] for c in failed], "x", color=line.get_color(), ms=9)
+            beside = 1.05 ** list(CORES).index(core)  # crosses of several cores would cover each other
+            axis.plot(
+                [c["span"] * beside for c in failed], [c["steps"] for c in failed], "x", color=line.get_color(), ms=9
+            )
         axis.set_xticks(sorted({cell["span"] for cell in cells if cell["task"] == task}))
         axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         low, high = axis.get_ylim()
