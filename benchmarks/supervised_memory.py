@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import subprocess
 import sys
 import time
@@ -95,7 +96,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
-    command = " ".join(["python", "benchmarks/supervised_memory.py", *sys.argv[1:]])
+    command = shlex.join(["python", "benchmarks/supervised_memory.py", *sys.argv[1:]])
     cells: list[dict[str, Any]] = []
     for core in args.cores:
         for task in args.tasks:
