@@ -31,6 +31,8 @@ RESULTS = HERE / "results"
 PLOT = HERE.parent / "docs" / "memory_span.png"
 SPANS = {"recall": (4, 8, 16, 32, 64, 128, 256), "maze": (20, 50, 100, 200, 500)}
 THRESHOLD = 0.95
+TITLES = {"recall": "RepeatPrevious: what was seen k steps ago", "maze": "TMaze: a sign at the start of a corridor"}
+STEP_TICKS = [factor * 10**power for power in range(4, 8) for factor in (1, 2, 5)]
 CARDS_PER_DECK = 52
 
 
@@ -122,25 +124,38 @@ def plot(cells: list[dict[str, Any]], out: Path) -> None:
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import FuncFormatter, NullLocator
 
     tasks = [task for task in SPANS if any(cell["task"] == task for cell in cells)]
     figure, axes = plt.subplots(1, len(tasks), figsize=(6 * len(tasks), 4), squeeze=False)
     for axis, task in zip(axes[0], tasks):
+        axis.set(xscale="log", yscale="log", title=TITLES[task], xlabel="steps to remember")
+        axis.set_ylabel(f"steps to a return of {THRESHOLD} (x: not reached)")
         for core in CORES:
             mine = [cell for cell in cells if cell["task"] == task and cell["core"] == core]
+            if not mine:
+                continue
             done = [cell for cell in mine if cell["steps_to_threshold"] is not None]
+            failed = [cell for cell in mine if cell["steps_to_threshold"] is None]
             spans = sorted({cell["span"] for cell in done})
             medians = [np.median([c["steps_to_threshold"] for c in done if c["span"] == span]) for span in spans]
-            if mine:
-                (line,) = axis.plot(spans, medians, "o-", label=core)
-                failed = [cell for cell in mine if cell["steps_to_threshold"] is None]
-                axis.plot([c["span"] for c in failed], [c["steps"] for c in failed], "x", color=line.get_color())
-        axis.set(
-            xscale="log", yscale="log", title=task, xlabel="steps to remember", ylabel="steps to 0.95 (x: not reached)"
-        )
+            (line,) = axis.plot(spans, medians, "o-", label=core)
+            beside = 1.05 ** list(CORES).index(core)  # crosses of several cores would cover each other
+            axis.plot(
+                [c["span"] * beside for c in failed], [c["steps"] for c in failed], "x", color=line.get_color(), ms=9
+            )
+        axis.set_xticks(sorted({cell["span"] for cell in cells if cell["task"] == task}))
+        axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        low, high = axis.get_ylim()
+        axis.set_yticks([steps for steps in STEP_TICKS if low <= steps <= high])
+        axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / 1e6:g}M"))
+        axis.xaxis.set_minor_locator(NullLocator())
+        axis.yaxis.set_minor_locator(NullLocator())
+        axis.grid(alpha=0.3)
         axis.legend(fontsize=8)
     figure.tight_layout()
     figure.savefig(out, dpi=110)
+    plt.close(figure)
 
 
 def report() -> None:

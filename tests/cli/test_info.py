@@ -62,11 +62,15 @@ def test_info_of_a_core_says_what_it_costs(run, capsys, core):
 
 
 def test_the_figures_of_a_core_are_those_worked_out_by_hand(run, capsys):
-    run("info", "--core", "mingru", "--hidden-size", "16", "--num-layers", "2")
+    run("info", "--core", "mingru", "--hidden-size", "16")
     out = capsys.readouterr().out
-    assert f"parameters  {2 * (2 * 16 * 16 + 2 * 16):,}\n" in out  # per layer: gate and candidate, with biases
+    assert f"parameters  {2 * 16 * 16 + 2 * 16:,}\n" in out  # gate and candidate, with biases
+    assert "state       64 bytes per environment: h [1, 16] float32\n" in out
+    assert f"arithmetic  {2 * 16 * 16:,} multiplications" in out
+    run("info", "--core", "gru", "--hidden-size", "16", "--num-layers", "2")
+    out = capsys.readouterr().out
+    assert f"parameters  {2 * 2 * (3 * 16 * 16 + 3 * 16):,}\n" in out
     assert "state       128 bytes per environment: h [2, 16] float32\n" in out
-    assert f"arithmetic  {2 * 2 * 16 * 16:,} multiplications" in out
 
 
 def test_info_refuses_an_unknown_core_and_a_run_together_with_a_core(run, capsys):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from gymnasium import spaces
@@ -16,7 +18,10 @@ def test_a_step_is_the_formula():
     y, state = core(x, {"memory": memory})
     q, k, v, o = core.qkvo(x)[0].split(4)
     i, f = core.gates(x)[0].sigmoid()
-    expected = f * memory[0, 0] + i * torch.outer(v, k / k.norm())
+    a, b, c, d = memory[0, 0].t()  # by channel of the keys: a and c are a plane, b and d another
+    cos, sin = (torch.tensor([0.25, 0.75]) * math.pi).cos(), (torch.tensor([0.25, 0.75]) * math.pi).sin()
+    turned = [a * cos[0] - c * sin[0], b * cos[1] - d * sin[1], a * sin[0] + c * cos[0], b * sin[1] + d * cos[1]]
+    expected = f * torch.stack(turned, 1) + i * torch.outer(v, k / k.norm())
     torch.testing.assert_close(state["memory"][0, 0], expected)
     torch.testing.assert_close(y[0], core.out(o.sigmoid() * (expected @ q)))
 

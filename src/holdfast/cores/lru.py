@@ -27,7 +27,8 @@ class LRU(LinearCore):
     """Diagonal linear recurrence over complex numbers.
 
     modes: how many, by default twice the hidden size. They start with moduli between `min_radius` and `max_radius`, evenly
-    over the ring, and phases up to `max_phase` per step.
+    over the ring. A quarter of them hardly turn: they hold what was seen, whenever that was. The phases of the others are
+    evenly spaced up to `max_phase`: N of them tell 2 N steps of the past apart, where random ones leave gaps.
     """
 
     leaf_names = ("re", "im")
@@ -68,14 +69,21 @@ class LRU(LinearCore):
         """Modes on the ring, products that keep the variance. Learned starts begin at 0."""
         low, high = self.min_radius**2, self.max_radius**2
         radius = torch.empty(self.modes).uniform_(low, high).sqrt_()
-        self.nu.copy_(torch.log(-torch.log(radius)))
-        self.theta.copy_(torch.empty(self.modes).uniform_(1e-3 * self.max_phase, self.max_phase).log_())
-        self.log_gamma.copy_(0.5 * torch.log(1 - radius**2))  # a mode's variance is that of its input
+        self.set_radii_(radius)
+        still = self.modes // 4
+        evenly = (torch.arange(self.modes) + 0.5 - still) * (self.max_phase / (self.modes - still))
+        self.theta.copy_(evenly.clamp_min(1e-4 * self.max_phase).log())
         nn.init.normal_(self.weight_in, std=1 / math.sqrt(2 * self.input_size))
         nn.init.normal_(self.weight_out, std=1 / math.sqrt(self.modes))
         nn.init.normal_(self.weight_skip, std=1 / math.sqrt(self.input_size))
         for leaf in self.leaf_names if self.reset == "learned" else ():
             nn.init.zeros_(getattr(self, f"initial_{leaf}"))
+
+    @torch.no_grad()
+    def set_radii_(self, radius: Tensor) -> None:
+        """Give the modes these moduli, [M], and inputs that keep a mode's variance at that of what enters it."""
+        self.nu.copy_(torch.log(-torch.log(radius)))
+        self.log_gamma.copy_(0.5 * torch.log(1 - radius**2))
 
     def extra_repr(self) -> str:
         return f"{self.input_size}, {self.hidden_size}, modes={self.modes}, reset={self.reset!r}"

@@ -57,15 +57,25 @@ class MinGRU(LinearCore):
     def reset_parameters(self) -> None:
         """Weights uniform within 1/sqrt(inputs), gates for short and long memories. Learned starts begin at 0."""
         for layer in range(self.num_layers):
-            weight, bias = self._layer(layer)
-            bound = 1 / math.sqrt(weight.shape[1])
-            nn.init.uniform_(weight, -bound, bound)
-            nn.init.zeros_(bias)
-            with torch.no_grad():
-                steps = torch.empty(self.hidden_size).uniform_(math.log(_SHORTEST), math.log(_LONGEST)).exp_()
-                bias[: self.hidden_size] = -torch.log(steps - 1)  # sigmoid of it is 1 / steps
+            steps = torch.empty(self.hidden_size).uniform_(math.log(_SHORTEST), math.log(_LONGEST)).exp_()
+            self.init_layer_(layer, steps)
         if self.reset == "learned":
             nn.init.zeros_(self.initial_h)  # type: ignore[arg-type]
+
+    @torch.no_grad()
+    def init_layer_(self, layer: int, steps: Tensor, loud: bool = False) -> None:
+        """Weights for units that replace their state over this many steps each, [H].
+
+        loud: a slow unit gets a larger candidate, so that its state varies as much as what enters it. Otherwise something
+        seen once leaves 1 / steps of itself. Inputs that stay the same then make large states, and large states cost digits.
+        """
+        (weight, bias), H = self._layer(layer), self.hidden_size
+        bound = 1 / math.sqrt(weight.shape[1])
+        nn.init.uniform_(weight, -bound, bound)
+        nn.init.zeros_(bias)
+        bias[:H] = -torch.log(steps - 1)  # sigmoid of it is 1 / steps
+        if loud:
+            weight[H:] *= torch.sqrt(2 * steps - 1).unsqueeze(1)
 
     def extra_repr(self) -> str:
         layers = f", num_layers={self.num_layers}" if self.num_layers > 1 else ""

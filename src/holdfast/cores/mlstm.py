@@ -3,14 +3,18 @@
     core = hf.MLSTM(64, 128)
     y, state = core(x, state, resets)      # state {"memory": [B, heads, 32, 32]}, float32
 
-    C = f C + i v k^T;   y = out(o * (C q))
+    C = f R C + i v k^T;   y = out(o * (C q))
 
-What was written under a key is found again by a query like it, however long ago, as long as forget gates stay open.
+What was written under a key is found again by a query like it, however long ago, as long as forget gates stay open. Three
+quarters of a key turn with every step (R), each plane at its own pace: by these a query can ask for what was seen a given
+number of steps ago. Without them, a memory that is a sum has no order.
 Gates are sigmoids and keys have length 1, so the memory needs no running maximum and no normalizer: a step and a chunk of
 steps agree to float32's digits. The reference is Beck et al. 2024, "xLSTM: extended long short-term memory".
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 import torch.nn.functional as F
@@ -81,7 +85,7 @@ class MLSTM(Core):
             state = state_ops.where(resets, other, state)
         inputs, output_gate = self._project(x)
         with without_autocast(x.device):
-            y, memory = reference.mlstm.step(inputs, state["memory"])
+            y, memory = reference.mlstm.step(inputs, state["memory"], self._angles(x))
         return self._output(y, output_gate, x), {"memory": memory}
 
     def _sequence(self, x: Tensor, state: State, resets: Tensor | None) -> tuple[Tensor, State]:
@@ -90,8 +94,15 @@ class MLSTM(Core):
         rule = Resets(None if self.reset == "never" else resets, fill, None, self.reset == "detach")
         inputs, output_gate = self._project(x)
         with without_autocast(x.device):
-            y, memory = kernel.sequence(inputs, state["memory"], rule)
+            y, memory = kernel.sequence(inputs, state["memory"], rule, self._angles(x))
         return self._output(y, output_gate, x), {"memory": memory}
+
+    def _angles(self, x: Tensor) -> Tensor:
+        """By how much each plane of the keys turns per step, [heads, planes] float32: evenly from 0 to pi over all heads."""
+        planes = (3 * (self.hidden_size // self.num_heads) + 4) // 8  # of channels in twos, three quarters
+        count = planes * self.num_heads
+        evenly = (torch.arange(count, dtype=STATE_DTYPE, device=x.device) + 0.5) * (math.pi / max(1, count))
+        return evenly.view(planes, self.num_heads).t()
 
     def _project(self, x: Tensor) -> tuple[MatrixInputs, Tensor]:
         """What the memory reads, in float32, and the output gate, [..., H]."""

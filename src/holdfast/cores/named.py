@@ -31,10 +31,21 @@ def blocks(cell: Callable[..., Core]) -> Callable[..., Core]:
     return make
 
 
+def bare_or_blocks(cell: Callable[..., Core]) -> Callable[..., Core]:
+    """The cell itself as one layer; several layers as blocks, because what such a cell puts out is linear in its state."""
+
+    def make(input_size: int, hidden_size: int, num_layers: int = 1, **options: Any) -> Core:
+        if num_layers == 1:
+            return cell(input_size, hidden_size, **options)
+        return blocks(cell)(input_size, hidden_size, num_layers, **options)
+
+    return make
+
+
 CORES: dict[str, Callable[..., Any]] = {
     "lstm": LSTM,
     "gru": GRU,
-    "mingru": MinGRU,
+    "mingru": bare_or_blocks(MinGRU),
     "lru": blocks(LRU),
     "ffm": blocks(FFM),
     "mlstm": blocks(MLSTM),
@@ -54,7 +65,8 @@ def make_core(
     """A core by name or class, of your own too; None is the memoryless control: an MLP of the same width, without state.
 
     A core by name starts as the measured default: an LSTM's forget gates lean to remembering, unlike torch.nn's.
-    memory_span: the length of a window. What it means for gates is `chrono_init_`'s.
+    memory_span: the length of a window, and how many pitches an FFM needs to tell these steps apart. What it means for
+    gates and rates is `chrono_init_`'s.
     """
     if isinstance(core, Core):
         if core.input_size != input_size:
@@ -65,7 +77,7 @@ def make_core(
     if core is None or core == "none":
         return Memoryless(input_size)
     if isinstance(core, str) and core in CORES:
-        options = {"window": memory_span} if core == "window" and memory_span is not None else {}
+        options = {} if memory_span is None else _sizes_for(core, memory_span)
         named: Core = CORES[core](input_size, hidden_size, num_layers, reset=reset, **options)
         open_forget_gates_(named)
         return named
@@ -74,6 +86,15 @@ def make_core(
         raise ValueError(f"unknown core {core!r}; one of {known}, None, a holdfast core, or 'my_module:MyCore'")
     make = import_named(core, kind="core") if isinstance(core, str) else core
     return _make_own(make, str(core), input_size, hidden_size, num_layers, reset)
+
+
+def _sizes_for(core: str, memory_span: int) -> dict[str, int]:
+    """Options of the cores whose size depends on how many steps there are to remember."""
+    if core == "window":
+        return {"window": memory_span}
+    if core == "ffm":  # C pitches tell 2 C steps apart; beyond 64, rates must help
+        return {"memory_size": 16, "context_size": min(32, max(4, memory_span // 2))}
+    return {}
 
 
 def _make_own(make: Any, name: str, input_size: int, hidden_size: int, num_layers: int, reset: str) -> Core:
