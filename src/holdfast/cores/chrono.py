@@ -1,7 +1,7 @@
 """Memories that last for a given number of steps from the first update on.
 
-For gates this is chrono initialization (Tallec and Ollivier, 2018); without a number, forget gates lean to remembering. Linear memories start out fading over as many steps, with
-pitches that tell these steps apart.
+For gates this is chrono initialization (Tallec and Ollivier, 2018). Linear memories start out fading over as many steps, with
+pitches that tell these steps apart. Where no number of steps is given, the forget gates of an LSTM lean to remembering.
 """
 
 from __future__ import annotations
