@@ -276,7 +276,8 @@ _MOST_NAMED = 4
 def _named_differences(config: TrainConfig) -> list[str]:
     """What differs from the defaults, or from a preset of this environment if that is closer; at most a few."""
     bases = [{}, *(settings for settings in PRESETS.values() if settings["env"] == config.env)]
-    found = min((_differences(config, base) for base in bases), key=len)
+    named_always = {"mask_velocity": False}  # another task in the same environment's folder
+    found = min((_differences(config, {**base, **named_always}) for base in bases), key=len)
     return found if len(found) <= _MOST_NAMED else [*found[:_MOST_NAMED], "etc"]
 
 
@@ -491,6 +492,25 @@ _RECALL: dict[str, Any] = dict(
     gae_lambda=0.9, entropy_coef=0.003, normalize_obs=False, normalize_value=False,
 )  # fmt: skip
 
+# Common tasks of gymnasium: the defaults, and as many steps as they need with velocities hidden.
+_GYMNASIUM: dict[str, tuple[str, int]] = {
+    "cartpole": ("CartPole-v1", 100_000),
+    "acrobot": ("Acrobot-v1", 100_000),
+    "pendulum": ("Pendulum-v1", 100_000),
+    "mountain-car-continuous": ("MountainCarContinuous-v0", 300_000),
+    "lunar-lander": ("LunarLander-v3", 1_000_000),
+}
+
+
+def _gymnasium_presets() -> dict[str, dict[str, Any]]:
+    """Each task twice: "cartpole" as it is, "cartpole-masked" with its velocities hidden."""
+    presets = {}
+    for name, (env, steps) in _GYMNASIUM.items():
+        presets[name] = dict(env=env, core="gru", total_steps=steps)
+        presets[f"{name}-masked"] = dict(presets[name], mask_velocity=True)
+    return presets
+
+
 PRESETS: dict[str, dict[str, Any]] = {
     "repeat-previous-easy": dict(
         _EASY, env="holdfast/RepeatPreviousEasy-v0", total_steps=300_000, gamma=0.6, gae_lambda=0.9
@@ -504,16 +524,14 @@ PRESETS: dict[str, dict[str, Any]] = {
     "repeat-first-easy": dict(
         _EASY, env="holdfast/RepeatFirstEasy-v0", total_steps=400_000, gamma=0.9, gae_lambda=0.9, memory_span=64
     ),
-    "position-only-cartpole-easy": dict(
-        _EASY, env="holdfast/PositionOnlyCartPoleEasy-v0", total_steps=800_000, learning_rate=2e-3, entropy_coef=0.001,
-        target_kl=0.015,
-    ),
+    "position-only-cartpole-easy": dict(env="holdfast/PositionOnlyCartPoleEasy-v0", total_steps=1_000_000),
     "t-maze": dict(
         _EASY, env="holdfast/TMaze-v0", total_steps=1_500_000, num_steps=128, learning_rate=2e-3,
         lr_schedule="constant", entropy_coef=0.02, gae_lambda=0.99, memory_span=40, stop_at=0.98,
     ),
     "higher-lower-easy": dict(
-        _EASY, env="popgym:HigherLowerEasy", total_steps=1_000_000, gamma=0.9, gae_lambda=0.9, learning_rate=1e-3,
+        _EASY, env="holdfast/HigherLowerEasy-v0", total_steps=1_000_000, gamma=0.9, gae_lambda=0.9, learning_rate=1e-3,
         memory_span=64,
     ),
+    **_gymnasium_presets(),
 }  # fmt: skip

@@ -1,16 +1,14 @@
 """Runs the fused minibatch and the fused step of a rollout in Triton's interpreter on the CPU; prints errors as JSON.
 
-A script of its own, because Triton decides when a kernel is defined whether it is interpreted.
+A script of its own, run with TRITON_INTERPRET=1: Triton decides when a kernel is defined whether it is interpreted. It does not set
+the variable itself, because pytest imports this file to look for doctests.
 """
 
 import copy
 import json
-import os
 import sys
 from dataclasses import replace
 from typing import Any
-
-os.environ["TRITON_INTERPRET"] = "1"
 
 import torch
 from gymnasium import spaces

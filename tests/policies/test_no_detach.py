@@ -33,6 +33,11 @@ ELSEWHERE = {
     ("deploy/export_graph.py", "_state_ports"): "the numbers of a learned start, to be written into a file",
     ("cores/base.py", "_trace"): "the states after every step, to look at; the one that goes on has its graph",
     ("cores/linear.py", "_trace"): "the same",
+    ("deploy/hub.py", "_write"): "weights, to be written into a file",
+    ("integrations/rsl_rl/exports.py", "start"): "the numbers of a fresh state, to be written into a file",
+    ("integrations/rsl_rl/recurrence.py", "detach"): "a method of rsl_rl's models, which its runners may call",
+    ("integrations/rsl_rl/models.py", "detach_hidden_state"): "the same method by its name there",
+    ("deploy/training_record.py", "find_record"): "weights, to be compared with those of a checkpoint",
     ("envs/base.py", "state_dict"): "an environment's own tensors, copied to be saved",
 }
 

@@ -101,7 +101,7 @@ def test_counters_in_a_state_are_kept_out_of_the_numbers():
     assert memory_metrics({"age": state["age"]}, NO_RESETS) == {"memory/resets": 0.0}
 
 
-STUCK = dict(total_steps=900, num_steps=128, num_envs=8, learning_rate=7e-4)
+STUCK = dict(total_steps=900, num_steps=128, num_envs=8, minibatches=8, learning_rate=7e-4)
 
 
 def progress(settings: dict[str, Any], latest: float, steps: int = 600, update: int = 20) -> str | None:
@@ -117,7 +117,8 @@ def progress(settings: dict[str, Any], latest: float, steps: int = 600, update: 
         (dict(normalize_value=False), "--normalize-obs --normalize-value"),
         (dict(num_steps=64), "--num-steps 128"),
         (dict(learning_rate=1e-3), "a lower --learning-rate, such as 7e-4"),
-        (dict(num_envs=64), "--num-envs 32 --epochs 10"),
+        (dict(num_envs=64), "--minibatches 32"),
+        (dict(num_envs=64, minibatches=32), "--num-envs 32 --epochs 10"),
         ({}, "more steps, or another seed"),
     ],
 )

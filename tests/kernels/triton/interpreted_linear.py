@@ -1,14 +1,13 @@
 """Runs the Triton linear recurrence in Triton's interpreter on the CPU and prints its errors as JSON.
 
-A script of its own, because Triton decides when a kernel is defined whether it is interpreted.
+A script of its own, run with TRITON_INTERPRET=1: Triton decides when a kernel is defined whether it is interpreted. It does not set
+the variable itself, because pytest imports this file to look for doctests.
 """
 
 import json
-import os
 import sys
 from pathlib import Path
 
-os.environ["TRITON_INTERPRET"] = "1"
 sys.path.insert(0, str(Path(__file__).parents[2]))  # tests/
 
 import torch

@@ -1,13 +1,11 @@
 """Runs the Triton recurrences in Triton's interpreter on the CPU and prints their errors as JSON.
 
-A script of its own, because Triton decides when a kernel is defined whether it is interpreted.
+A script of its own, run with TRITON_INTERPRET=1: Triton decides when a kernel is defined whether it is interpreted. It does not set
+the variable itself, because pytest imports this file to look for doctests.
 """
 
 import json
-import os
 import sys
-
-os.environ["TRITON_INTERPRET"] = "1"
 
 import torch
 from triton.runtime import interpreter

@@ -39,12 +39,18 @@ def _run_forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _run_backward(dy: Tensor, x: Tensor, weight: Tensor, need_x: bool) -> tuple[Tensor | None, Tensor, Tensor]:
-    from holdfast.kernels.triton.sums import sum_rows  # imports Triton
-
     rows = dy.reshape(-1, dy.shape[-1]).contiguous()
     with tf32():
         dx = (rows @ weight).view(x.shape) if need_x else None
-        return dx, rows.t() @ x.reshape(-1, x.shape[-1]), sum_rows(rows)
+        return dx, rows.t() @ x.reshape(-1, x.shape[-1]), _sum_of_rows(rows)
+
+
+def _sum_of_rows(rows: Tensor) -> Tensor:
+    if not rows.is_cuda:
+        return rows.sum(0)
+    from holdfast.kernels.triton.sums import sum_rows  # imports Triton
+
+    return sum_rows(rows)
 
 
 @custom_op("holdfast::tf32_linear", mutates_args=())
