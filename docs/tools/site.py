@@ -2,6 +2,7 @@
 
 - A link that leaves docs/ (`../examples/own_loop.py`) leads to a page of the site that shows that file; data files are copied.
 - CONTRIBUTING.md and CHANGELOG.md are pages too, and so are the notebooks, as they were run.
+- Figures are put into their pages, so that they follow the light and dark theme.
 - `commands.md` is written from the parsers of `holdfast`.
 Pages in docs/ stay plain Markdown that can be read without the site.
 """
@@ -54,6 +55,16 @@ def on_page_markdown(markdown: str, page, config, files) -> str:
         return match[1] + posixpath.relpath(site_uri(target), posixpath.dirname(here) or ".") + match[3]
 
     return LINK.sub(to_site, markdown)
+
+
+def on_page_content(html: str, page, config, files) -> str:
+    """Put figures that take the color of the text into the page itself; an <img> would not know whether it is dark."""
+
+    def inline(match: re.Match[str]) -> str:
+        svg = (ROOT / "docs" / "figures" / match[1]).read_text()
+        return f'<span class="figure">{svg}</span>' if "currentColor" in svg else match[0]
+
+    return re.sub(r'<img [^>]*src="(?:\.\./)*figures/(\w+\.svg)"[^>]*>', inline, html)
 
 
 def site_uri(target: str) -> str:
