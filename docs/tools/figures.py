@@ -73,7 +73,9 @@ def segment() -> str:
         drawing.rect(48, y, 84, h, THIRD, 0.25, THIRD)
         drawing.text(90, y + 26, "h, c", 13, "middle")
         stopped = (env, 0) in resets
-        drawing.arrow(134, y + h / 2, x0 - 4, y + h / 2, BAD if stopped else "currentColor", "3 3" if stopped else "none")
+        drawing.arrow(
+            134, y + h / 2, x0 - 4, y + h / 2, BAD if stopped else "currentColor", "3 3" if stopped else "none"
+        )
         episode = env
         for t in range(12):
             x = x0 + t * w
@@ -98,7 +100,9 @@ def segment() -> str:
 
 def bootstrap() -> str:
     """What follows the last step: 0, the value of the final observation, or the value of the next one."""
-    drawing = Drawing(760, 272, "What is added to the last reward when an episode terminates, is truncated, or the segment ends")
+    drawing = Drawing(
+        760, 240, "What is added to the last reward when an episode terminates, is truncated, or the segment ends"
+    )
     rows = (
         ("terminated", "The episode is over.", "0", "nothing follows", BAD),
         ("truncated", "A time limit cut it off.", "V(final_obs)", "with the state before the reset", SECOND),
@@ -126,11 +130,11 @@ def chunks() -> str:
     """Training sequences shorter than the rollout: each from the state the rollout had there, or wrongly from zeros."""
     drawing = Drawing(760, 236, "Sequences of 4 steps start from the state that the rollout had there, not from zeros")
     x0, w, h = 150, 47, 40
-    for row, (label, sub, color, word) in enumerate(
+    for row, (label, sub, word) in enumerate(
         (
-            ("rollout", "12 steps, one at a time", FIRST, ""),
-            ("training, right", "bptt=4: stored states", FIRST, "h"),
-            ("training, wrong", "bptt=4: from zeros", BAD, "0"),
+            ("rollout", "12 steps, one at a time", ""),
+            ("training, right", "bptt=4: stored states", "h"),
+            ("training, wrong", "bptt=4: from zeros", "0"),
         )
     ):
         y = 8 + row * 80
@@ -147,7 +151,12 @@ def chunks() -> str:
                 drawing.text(x - 4, y + h + 22, "state, kept", 11, color=THIRD)
             if row and t in (4, 8):
                 drawing.text(x - 11, y + 26, word, 15, "middle", THIRD if row == 1 else BAD, "bold")
-    drawing.text(x0, 228, "Red steps: the log-probabilities of training differ from those of the rollout. PPO's ratio is not 1.", 11.5)
+    drawing.text(
+        x0,
+        228,
+        "Red steps: the log-probabilities of training differ from those of the rollout. PPO's ratio is not 1.",
+        11.5,
+    )
     return drawing.svg()
 
 
@@ -199,7 +208,9 @@ def learning() -> str:
                 points = [place(*point) for point in run["curve"] if point[0] <= most and point[1] == point[1]]
                 points = points[:: 1 + len(points) // 80]
                 drawing.line(points, color, 1.3, dash, 0.9)
-    for i, (label, color, dash) in enumerate((("LSTM", FIRST, "none"), ("GRU", SECOND, "6 2"), ("no memory", BAD, "2 3"))):
+    for i, (label, color, dash) in enumerate(
+        (("LSTM", FIRST, "none"), ("GRU", SECOND, "6 2"), ("no memory", BAD, "2 3"))
+    ):
         drawing.line([(30 + i * 110, 222), (58 + i * 110, 222)], color, 2, dash)
         drawing.text(64 + i * 110, 226, label)
     return drawing.svg()
