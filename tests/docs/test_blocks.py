@@ -24,7 +24,14 @@ from holdfast.config import PRESETS
 sys.path.insert(0, str(ROOT / "docs" / "tools"))
 commands_page = importlib.import_module("commands_page")
 
-RUN = ["docs/index.md", "docs/start.md", "docs/own_policy.md", "docs/own_loop.md", "docs/recurrent_ppo.md"]
+RUN = [
+    "docs/index.md",
+    "docs/start.md",
+    "docs/own_policy.md",
+    "docs/own_environment.md",
+    "docs/own_loop.md",
+    "docs/recurrent_ppo.md",
+]
 RUN += ["docs/memories.md", "docs/kernels.md", "docs/popgym.md"]
 
 
@@ -195,7 +202,10 @@ def test_commands_exist_and_so_do_their_flags(page):
             source = flags_of_program(words[0])
             unknown = {flag for flag in flags if flag not in source and flag.strip("-").replace("-", "_") not in source}
             assert not unknown, f"{page}: {line}"
-        elif (program == "holdfast" and words[0] in COMMANDS) or words[:1] == ["train"]:
+        elif program == "torchrun":
+            flags = {flag for flag in re.findall(r" (--[a-z][\w-]*)", line.partition("holdfast train")[2])}
+            assert flags <= flags_of("train"), f"{page}: {line}"
+        elif program == "holdfast" and words[0] in COMMANDS:
             unknown = {flag for flag in flags if flag not in flags_of(words[0])}
             assert not unknown, f"{page}: {line}: {unknown}"
             if "--preset" in words and (preset := words[words.index("--preset") + 1]).islower() and "/" not in preset:
