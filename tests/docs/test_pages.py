@@ -68,6 +68,12 @@ def test_the_figure_of_the_display_is_drawn_from_a_run(tmp_path, monkeypatch):
     assert "replay" in svg and "seed" in svg and "font-face" not in svg
 
 
+def test_the_example_of_reading_help_holds():
+    import doctest
+
+    assert doctest.testmod(commands_page) == (0, 1)
+
+
 def test_the_page_of_commands_explains_every_setting():
     import dataclasses
 
@@ -119,6 +125,9 @@ def measured() -> dict[str, str]:
         core: [result(f"learning/TMaze-N=20-{core}-seed{seed}.json") for seed in (1, 2, 3)] for core in ("lstm", "none")
     }
 
+    theirs, ours = rsl_rl["rsl_rl"], rsl_rl["holdfast"]
+    update = theirs["update_ms"] / ours["update_ms"]
+    whole = (theirs["rollout_ms"] + theirs["update_ms"]) / (ours["rollout_ms"] + ours["update_ms"])
     onnx = result("runner_latency.json")["microseconds"]["64"]['Runner("policy.onnx")']
 
     def mean(runs):
@@ -134,7 +143,7 @@ def measured() -> dict[str, str]:
         "equal settings, hidden 64": f"{sb3[64]['ratio']:.1f}x (lowest pair of runs {sb3[64]['lowest_pair']:.1f}x)",
         "the same, hidden 256": f"{sb3[256]['ratio']:.1f}x (lowest {sb3[256]['lowest_pair']:.1f}x)",
         "inside sb3-contrib": f"{result('vs_sb3_inside.json')['speed'][0]['ratio']:.1f}x",
-        "inside rsl_rl": f"(update {rsl_rl['rsl_rl']['update_ms'] / rsl_rl['holdfast']['update_ms']:.1f}x)",
+        "inside rsl_rl": f"{whole:.1f}x (update {update:.1f}x)",
         "one H200, LSTM 128": f"{gpu[0]['holdfast']['steps_per_second'] / 1e6:.1f} million steps per second",
         "one JAX program": f"{ratios[0]:.2f}x (other settings {min(ratios):.2f}x to {sorted(ratios)[-2]:.2f}x)",
         "a billion steps": f"{result('soak_cuda.json')['seconds']:.0f} s",
@@ -165,3 +174,13 @@ def test_every_number_of_the_performance_page_is_in_the_file_it_links_to():
             f"{claim}: measured {number}, printed {[row[1] for row in found]}"
         )
     assert len(rows) == len(numbers)
+
+
+def test_the_landing_page_repeats_what_was_measured():
+    page = (ROOT / "docs" / "index.md").read_text()
+    exhibits = re.findall(r"^\| \[[^\]]+ #\d+\]", (ROOT / "docs" / "gallery.md").read_text(), flags=re.MULTILINE)
+    assert f"**{len(exhibits)} bugs**" in page
+    speed = next(row for row in result("vs_sb3.json")["speed"] if row["hidden"] == 64)
+    assert f"**{speed['lowest_pair']:.1f}x to {speed['highest_pair']:.1f}x**" in page
+    steps = [row["holdfast"]["steps_per_second"] / 1e6 for row in result("gpu_training.json")["compare"]]
+    assert f"**{int(min(steps))} to {int(max(steps))} million**" in page
