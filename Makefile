@@ -6,7 +6,7 @@ PIP    := $(PY) -m pip install -q --disable-pip-version-check -c constraints.txt
 # Some virtual CPUs advertise AMX and trap on it. This keeps oneDNN from using it and is harmless elsewhere.
 export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_FP16
 
-.PHONY: train test test-learning test-browser test-peers test-wheel wheels lint hooks coverage sanitize chaos mutants bench clean
+.PHONY: train test test-learning test-browser test-peers test-wheel wheels lint hooks coverage sanitize chaos mutants bench docs docs-serve figures test-docs clean
 
 $(VENV)/base: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -86,8 +86,30 @@ wheels: $(VENV)/dev
 test-wheel: wheels
 	$(PY) tests/wheel_install.py dist/*.whl
 
+# The documentation site, build/site/index.html. Everything it needs is in an environment of its own.
+DOCS := .venv-docs
+$(DOCS)/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt "torch==2.13.0" -e ".[docs,plot]" pytest
+	touch $@
+
+export NO_MKDOCS_2_WARNING := 1
+docs: $(DOCS)/ready
+	$(DOCS)/bin/mkdocs build --strict
+
+docs-serve: $(DOCS)/ready
+	$(DOCS)/bin/mkdocs serve
+
+# Draws docs/figures/ again.
+figures: $(DOCS)/ready
+	$(DOCS)/bin/python docs/tools/figures.py
+
+# Every link and anchor of the built site, and the notebooks from top to bottom.
+test-docs: docs
+	$(DOCS)/bin/python -m pytest tests/docs -o addopts="--import-mode=importlib -q"
+
 bench: $(VENV)/dev
 	$(PY) benchmarks/cpu_recurrence.py
 
 clean:
-	rm -rf $(VENV) $(PEERS) build dist htmlcov .coverage
+	rm -rf $(VENV) $(PEERS) $(DOCS) build dist htmlcov .coverage

@@ -45,6 +45,7 @@ ELSEWHERE = {
     "tests/learning": "slow: whole trainings",
     "tests/structure": "the shape of the source tree",
     "tests/benchmarks": "benchmarks/",
+    "tests/docs": "docs/, mkdocs.yml and notebooks/",
     "tests/examples": "examples/",
     "tests/doctor/gallery": "docs/gallery.md",
     "tests/test_holdfast_pytest.py": "src/holdfast_pytest.py",

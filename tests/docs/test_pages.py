@@ -1,0 +1,186 @@
+"""What the site promises beyond its words: every public name, every flag, figures that scripts draw, numbers that were measured."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import re
+import statistics
+import sys
+
+import pytest
+
+import holdfast as hf
+from docs.blocks import PAGES, ROOT
+
+sys.path.insert(0, str(ROOT / "docs" / "tools"))
+figures = importlib.import_module("figures")
+commands_page = importlib.import_module("commands_page")
+notebook_page = importlib.import_module("notebook_page")
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def test_the_reference_has_every_public_name():
+    pages = "".join(path.read_text() for path in sorted((ROOT / "docs" / "reference").glob("*.md")))
+    shown = re.findall(r"^::: holdfast\.(\w+)$", pages, flags=re.MULTILINE)
+    assert sorted(shown) == sorted(hf.__all__)
+
+
+def test_every_name_of_the_reference_exists_and_has_a_docstring():
+    pages = "".join(path.read_text() for path in sorted((ROOT / "docs" / "reference").glob("*.md")))
+    for path in re.findall(r"^::: ([\w.]+)$", pages, flags=re.MULTILINE):
+        module, _, name = path.rpartition(".")
+        here = importlib.import_module(module)
+        assert (getattr(here, name, None) or importlib.import_module(path)).__doc__, path
+
+
+def test_every_page_is_in_the_navigation():
+    nav = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2]
+    listed = set(re.findall(r"([\w/]+\.md)", nav))
+    assert {page.removeprefix("docs/") for page in PAGES if page.startswith("docs/")} <= listed
+    made = {"commands.md", "contributing.md", "changelog.md"}
+    made |= {f"notebooks/{path.stem}.md" for path in (ROOT / "notebooks").glob("*.ipynb")}
+    missing = {page for page in listed - made if not (ROOT / "docs" / page).exists()}
+    assert not missing
+
+
+@pytest.mark.parametrize("name", figures.FIGURES)
+def test_a_figure_is_what_its_script_draws(name):
+    drawn = (ROOT / "docs" / "figures" / f"{name}.svg").read_text()
+    assert drawn == figures.FIGURES[name](), "run `make figures`"
+
+
+def test_figures_fetch_nothing():
+    for path in sorted((ROOT / "docs" / "figures").glob("*.svg")):
+        addresses = set(re.findall(r"https?://[^\s\"')<]+", path.read_text()))
+        assert addresses <= {"http://www.w3.org/2000/svg", "https://www.textualize.io"}, (
+            path.name
+        )  # names, not requests
+
+
+def test_the_figure_of_the_display_is_drawn_from_a_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    display_figure = importlib.import_module("display_figure")
+    small = {"total_steps": 4096, "num_envs": 8, "num_steps": 16, "hidden_size": 8, "threads": 1, "tensorboard": False}
+    config = hf.TrainConfig.preset("repeat-previous-easy", quiet=True, final_eval_episodes=2, **small)
+    svg = display_figure.draw(config, display_figure.rows_of_a_run(config))
+    assert "replay" in svg and "seed" in svg and "font-face" not in svg
+
+
+def test_the_example_of_reading_help_holds():
+    import doctest
+
+    assert doctest.testmod(commands_page) == (0, 1)
+
+
+def test_the_page_of_commands_explains_every_setting():
+    import dataclasses
+
+    page = commands_page.page()
+    train = page.partition("## holdfast train\n")[2].partition("\n## ")[0]
+    flags = {flag for flag in re.findall(r"`(--[\w-]+)", train)}
+    fields = {"--" + field.name.replace("_", "-") for field in dataclasses.fields(hf.TrainConfig)}
+    assert fields - flags <= {"--env-kwargs"}  # written as --env-args
+    rows = [line.split(" | ") for line in train.splitlines() if line.startswith("| `--")]
+    assert all(len(row) == 3 and row[1].strip() for row in rows)
+
+
+def test_a_notebook_becomes_a_page():
+    for path in (ROOT / "notebooks").glob("*.ipynb"):
+        page = notebook_page.page(path)
+        code = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
+        assert page.startswith("# ") and page.count("```python") == len(code)
+        assert 'title="printed"' in page and "Traceback" not in page
+
+
+# --- performance.md -------------------------------------------------------------------------------------------------
+
+
+def result(name: str):
+    return json.loads((RESULTS / name).read_text())
+
+
+def geometric_mean(values) -> float:
+    return math.exp(statistics.mean(map(math.log, values)))
+
+
+def measured() -> dict[str, str]:
+    """Numbers of the page, computed from the files that it links to."""
+    sb3 = {row["hidden"]: row for row in result("vs_sb3.json")["speed"]}
+    rsl_rl = {row["rnn_type"]: row for row in result("vs_rsl_rl.json")["rows"]}["lstm"]
+    gpu = result("gpu_training.json")["compare"]
+    ratios = [row["holdfast"]["steps_per_second"] / row["jax"]["steps_per_second"] for row in gpu]
+    cpu = {row["shape"]: row["ms"] for row in result("cpu_recurrence.json")["sequences"] if row["cell"] == "lstm"}
+    torchrl = {tuple(row["shape"]): row["ratio"] for row in result("vs_torchrl.json")["rows"]}
+    lstm = [row["both"] for row in result("gpu_recurrence.json")["shapes"] if row["kind"] == "lstm"]
+    on_cpu = [row["ms"] for row in result("linear_recurrence_cpu.json")["layers"]]
+    on_gpu = [row["graph_ms"] for row in result("linear_recurrence_cuda.json")["layers"]]
+    window = next(row for row in result("memory_span.json") if (row["core"], row["span"]) == ("window", 64))
+    solved = {
+        core: [result(f"learning/RepeatPreviousEasy-{core}-seed{seed}.json") for seed in (1, 2, 3)]
+        for core in ("lstm", "none")
+    }
+    maze = {
+        core: [result(f"learning/TMaze-N=20-{core}-seed{seed}.json") for seed in (1, 2, 3)] for core in ("lstm", "none")
+    }
+
+    theirs, ours = rsl_rl["rsl_rl"], rsl_rl["holdfast"]
+    update = theirs["update_ms"] / ours["update_ms"]
+    whole = (theirs["rollout_ms"] + theirs["update_ms"]) / (ours["rollout_ms"] + ours["update_ms"])
+    onnx = result("runner_latency.json")["microseconds"]["64"]['Runner("policy.onnx")']
+
+    def mean(runs):
+        return f"{statistics.mean(run['mean_return'] for run in runs):.3f}"
+
+    def fold(rows):
+        speedups = [row["nn.GRU"] / row["mingru"] for row in rows]
+        return geometric_mean(speedups), min(speedups)
+
+    cpu_mean, cpu_worst = fold(on_cpu)
+    gpu_mean, gpu_worst = fold(on_gpu)
+    return {
+        "equal settings, hidden 64": f"{sb3[64]['ratio']:.1f}x (lowest pair of runs {sb3[64]['lowest_pair']:.1f}x)",
+        "the same, hidden 256": f"{sb3[256]['ratio']:.1f}x (lowest {sb3[256]['lowest_pair']:.1f}x)",
+        "inside sb3-contrib": f"{result('vs_sb3_inside.json')['speed'][0]['ratio']:.1f}x",
+        "inside rsl_rl": f"{whole:.1f}x (update {update:.1f}x)",
+        "one H200, LSTM 128": f"{gpu[0]['holdfast']['steps_per_second'] / 1e6:.1f} million steps per second",
+        "one JAX program": f"{ratios[0]:.2f}x (other settings {min(ratios):.2f}x to {sorted(ratios)[-2]:.2f}x)",
+        "a billion steps": f"{result('soak_cuda.json')['seconds']:.0f} s",
+        "beside cuDNN": f"{geometric_mean(row['cudnn'] / row['ours_1'] for row in lstm):.1f}x",
+        "`nn.LSTM` without": f"{cpu['64, 128, 0.01']['native'] / cpu['64, 128, 0.01']['nn']:.2f}",
+        "`LSTMModule`": f"{torchrl[(64, 128, 0.01)]:.1f}x",
+        "on a CPU core beside `nn.GRU`": f"{cpu_mean:.1f}x (worst {cpu_worst:.1f}x)",
+        "on an H200 beside `nn.GRU`": f"{gpu_mean:.1f}x (worst {gpu_worst:.1f}x)",
+        "RepeatPreviousEasy, LSTM": f"{mean(solved['lstm'])}; without memory {mean(solved['none'])}",
+        "T-maze of 20": f"{mean(maze['lstm'])}; without memory {mean(maze['none'])}",
+        "until 0.95": f"{statistics.median(run['cpu_seconds_to_threshold'] for run in solved['lstm']):.1f}",
+        "recall of 64": f"{window['steps_to_threshold'] / 1e6:.2f} million",
+        "exported to ONNX": f"{onnx:.0f} µs",
+    }
+
+
+def test_every_number_of_the_performance_page_is_in_the_file_it_links_to():
+    page = (ROOT / "docs" / "performance.md").read_text()
+    rows = [
+        line.split(" | ")
+        for line in page.splitlines()
+        if (line.startswith("| ") and " | `" in line) or "| the same" in line
+    ]
+    numbers = measured()
+    for claim, number in numbers.items():
+        found = [row for row in rows if claim in row[0]]
+        assert found and any(number in row[1] for row in found), (
+            f"{claim}: measured {number}, printed {[row[1] for row in found]}"
+        )
+    assert len(rows) == len(numbers)
+
+
+def test_the_landing_page_repeats_what_was_measured():
+    page = (ROOT / "docs" / "index.md").read_text()
+    exhibits = re.findall(r"^\| \[[^\]]+ #\d+\]", (ROOT / "docs" / "gallery.md").read_text(), flags=re.MULTILINE)
+    assert f"**{len(exhibits)} bugs**" in page
+    speed = next(row for row in result("vs_sb3.json")["speed"] if row["hidden"] == 64)
+    assert f"**{speed['lowest_pair']:.1f}x to {speed['highest_pair']:.1f}x**" in page
+    steps = [row["holdfast"]["steps_per_second"] / 1e6 for row in result("gpu_training.json")["compare"]]
+    assert f"**{int(min(steps))} to {int(max(steps))} million**" in page
