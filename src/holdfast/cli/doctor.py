@@ -152,6 +152,8 @@ def location_of(target: str) -> ci.Location | None:
 
 def find(target: str, seed: int = 0, policy: str | None = None, allow_imports: bool = False) -> Any:
     """The policy or subject that a target names. policy: the class of a run's policy, for a run that does not say."""
+    if Path(target).suffix == ".py":
+        raise ValueError(f"{target} is a Python file; name the class or function in it: {Path(target).stem}:MyPolicy")
     if Path(target).exists():
         target = f"run:{target}"
     kind, colon, rest = target.partition(":")
