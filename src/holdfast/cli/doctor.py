@@ -31,6 +31,10 @@ COULD_NOT_EXAMINE = 2
 class DoctorFlags:
     """Examine a recurrent policy, of any library, for the mistakes that recurrent policies have.
 
+    holdfast doctor my_module:MyPolicy
+
+    holdfast doctor runs/CartPole-v1/lstm-seed1 --html report.html
+
     Exit codes: 0 healthy, 1 findings, 2 could not examine."""
 
     target: str
