@@ -40,6 +40,7 @@ ALLOWED = {
     "_C": "torch: the module that holds some of these",
     "_cuda_getDevice": "torch: the current device without the checks that torch.cuda adds",
     "_cuda_getCurrentRawStream": "torch: the current stream as a number, for a kernel launch",
+    "_env_obs": "gymnasium: the observations that a SyncVectorEnv could not stack; no public name",
     "_last_lstm_states": "sb3-contrib: where RecurrentPPO keeps its memory",
     "_rnn_initial_states": "skrl: where recurrent agents keep their memory; no public name",
     "_rnn_final_states": "skrl: the same",

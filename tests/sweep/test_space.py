@@ -25,11 +25,21 @@ def test_the_default_space_has_valid_settings_around_those_it_starts_from(preset
         assert parameter.including(value) == parameter
         ends = parameter.choices or (parameter.low, parameter.high)
         for end in ends:
-            if parameter.name not in ("minibatches", "num_steps"):  # those depend on each other
-                dataclasses.replace(base, **{parameter.name: end})
+            dataclasses.replace(base, **{parameter.name: end})
         assert len(ends) > 1
     write_space(space, tmp_path / "space.json")
     assert read_space(tmp_path / "space.json") == space
+
+
+@pytest.mark.parametrize(
+    "num_envs, minibatches, bptt", [(8, 8, None), (1, 1, None), (2, 8, 32), (3, 2, 64), (16, 4, 1)]
+)
+def test_sizes_of_the_default_space_go_together_in_every_combination(num_envs: int, minibatches: int, bptt: int | None):
+    base = hf.TrainConfig(num_envs=num_envs, num_steps=128, epochs=4, minibatches=minibatches, bptt=bptt)
+    choices = {parameter.name: parameter.choices for parameter in default_space(base)}
+    for length in choices.get("num_steps", (base.num_steps,)):
+        for count in choices.get("minibatches", (minibatches,)):
+            dataclasses.replace(base, num_steps=length, minibatches=count)
 
 
 def test_what_is_sampled_becomes_the_setting_and_back():

@@ -26,6 +26,10 @@ FOLDER = Path("runs") / "bench"
 class BenchFlags:
     """Train the tasks of a suite and compare the results with published figures.
 
+    holdfast bench popgym --cores gru window --tasks RepeatPrevious
+
+    holdfast bench my_suite.toml --seeds 3
+
     Run the same command again after a kill: finished runs are skipped, the others go on from their checkpoints.
     """
 

@@ -31,6 +31,10 @@ COULD_NOT_EXAMINE = 2
 class DoctorFlags:
     """Examine a recurrent policy, of any library, for the mistakes that recurrent policies have.
 
+    holdfast doctor my_module:MyPolicy
+
+    holdfast doctor runs/CartPole-v1/lstm-seed1 --html report.html
+
     Exit codes: 0 healthy, 1 findings, 2 could not examine."""
 
     target: str
@@ -152,6 +156,8 @@ def location_of(target: str) -> ci.Location | None:
 
 def find(target: str, seed: int = 0, policy: str | None = None, allow_imports: bool = False) -> Any:
     """The policy or subject that a target names. policy: the class of a run's policy, for a run that does not say."""
+    if Path(target).suffix == ".py":
+        raise ValueError(f"{target} is a Python file; name the class or function in it: {Path(target).stem}:MyPolicy")
     if Path(target).exists():
         target = f"run:{target}"
     kind, colon, rest = target.partition(":")

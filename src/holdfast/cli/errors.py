@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import traceback
 from collections.abc import Iterator
+from pathlib import Path
 
 
 class UserError(Exception):
@@ -26,3 +28,9 @@ def user_errors() -> Iterator[None]:
         raise UserError(f"not a JSON file: {error}") from error
     except (ValueError, TypeError, OSError, ImportError, RuntimeError, CheckpointError, gym.error.Error) as error:
         raise UserError(str(error)) from error
+
+
+def raised_by_holdfast(error: BaseException) -> bool:
+    """Whether Holdfast itself raised it, with a message for the user, and not a library or the user's own code."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and Path(__file__).parent.parent in Path(frames[-1].filename).parents

@@ -11,10 +11,12 @@ import dataclasses
 import io
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import tyro
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from holdfast.cli.errors import UserError
 from holdfast.config import flag_of
@@ -51,12 +53,16 @@ def parse(kind: type[Flags], argv: list[str], command: str, default: Flags | Non
     options: dict[str, Any] = {} if default is None else {"default": default}
     argv = _spell_out_integers(kind, argv)
     try:
-        with contextlib.redirect_stderr(io.StringIO()):
+        with contextlib.redirect_stderr(io.StringIO()), _plain_metavars():
             flags, unknown = tyro.cli(
                 kind,
                 args=argv,
                 prog=f"holdfast {command}",
-                config=(tyro.conf.OmitArgPrefixes, tyro.conf.PositionalRequiredArgs),
+                config=(
+                    tyro.conf.OmitArgPrefixes,
+                    tyro.conf.PositionalRequiredArgs,
+                    tyro.conf.PositionalMetavarFromFieldName,
+                ),
                 return_unknown_args=True,
                 **options,
             )
@@ -67,6 +73,27 @@ def parse(kind: type[Flags], argv: list[str], command: str, default: Flags | Non
     if unknown:
         raise _refusal(_unknown_token(kind, unknown), command)
     return flags
+
+
+def _plain_metavars() -> ConstructorRegistry:
+    """A setting that may be None shows as `INT` in the help, and not as `{None}|INT`; the text `None` is still taken."""
+    registry = ConstructorRegistry()
+
+    @registry.primitive_rule
+    def optional(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+        kinds = [kind for kind in get_args(info.type) if kind is not NoneType]
+        if NoneType not in get_args(info.type) or len(kinds) != 1 or kinds[0] not in (str, int, float, Path):
+            return None
+        (kind,) = kinds
+        return PrimitiveConstructorSpec(
+            nargs=1,
+            metavar=kind.__name__.upper(),
+            instance_from_str=lambda words: None if words[0] == "None" else kind(words[0]),
+            is_instance=lambda value: value is None or isinstance(value, kind),
+            str_from_instance=lambda value: [str(value)],
+        )
+
+    return registry
 
 
 def _refusal(mistake: str, command: str) -> UserError:

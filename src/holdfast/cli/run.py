@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from holdfast.cli.errors import UserError, user_errors
+from holdfast.cli.errors import UserError, raised_by_holdfast, user_errors
 from holdfast.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -58,6 +58,10 @@ def run_and_report(trainer: Trainer) -> TrainResult | None:
         ReplayError, NonFiniteError, EnvFailedError, FileExistsError, RunFolderError, ModuleNotFoundError
     ) as error:  # fmt: skip
         raise UserError(str(error)) from error
+    except (ValueError, TypeError) as error:
+        if not raised_by_holdfast(error):  # the user's own code: the traceback shows where
+            raise
+        raise UserError(f"{error} (HOLDFAST_TRACEBACK=1 shows where)") from error
     if not trainer.ranks.leads:
         return None
     run = result.run_dir
@@ -77,11 +81,13 @@ def _result_line(config: TrainConfig, result: TrainResult, steps: int, seconds: 
     from holdfast.display.dashboard import clock, compact, number
 
     speed = steps / seconds if seconds > 0 else 0.0
-    plus_minus = f" ± {number(result.std_error)}" if config.final_eval_episodes > 1 else ""
-    return (
-        f"return {number(result.mean_return)}{plus_minus} over {config.final_eval_episodes} fresh episodes, after "
-        f"{compact(result.steps)} steps; trained {clock(seconds)} ({seconds:.1f} s, {speed:,.0f} steps/s)"
-    )
+    trained = f"after {compact(result.steps)} steps; trained {clock(seconds)} ({speed:,.0f} steps/s)"
+    if not result.episodes:
+        return f"return unknown, {trained}: no episode of the evaluation ended; give the environment a time limit"
+    plus_minus = f" ± {number(result.std_error)}" if result.episodes > 1 else ""
+    open_ones = config.final_eval_episodes - result.episodes
+    cut_off = f" ({open_ones} more did not end)" if open_ones else ""
+    return f"return {number(result.mean_return)}{plus_minus} over {result.episodes} fresh episodes{cut_off}, {trained}"
 
 
 def _next_steps(trainer: Trainer, result: TrainResult) -> list[tuple[str, str]]:

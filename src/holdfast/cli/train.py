@@ -29,7 +29,16 @@ class Settings(TrainConfig):
 
 @dataclass
 class TrainFlags:
-    """Train a policy. Settings come from --preset or --config where given, and from the flags below."""
+    """Train a policy. Settings come from --preset or --config where given, and from the flags below.
+
+    holdfast train --preset repeat-previous-easy
+
+    holdfast train --env CartPole-v1 --mask-velocity --core gru --total-steps 500000
+
+    holdfast train --env my_module:MyEnv --policy my_module:MyPolicy --seeds 1 2 3
+
+    holdfast train --resume runs/CartPole-v1/gru-mask-velocity-seed1
+    """
 
     preset: str | None = None
     """Settings that solve a task: a name, which `holdfast envs` lists, or a file, such as `holdfast sweep` writes."""

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable
 from difflib import SequenceMatcher
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import gymnasium as gym
@@ -135,6 +136,12 @@ def find(env_id: str) -> EnvSpec | Callable[..., Any]:
     except gym.error.Error as unknown:
         if module is not None:
             raise UnknownEnvError(own.what_a_module_offers(module, name)) from unknown
+        if Path(f"{name}.py").exists():
+            raise UnknownEnvError(f"{name} is a module; name the class in it: {name}:MyEnv") from unknown
+        if name.startswith("ALE/"):
+            raise UnknownEnvError(
+                f"{env_id!r} is in another package: pip install ale-py, then --env ale_py:{name}"
+            ) from unknown
         known = [*gym.registry, *_popgym_names().values()]
         raise UnknownEnvError(f"no environment {env_id!r}{_nearest(name, known)}") from unknown
 

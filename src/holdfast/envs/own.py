@@ -198,7 +198,8 @@ def constructor_errors(env: Any, kwargs: dict[str, Any]) -> Iterator[None]:
         arguments = ", ".join(f"{key}={value!r}" for key, value in given.items())
         text = " ".join(str(error).split())
         kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-        raise ValueError(f"{name}{f' with {arguments}' if arguments else ''}: {kind}{text}") from error
+        hint = "; --env-args name=value gives it" if "required positional argument" in text else ""
+        raise ValueError(f"{name}{f' with {arguments}' if arguments else ''}: {kind}{text}{hint}") from error
 
 
 def check_arguments(constructor: Callable[..., Any], kwargs: dict[str, Any]) -> None:

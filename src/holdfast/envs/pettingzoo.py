@@ -12,6 +12,7 @@ here imports PettingZoo: whatever has its parallel interface works.
 from __future__ import annotations
 
 import copy
+import importlib.util
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -32,14 +33,21 @@ def named(env_id: str) -> Callable[..., Any]:
     try:
         module = import_module(f"pettingzoo.{module_name}")
     except ValueError as error:
-        raise ValueError(
-            f"{env_id}: {error}; PettingZoo is installed with pip install 'holdfast[pettingzoo]'"
-        ) from error
+        raise ValueError(f"{env_id}: {error}; {_what_to_install(error.__cause__)}") from error
     if not hasattr(module, "parallel_env"):
         raise ValueError(
             f"{env_id}: pettingzoo.{module_name} has no parallel_env; its agents do not act at the same time"
         )
     return module.parallel_env
+
+
+def _what_to_install(error: BaseException | None) -> str:
+    missing = str(getattr(error, "name", None) or "pettingzoo").partition(".")[0]
+    if missing != "pettingzoo":
+        return f"this game needs {missing}; PettingZoo's documentation says which of its extras installs it"
+    if importlib.util.find_spec("pettingzoo") is None:
+        return "install PettingZoo: pip install 'holdfast[pettingzoo]'"
+    return "this version of PettingZoo has no such game"
 
 
 def from_pettingzoo(make_game: Callable[[], Any], num_envs: int) -> PettingZooRows:

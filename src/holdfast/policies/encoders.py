@@ -106,6 +106,16 @@ class OneHot(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = whole_numbers(_rows(x, self.shape).reshape(x.shape[0], len(self.nvec)), "discrete observations")
+        try:
+            return self._one_hot(x)
+        except RuntimeError as error:  # torch has looked at the numbers, so a check beforehand would cost twice
+            allowed = ", ".join(f"{low} to {low + n - 1}" for low, n in dict.fromkeys(zip(self.starts, self.nvec)))
+            raise ValueError(
+                f"a discrete observation is outside its space: between {x.min()} and {x.max()} came, "
+                f"observation_space allows {allowed}"
+            ) from error
+
+    def _one_hot(self, x: Tensor) -> Tensor:
         if len(set(self.nvec)) == 1 and len(set(self.starts)) == 1:  # one operation, also for a board of 104 cards
             return F.one_hot(x - self.starts[0], self.nvec[0]).flatten(1)
         parts = [F.one_hot(x[:, i] - self.starts[i], n) for i, n in enumerate(self.nvec)]

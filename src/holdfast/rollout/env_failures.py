@@ -29,6 +29,7 @@ from holdfast import envs
 from holdfast.config import TrainConfig
 from holdfast.envs.base import TorchVectorEnv
 from holdfast.envs.own import can_be_made_again
+from holdfast.rollout.env_contract import broken_rule
 from holdfast.rollout.vector_env import autoreset_mode, masks_of
 from holdfast.state import tree_map
 
@@ -39,6 +40,10 @@ FAILURES = (Exception, SystemExit)  # an environment that calls exit() must not 
 
 class EnvFailedError(RuntimeError):
     """Environments failed more often than allowed."""
+
+
+class BrokenEnvError(EnvFailedError):
+    """An environment does not follow gymnasium's interface. Rebuilding it would not help."""
 
 
 class RebuildingEnv(VectorWrapper):  # generic in newer gymnasium only
@@ -153,11 +158,16 @@ class RebuildingEnv(VectorWrapper):  # generic in newer gymnasium only
         while True:
             self.failures += 1
             text = self._describe(error)
+            rule = broken_rule(text, self.env)
+            if rule is not None:
+                self.failures = self._limit + 1  # it would fail again
             _tear_down(self.env)
             if self.report is not None:
                 self.report(self.failures, text)
             if self.failures > self._limit:
                 self._gone = True
+                if rule is not None:
+                    raise BrokenEnvError(f"the environment does not follow gymnasium's interface: {rule}") from error
                 times = f"failed {self.failures} times, {self._limit} allowed" if self._limit else "failed"
                 raise EnvFailedError(f"the environments {times}: {what_happened(text)}") from error
             try:
@@ -284,6 +294,8 @@ class FailureLog:
         """The error that ends a run: what happened, where the tracebacks are, what is left, what can be done."""
         resume = f"continue with holdfast train --resume {shlex.quote(str(self.config.folder))}"
         kept = f"The last checkpoint is {saved}; {resume}" if saved else "No update was finished, nothing is saved"
+        if isinstance(error, BrokenEnvError):
+            return BrokenEnvError(f"{error}. The traceback is in {self.file}. {kept}")
         more = (
             "--env-failure rebuild rebuilds them"
             if self.config.env_failure == "stop"

@@ -92,7 +92,18 @@ Space = tuple[Parameter, ...]
 
 
 def default_space(base: TrainConfig) -> Space:
-    """Around settings that are known to learn something, which have sizes of their own (`chosen.choose_sizes`)."""
+    """Around settings that are known to learn something, which have sizes of their own (`chosen.choose_sizes`).
+
+    Every combination is a valid config: there are never more minibatches than sequences.
+    """
+
+    def sequences(num_steps: int) -> int:
+        return base.num_envs * (num_steps // (base.bptt or num_steps))
+
+    lengths = [
+        n for n in _halves_and_doubles(base.num_steps) if n % (base.bptt or n) == 0 and sequences(n) >= base.minibatches
+    ]
+    minibatches = [n for n in _halves_and_doubles(base.minibatches) if n <= min(map(sequences, lengths))]
     found = [
         _around("learning_rate", base.learning_rate, 5),
         Parameter("gamma", low=max(0.0, 1 - 4 * (1 - base.gamma)), high=1 - (1 - base.gamma) / 4, scale="log(1-x)"),
@@ -100,18 +111,21 @@ def default_space(base: TrainConfig) -> Space:
         _around("entropy_coef", base.entropy_coef, 8),
         _around("max_grad_norm", base.max_grad_norm, 4),
         Parameter("clip_range", low=0.1, high=0.3),
-        *(_halves_and_doubles(name, getattr(base, name)) for name in ("epochs", "minibatches", "num_steps", "hidden_size")),
+        Parameter("epochs", choices=_halves_and_doubles(base.epochs)),
+        Parameter("minibatches", choices=tuple(minibatches)),
+        Parameter("num_steps", choices=tuple(lengths)),
+        Parameter("hidden_size", choices=_halves_and_doubles(base.hidden_size)),
     ]  # fmt: skip
     # A setting at the end of its range (gamma 1, no entropy bonus) was chosen on purpose.
-    return tuple(parameter for parameter in found if parameter.choices or parameter.low < parameter.high)
+    return tuple(one for one in found if len(one.choices) > 1 or (not one.choices and one.low < one.high))
 
 
 def _around(name: str, value: float, factor: float) -> Parameter:
     return Parameter(name, low=_rounded(value / factor), high=_rounded(value * factor), scale="log")
 
 
-def _halves_and_doubles(name: str, value: int) -> Parameter:
-    return Parameter(name, choices=tuple(sorted({max(1, value // 2), value, value * 2})))
+def _halves_and_doubles(value: int) -> tuple[int, ...]:
+    return tuple(sorted({max(1, value // 2), value, value * 2}))
 
 
 def write_space(space: Space, path: Path) -> None:

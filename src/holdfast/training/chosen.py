@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from holdfast.config import TrainConfig
 
+SIZES = ("num_envs", "num_steps", "epochs", "minibatches")
 ROLLOUTS = 100  # in a run, about
 SMALLEST_ROLLOUT, LARGEST_ON_CPU, LARGEST_ON_GPU = 1024, 8192, 2**20  # steps of all environments together
 SEGMENT, SHORTEST, LONGEST = 128, 64, 256  # steps
@@ -33,8 +34,8 @@ class Task(NamedTuple):
 
 
 def choose_sizes(config: TrainConfig, task: Task) -> tuple[TrainConfig, str]:
-    """The config with all sizes filled in, and one line about them ("" if the user gave them all)."""
-    chosen = [name for name in ("num_envs", "num_steps", "epochs", "minibatches") if not getattr(config, name)]
+    """The config with all sizes filled in, and which of them were chosen and why ("" if the user gave them all)."""
+    chosen = [name for name in SIZES if not getattr(config, name)]
     if not chosen:
         return config, ""
     num_envs = config.num_envs or task.num_envs or 0
@@ -53,9 +54,9 @@ def choose_sizes(config: TrainConfig, task: Task) -> tuple[TrainConfig, str]:
         sequences, MINIBATCHES_ON_GPU if task.on_gpu else MINIBATCHES_ON_CPU
     )
     filled = dataclasses.replace(config, num_envs=num_envs, num_steps=num_steps, epochs=epochs, minibatches=minibatches)
-    why = f"for {config.total_steps:,} steps" + ("" if task.fast_env else " in an environment that runs in Python")
-    text = f"chosen {why}: {num_envs} environments x {num_steps} steps, {epochs} epochs x {minibatches} minibatches"
-    return filled, text
+    kind = "" if task.fast_env else " in an environment that runs in Python"
+    which = "" if len(chosen) == len(SIZES) else f"{', '.join(chosen)} "
+    return filled, f"{which}chosen for {config.total_steps:,} steps{kind}"
 
 
 def choose_inputs(config: TrainConfig, env: Any) -> TrainConfig:

@@ -27,7 +27,7 @@ MAX_STEPS_WITHOUT_END = 200_000
 
 @dataclass
 class EvalResult:
-    """Returns and lengths of `episodes` whole episodes, those of the first environment first."""
+    """Returns and lengths of whole episodes, those of the first environment first. All means are NaN if none ended."""
 
     mean_return: float
     std_error: float
@@ -39,6 +39,8 @@ class EvalResult:
     @classmethod
     def of(cls, returns: list[float], lengths: list[int]) -> EvalResult:
         count = len(returns)
+        if not count:
+            return cls(math.nan, math.nan, math.nan, [], [])
         deviation = float(np.std(returns, ddof=1)) if count > 1 else math.nan
         return cls(float(np.mean(returns)), deviation / math.sqrt(count), float(np.mean(lengths)), returns, lengths)
 
@@ -52,12 +54,14 @@ def evaluate(
     seed: int | None = None,
     inputs: tuple[str, ...] = ("obs",),
     record: Callable[[Tensor], None] | None = None,
+    max_steps: int | None = None,
 ) -> EvalResult:
     """Play exactly `episodes` episodes in a gymnasium vector environment, whatever its autoreset mode.
 
     Every environment has a quota fixed beforehand: taking the first episodes to end would favor short ones.
     `seed` seeds the environment and the sampling of actions. `inputs` as in `TrainConfig`. `record(resets)` is
-    called before each step with the flags [B] of the observations about to be acted on.
+    called before each step with the flags [B] of the observations about to be acted on. After `max_steps` steps of all
+    environments together only the episodes that have ended count.
 
     >>> import holdfast as hf, holdfast.envs
     >>> env = holdfast.envs.make("holdfast/RepeatPreviousEasy-v0", num_envs=4)
@@ -78,10 +82,10 @@ def evaluate(
         returns: list[list[float]] = [[] for _ in quota]
         lengths: list[list[int]] = [[] for _ in quota]
         open_return, open_length = np.zeros(adapter.num_envs), np.zeros(adapter.num_envs, dtype=np.int64)
-        missing, waited = episodes, 0
+        missing, waited, played = episodes, 0, 0
         adapter.start(seed)
         memory.reserve(adapter.num_envs)
-        while missing:
+        while missing and (max_steps is None or played < max_steps):
             if record is not None:
                 record(adapter.resets)
             mask = adapter.action_mask
@@ -90,6 +94,7 @@ def evaluate(
             out = adapter.step(step.action)
             open_return += out.rewards.cpu().numpy()
             open_length += valid
+            played += adapter.num_envs
             ended = np.flatnonzero((out.terminated | out.truncated).cpu().numpy())
             for b in ended:
                 if len(returns[b]) < quota[b] and not out.failed:

@@ -59,7 +59,8 @@ class NonFiniteGuard:
             self.notify(
                 f"loss or gradients were not finite, {what} skipped{so_far}: {origin}; rollout and weights are in {evidence}"
             )
-        if self.in_a_row >= self.config.max_bad_updates:
+        # A short run that has skipped every update has learned nothing, and says why.
+        if self.in_a_row >= min(self.config.max_bad_updates, self.config.num_updates):
             good = checkpoint.rolling(self.config.folder)
             last = f"The last good checkpoint is {good[-1]}" if good else "No checkpoint was written yet"
             raise NonFiniteError(

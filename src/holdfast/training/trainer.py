@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from holdfast.config import TrainConfig
+from holdfast.display.first_lines import first_lines
 from holdfast.display.live import Display
 from holdfast.engines.cuda_graph import gpu_turn
 from holdfast.envs.bridge import UnknownEnvError
@@ -40,6 +41,9 @@ from holdfast.training.nonfinite import NonFiniteGuard
 from holdfast.training.progress import RunProgress
 from holdfast.training.stop_signal import StopSignal, Terminated
 
+MOST_EVALUATION_STEPS = 200_000
+"""An evaluation that is longer than this and than the training is cut off: some episodes never end."""
+
 
 @dataclass
 class TrainResult:
@@ -52,6 +56,8 @@ class TrainResult:
     seconds: float
     run_dir: Path
     stopped_by: str  # "finished", "interrupt", "callback" or "target"
+    episodes: int = 0
+    """Evaluation episodes behind `mean_return`; fewer than asked for if the others did not end."""
 
 
 class Trainer:
@@ -222,6 +228,7 @@ class Trainer:
             seconds=self.seconds,
             run_dir=self.folder.path,
             stopped_by=self.stop_signal.reason or "finished",
+            episodes=len(final.returns),
         )
 
     def evaluate(self, episodes: int, deterministic: bool = False) -> EvalResult:
@@ -243,7 +250,13 @@ class Trainer:
         seed = config.seed + 1_000_003 * (self.update + 1)
         with autocast(self.device, autocast_dtype(config.precision)):
             return evaluate(
-                self.policy, self.eval_env, episodes, deterministic=deterministic, seed=seed, inputs=config.inputs
+                self.policy,
+                self.eval_env,
+                episodes,
+                deterministic=deterministic,
+                seed=seed,
+                inputs=config.inputs,
+                max_steps=max(MOST_EVALUATION_STEPS, self.steps),
             )
 
     # --- begin and end -----------------------------------------------------------------------------------------------
@@ -275,9 +288,8 @@ class Trainer:
             if earlier_engines and earlier_engines != self.engines:
                 before = "; ".join(f"{leg}: {engine}" for leg, engine in earlier_engines.items())
                 display.note(f"the engines have changed, so numbers may differ in rounding; before: {before}")
-        if self.parts.chosen:
-            display.note(self.parts.chosen)
-        display.note("; ".join(f"{leg}: {engine}" for leg, engine in self.engines.items()))
+        for line in first_lines(config, self.engines, self.parts.chosen):
+            display.note(line)
         return display
 
     def _close(self) -> None:
