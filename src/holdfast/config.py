@@ -455,7 +455,7 @@ def _check_number(name: str, value: Any) -> None:
 def _check_name(config: TrainConfig) -> None:
     if config.name and not config.name.isprintable():
         raise ValueError(f"--name {config.name!r:.40} is the name of a folder: use letters, digits and signs")
-    if config.name and (Path(config.name).is_absolute() or {"..", ""} & set(config.name.split("/"))):
+    if config.name and (Path(config.name).is_absolute() or {"..", ".", ""} & set(config.name.split("/"))):
         raise ValueError(f"--name {config.name!r} leaves the folder runs/; use --run-dir for a folder elsewhere")
 
 

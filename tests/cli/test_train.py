@@ -258,3 +258,12 @@ def test_a_file_cannot_send_commands_to_the_terminal(run, folder, capsys):
     assert run("train", "--preset", "preset.json") == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.isprintable()
+
+
+@pytest.mark.parametrize("changed", [["--actor-obs", "a"], ["--critic-obs", "a"], ["--initial-std", "2"]])
+def test_what_the_weights_depend_on_cannot_change_when_a_run_is_resumed(run, folder, train, capsys, changed):
+    train("--run-dir", "run")
+    capsys.readouterr()
+    assert run("train", "--resume", "run", "--total-steps", 128, *changed) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{changed[0]} cannot change when a run is resumed" in line

@@ -77,6 +77,8 @@ def main(argv: list[str]) -> int:
         except (KeyboardInterrupt, SystemExit):
             print("stopped; the same command goes on where this one was", flush=True)
             raise
+        except OSError as error:
+            raise UserError(f"{out} cannot be written ({error}); make room, and the same command goes on") from error
         with user_errors():
             written = _write_report(suite, out, flags.steps)
     if failed:
