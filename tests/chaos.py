@@ -2,15 +2,17 @@
 
     python tests/chaos.py --minutes 5 --seed 3
 
-Six rounds share the time: runs killed at random moments and resumed; faults of disks and folders during a run; mutants of
-checkpoints; hostile files; wrong arguments; threads that want one folder. Each prints how often it was tried and how often
-the promise in docs/reliability.md did not hold. The exit code is 1 if that is more than never.
+The rounds share the time: runs killed at random moments and resumed; faults of disks and folders during a run; whole runs
+with random settings; mutants of checkpoints; hostile files; files for the commands; wrong arguments; threads that want one
+folder. Each prints how often it was tried and how often the promise in docs/reliability.md did not hold. The exit code is 1
+if that is more than never.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import pickle
@@ -32,10 +34,14 @@ import torch
 
 import holdfast as hf
 from checkpoint_mutants import hunt
+from file_mutants import hunt as hunt_files
+from holdfast.cores.named import CORES
 from holdfast.distributed.ranks import ALONE
 from holdfast.runs import checkpoint
 from holdfast.runs.folder import FolderInUseError, RunFolder
 from holdfast.runs.record import read_progress
+from whole_runs import hunt as hunt_runs
+from whole_runs import record
 
 SETTINGS: dict[str, Any] = dict(
     env="holdfast/TMaze-v0", env_kwargs={"length": 3}, hidden_size=8, num_envs=4, num_steps=8, minibatches=2, epochs=2,
@@ -46,18 +52,17 @@ Round = Callable[[Path, random.Random, float], Iterator[str]]
 """Yields "" for each try that went as promised, otherwise what happened."""
 
 
-def record(run: Path) -> list[dict[str, str]]:
-    """The rows without the columns that measure time."""
-    return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in read_progress(run)]
-
-
 def kills(folder: Path, draw: random.Random, until: float) -> Iterator[str]:
-    """A killed run, resumed, writes the record of a run that was never stopped."""
-    hf.Trainer(hf.TrainConfig(**SETTINGS, run_dir=str(folder / "whole"))).run()
-    whole = record(folder / "whole")
+    """A killed run, resumed, writes the record of a run that was never stopped, whatever its memory."""
+    cores = draw.sample(list(CORES), len(CORES))
     for number in range(10**6):
+        settings = {**SETTINGS, "core": cores[number % len(cores)]}
+        unbroken = folder / f"whole-{settings['core']}"
+        if not unbroken.exists():
+            hf.Trainer(hf.TrainConfig(**settings, run_dir=str(unbroken))).run()
+        whole = record(unbroken)
         run = folder / f"killed{number}"
-        child = subprocess.Popen([sys.executable, "-c", CHILD, json.dumps({**SETTINGS, "run_dir": str(run)})])
+        child = subprocess.Popen([sys.executable, "-c", CHILD, json.dumps({**settings, "run_dir": str(run)})])
         while len(checkpoint.rolling(run)) < 1 and child.poll() is None:
             time.sleep(0.005)
         time.sleep(draw.random() * 0.5)
@@ -198,6 +203,16 @@ def wrong_inputs(folder: Path, draw: random.Random, until: float) -> Iterator[st
             yield ""
 
 
+def whole_runs(folder: Path, draw: random.Random, until: float) -> Iterator[str]:
+    """Short trainings with random settings keep law 1, continue as if never stopped, and deploy what they trained."""
+    yield from hunt_runs(draw.randrange(10**9), itertools.count(), until)
+
+
+def command_files(folder: Path, draw: random.Random, until: float) -> Iterator[str]:
+    """Suites, results, presets and search spaces: one line or success, no import, no markup of theirs in a page."""
+    yield from hunt_files(draw.randrange(10**9), itertools.count(), until)
+
+
 def threads(folder: Path, draw: random.Random, until: float) -> Iterator[str]:
     """Of 32 threads that start a run in one folder, one gets it."""
     for number in range(10**6):
@@ -224,10 +239,12 @@ def threads(folder: Path, draw: random.Random, until: float) -> Iterator[str]:
 
 
 ROUNDS: dict[str, tuple[Round, float]] = {  # with its share of the time
-    "kills": (kills, 0.35),
+    "kills": (kills, 0.25),
     "faults": (faults, 0.15),
-    "mutants": (mutants, 0.3),
-    "hostile files": (hostile_files, 0.1),
+    "mutants": (mutants, 0.2),
+    "whole runs": (whole_runs, 0.2),
+    "hostile files": (hostile_files, 0.05),
+    "command files": (command_files, 0.05),
     "wrong inputs": (wrong_inputs, 0.03),
     "threads": (threads, 0.07),
 }

@@ -159,3 +159,24 @@ def test_presets_name_environments_that_exist_and_take_overrides(name: str):
 def test_an_unknown_preset_names_the_known_ones():
     with pytest.raises(ValueError, match="unknown preset 'maze'; one of repeat-previous-easy, "):
         hf.TrainConfig.preset("maze")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[]", "this is a list"),
+        ("null", "this is a NoneType"),
+        ("[" * 100_000, "not a JSON file"),
+        ("{", "not a JSON file"),
+        ('{"total_steps": 1%s}' % ("0" * 400), "--total-steps must be less than 2\\*\\*63"),
+        ('{"learning_rate": 1%s}' % ("0" * 400), "--learning-rate must be less than 2\\*\\*63"),
+        ('{"name": "a\\u0000b"}', "--name 'a.x00b' is the name of a folder"),
+        ('{"name": "\\ud800"}', "--name '.ud800' is the name of a folder"),
+    ],
+)
+def test_a_file_that_holds_no_settings_is_refused_in_one_line_that_names_it(text: str, said: str, tmp_path: Path):
+    path = tmp_path / "preset.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=rf"preset.json: .*{said}") as refused:
+        hf.TrainConfig.load(path)
+    assert "\n" not in str(refused.value)

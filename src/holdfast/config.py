@@ -233,6 +233,8 @@ class TrainConfig:
     @classmethod
     def from_dict(cls, d: dict[str, Any]) -> TrainConfig:
         """The inverse of `to_dict`. In a config that 0.1 wrote, settings that it did not have are as it behaved."""
+        if not isinstance(d, dict):
+            raise ValueError(f"settings are a table of names and values, this is a {type(d).__name__}")
         known = {f.name for f in dataclasses.fields(cls)}
         if d.keys() >= _ALWAYS_WRITTEN_BY_0_1:
             d = {**_AS_IN_0_1, **d}
@@ -245,7 +247,12 @@ class TrainConfig:
     @classmethod
     def load(cls, path: str | Path) -> TrainConfig:
         """Read a run's config.json."""
-        return cls.from_dict(json.loads(Path(path).read_text()))
+        try:
+            return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise ValueError(f"{path}: not a JSON file ({error})") from error
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
 
     @classmethod
     def preset(cls, name: str, /, **overrides: Any) -> TrainConfig:
@@ -438,6 +445,8 @@ def _check_number(name: str, value: Any) -> None:
     low, high, hint, above = RANGES.get(name, Range(-math.inf))
     if high is not None and not low <= value <= high:
         raise ValueError(f"{flag} must be between {low} and {high}, got {value}{hint}")
+    if isinstance(value, int) and abs(value) > 2**63:  # more than numpy, torch and C count to
+        raise ValueError(f"{flag} must be less than 2**63, got {value!s:.40}")
     if not math.isfinite(value):
         raise ValueError(f"{flag} must be a finite number, got {value}{hint}")
     if value < low or (above and value == low):
@@ -445,7 +454,9 @@ def _check_number(name: str, value: Any) -> None:
 
 
 def _check_name(config: TrainConfig) -> None:
-    if config.name and (Path(config.name).is_absolute() or {"..", ""} & set(config.name.split("/"))):
+    if config.name and not config.name.isprintable():
+        raise ValueError(f"--name {config.name!r:.40} is the name of a folder: use letters, digits and signs")
+    if config.name and (Path(config.name).is_absolute() or {"..", ".", ""} & set(config.name.split("/"))):
         raise ValueError(f"--name {config.name!r} leaves the folder runs/; use --run-dir for a folder elsewhere")
 
 

@@ -56,3 +56,18 @@ def test_wall_clock_is_summed_over_commands():
         return row("A", "gru", 1, 0.0, 0.0, command={"began": began, "elapsed": elapsed})
 
     assert results.wall_seconds([made("x", 5.0), made("x", 9.0), made("y", 2.5)]) == 11.5
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("final", "0.5"), ("final", None), ("final", float("nan")), ("final", 10**400), ("best", [1]), ("steps", 10**400),
+        ("seed", -(10**400)), ("seconds", "fast"), ("engine", "C"), ("engine", {"update": 5}), ("config", []), ("command", "x"),
+        ("command", {"elapsed": "long"}), ("curve", 5), ("curve", [5]), ("curve", [[1, "x"]]), ("curve", [[1, 2, 3]]),
+    ],
+)  # fmt: skip
+def test_a_row_that_no_report_could_show_counts_as_damaged(tmp_path, name, value):
+    file = tmp_path / "results.jsonl"
+    good = row("A", "gru", 1, 0.1, 0.5)
+    file.write_text("\n".join([json.dumps({**good, name: value}), "[" * 100_000, json.dumps(good)]))
+    assert results.read(file) == ([good], 2)

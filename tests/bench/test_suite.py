@@ -175,3 +175,18 @@ def test_the_suites_of_the_docs_load(tmp_path):
         name for task in re.findall(r"^    \{(.*)\}", blocks[1], re.MULTILINE) for name in re.findall(r"(\w+) =", task)
     }
     assert {field.name for field in dataclasses.fields(suites.Task)} - {"settings"} <= tasks
+
+
+@pytest.mark.parametrize("change", [{"steps": 10**400}, {"seeds": 10**12}, {"note": 5}, {"first_seed": 1e300}])
+def test_a_huge_number_in_a_suite_is_a_line_and_not_an_overflow(change, tmp_path):
+    file = tmp_path / "huge.json"
+    file.write_text(json.dumps({"name": "s", "tasks": [{"name": "A", "env": "CartPole-v1"}], **change}))
+    with pytest.raises(SuiteError, match=rf"huge.json: {next(iter(change))} must be"):
+        load(str(file))
+
+
+def test_a_suite_that_is_nested_too_deeply_is_not_a_suite(tmp_path):
+    for name, text in {"deep.json": "[" * 100_000, "deep.toml": "x = " + "[" * 5000}.items():
+        (tmp_path / name).write_text(text)
+        with pytest.raises(SuiteError, match=rf"{name}: not a (JSON|TOML) file"):
+            load(str(tmp_path / name))

@@ -150,3 +150,23 @@ def test_runs_that_fail_are_named_and_tried_again(run, folder, capsys, monkeypat
             "holdfast bench: 2 of 2 runs failed (Short gru seed 1: ValueError: no luck); the same command tries them again\n"
         )
     assert [job.task for job in given[1]] == ["Short", "Long"]
+
+
+def test_results_that_cannot_be_written_end_in_one_line_and_the_same_command_goes_on(run, folder, capsys, monkeypatch):
+    from holdfast.bench import results
+
+    settings = dict(hidden_size=4, num_envs=4, num_steps=8, minibatches=1, epochs=1, final_eval_episodes=1)
+    task = {"name": "A", "env": "holdfast/TMaze-v0", "settings": {"env_kwargs": {"length": 3}}}
+    (folder / "s.json").write_text(json.dumps(dict(name="s", steps=32, settings=settings, tasks=[task])))
+    command = ("bench", "s.json", "--device", "cpu", "--jobs", 1, "--quiet", "--out", "out")
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as disk:
+        disk.setattr(results, "append", full)
+        assert run(*command) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "out cannot be written" in line and "No space left" in line and "the same command goes on" in line
+    assert len(list((folder / "out" / "runs").iterdir())) == 1  # the run, with its last checkpoint
+    assert run(*command) == 0 and len(results.read(folder / "out" / "results.jsonl")[0]) == 1

@@ -1,5 +1,6 @@
 """Flags from dataclasses: what tyro accepts arrives, and what it refuses is explained in one line."""
 
+import re
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Literal
@@ -101,3 +102,17 @@ def test_the_value_of_one_flag_in_either_spelling():
     assert value_of(["--a", "1", "--b=2"], "--a") == "1"
     assert value_of(["--a", "1", "--b=2"], "--b") == "2"
     assert value_of(["--a"], "--a") is None
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--quiet", "true"], "--quiet takes no value, got 'true'"),
+        (["--no-tensorboard", "False"], "--no-tensorboard takes no value, got 'False'"),
+        (["--squash-actions", "1", "--quiet"], "--squash-actions takes no value, got '1'"),
+        (["--name", "-x"], "--name: a value is missing; one that begins with - is written --name=VALUE"),
+    ],
+)
+def test_a_value_that_a_flag_does_not_take_is_refused_with_the_name_of_the_flag(argv: list[str], said: str):
+    with pytest.raises(UserError, match=re.escape(said)):
+        parse(TrainFlags, argv, "train")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -107,3 +108,39 @@ def test_the_space_is_written_for_editing(run: Any, folder: Path, capsys: Any):
     assert capsys.readouterr().out.strip() == str(STUDY / "space.json")
     assert "learning_rate" in json.loads((STUDY / "space.json").read_text())
     assert not (STUDY / "study.db").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--workers", "1000000"], "--workers must be between 0 and 1024"),
+        (["--confirm", "-1"], "--confirm must be between 0 and 1000"),
+        (["--study", "../../elsewhere"], "leaves the folder runs/sweeps"),
+        (["--preset", ""], "this one is empty"),
+    ],
+)
+def test_a_sweep_that_would_do_harm_is_refused_in_one_line(
+    run: Any, folder: Path, capsys: Any, flags: list[str], said: str
+):
+    assert run("sweep", *FLAGS, *flags) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line and list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "delete from trial_params",
+        "update trial_values set value_type = 'x'",
+        "update trial_user_attributes set value_json = '['",
+    ],
+)
+def test_a_damaged_study_is_refused_in_one_line(run: Any, folder: Path, capsys: Any, damage: str):
+    assert run("sweep", *FLAGS, "--trials", 2, "--workers", 1, "--confirm", 0, "--no-prune") == 0
+    with sqlite3.connect(folder / STUDY / "study.db") as database:
+        database.execute(damage)
+    database.close()
+    capsys.readouterr()
+    assert run("sweep", *FLAGS, "--trials", 2, "--workers", 1, "--confirm", 0, "--no-prune") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "the study in runs/sweeps/TMaze-v0 cannot be used" in line or "JSON" in line

@@ -238,3 +238,32 @@ def test_environments_per_rank_are_multiplied_by_the_ranks_and_exclude_the_numbe
     ):
         assert main([*(flags if "--resume" not in more else ["train"]), *more]) != 0
         assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flag", ["--resume", "--preset", "--config"])
+def test_an_empty_variable_of_the_shell_does_not_start_another_run(run, folder, capsys, flag):
+    assert run("train", flag, "") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert flag in line and "empty" in line and list(folder.iterdir()) == []
+
+
+def test_seeds_outside_their_range_are_refused_in_one_line(run, folder, capsys):
+    assert run("train", "--seeds", "-1", "2") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "--seed must be between 0 and" in line
+
+
+def test_a_file_cannot_send_commands_to_the_terminal(run, folder, capsys):
+    (folder / "preset.json").write_text('{"env": "\\u001b]0;title\\u0007\\u001b[2J"}')
+    assert run("train", "--preset", "preset.json") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.isprintable()
+
+
+@pytest.mark.parametrize("changed", [["--actor-obs", "a"], ["--critic-obs", "a"], ["--initial-std", "2"]])
+def test_what_the_weights_depend_on_cannot_change_when_a_run_is_resumed(run, folder, train, capsys, changed):
+    train("--run-dir", "run")
+    capsys.readouterr()
+    assert run("train", "--resume", "run", "--total-steps", 128, *changed) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{changed[0]} cannot change when a run is resumed" in line

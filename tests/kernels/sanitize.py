@@ -60,7 +60,10 @@ def hunt_mutants(compiler: list[str], seed: int, count: int) -> int:
     """Mutants of checkpoints, with the library compiled for AddressSanitizer in a Python that is not."""
     from checkpoint_mutants import hunt
 
-    found = subprocess.run([*compiler, "-print-file-name=libasan.so"], capture_output=True, text=True).stdout.strip()
+    found, cpp = (
+        subprocess.run([*compiler, f"-print-file-name={name}"], capture_output=True, text=True).stdout.strip()
+        for name in ("libasan.so", "libstdc++.so.6")
+    )
     if not Path(found).is_absolute():
         print("mutants of checkpoints: skipped, the compiler has no libasan.so (clang links it into programs only)")
         return 0
@@ -70,7 +73,9 @@ def hunt_mutants(compiler: list[str], seed: int, count: int) -> int:
         path = "from holdfast.kernels.cpu import build; build.library_path()"
         subprocess.run([sys.executable, "-c", path], env={**os.environ, **chosen}, check=True)
         # Python's own allocations are not freed at exit; torch's allocator is the C library's, so tensors are watched.
-        watched = {"LD_PRELOAD": found, "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=1"}
+        # The C++ library is there from the start, because AddressSanitizer looks for its __cxa_throw then, and aborts at
+        # the first exception that torch throws if there was none.
+        watched = {"LD_PRELOAD": f"{found}:{cpp}", "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=1"}
         outcomes, failures = hunt(count, seed, {**chosen, **watched})
     summary = ", ".join(f"{name} {times}" for name, times in sorted(outcomes.items()))
     print(f"mutants of checkpoints, seed {seed}: {summary}")

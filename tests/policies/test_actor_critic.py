@@ -257,3 +257,11 @@ def test_statistics_of_observations_move_in_place_where_a_captured_graph_reads_t
     policy.update_normalizer(torch.randn(50, 3) * 4 + 1)
     assert held and all(buffer is held[name] for name, buffer in policy.named_buffers())
     assert float(held["encoder.var"].min()) > 4
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_rollout_of_dummy_steps_alone_leaves_the_statistics_as_they_were():
+    policy = hf.ActorCritic(spaces.Box(-1, 1, (3,)), spaces.Discrete(2), "gru", 4, normalize_obs=True)
+    before = {name: value.clone() for name, value in policy.state_dict().items()}
+    policy.update_normalizer(torch.empty(0, 3))
+    assert all(torch.equal(value, before[name]) for name, value in policy.state_dict().items())

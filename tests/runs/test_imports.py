@@ -104,3 +104,40 @@ def test_a_class_of_its_kind_in_a_module_that_is_in_use_needs_no_permission():
         "env": "holdfast:No-such-id-v0",
     }.items():
         imports.require_allowed(hf.TrainConfig(**{field: name}), Path("config.json"), (field,), allowed=False)
+
+
+def test_a_run_that_is_continued_may_name_what_it_was_started_with_and_nothing_else(run: Path, mark: Path):
+    with pytest.raises(imports.ImportNotAllowedError):
+        hf.Trainer.resume(run, allow_imports=imports.named_in(hf.TrainConfig(env="CartPole-v1")))
+    assert not mark.exists()
+    hf.Trainer.resume(run, allow_imports=imports.named_in(hf.TrainConfig(env="named_by_a_file:Named-v0")))
+    assert mark.exists()
+
+
+@pytest.mark.parametrize("field", ["env", "cores", "policy"])
+def test_a_suite_imports_only_what_the_user_allows(
+    field: str, tmp_path: Path, mark: Path, capsys: pytest.CaptureFixture
+):
+    name = "named_by_a_file:Named"
+    suite = dict(name="s", steps=8, tasks=[{"name": "A", "env": name if field == "env" else "CartPole-v1"}])
+    suite |= {"cores": [name]} if field == "cores" else {"settings": {"policy": name}} if field == "policy" else {}
+    (tmp_path / "suite.json").write_text(json.dumps(suite))
+    assert main(["bench", "suite.json", "--device", "cpu"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "suite.json names" in line and "add --allow-imports" in line
+    assert not mark.exists() and not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("source", ["--preset", "--config", "--space"])
+def test_a_sweep_imports_only_what_the_user_allows(
+    source: str, tmp_path: Path, mark: Path, capsys: pytest.CaptureFixture
+):
+    pytest.importorskip("optuna")
+    settings = (
+        {"env": "named_by_a_file:Named-v0"} if source != "--space" else {"core": {"choices": ["named_by_a_file:C"]}}
+    )
+    (tmp_path / "file.json").write_text(json.dumps(settings))
+    assert main(["sweep", source, "file.json", "--trials", "1", "--workers", "1", "--device", "cpu"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "file.json names" in line and "add --allow-imports" in line
+    assert not mark.exists() and not list(tmp_path.glob("runs/sweeps/*/study.db"))

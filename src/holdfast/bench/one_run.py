@@ -19,7 +19,7 @@ from holdfast.bench.jobs import Job
 from holdfast.bench.results import Row
 from holdfast.config import TrainConfig
 from holdfast.rollout.segment import Segment
-from holdfast.runs import checkpoint
+from holdfast.runs import checkpoint, imports
 from holdfast.runs.log import read_progress
 from holdfast.runs.metadata import cpu_name, git_state, package_versions
 from holdfast.training.callbacks import Callback
@@ -123,7 +123,8 @@ def _make_trainer(job: Job, folder: Path, watch: _Watch) -> Trainer:
     config = TrainConfig.from_dict({**job.config, "run_dir": str(folder), "checkpoint_every": 0, "keep_checkpoints": 1})
     if checkpoint.rolling(folder):
         try:
-            return Trainer.resume(folder, callbacks=[watch], allow_imports=True, device=config.device, quiet=True)
+            allowed = imports.named_in(config)
+            return Trainer.resume(folder, callbacks=[watch], allow_imports=allowed, device=config.device, quiet=True)
         except checkpoint.CheckpointError:
             shutil.rmtree(folder)  # damaged: from the beginning
     return Trainer(config, callbacks=[watch])

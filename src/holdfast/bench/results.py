@@ -13,6 +13,11 @@ from typing import Any
 
 FILE_NAME = "results.jsonl"
 _NEEDED = {"id": str, "task": str, "core": str, "seed": int, "steps": int, "setting": str}
+_NUMBERS = (
+    "seed", "steps", "final", "best", "best_at", "final_std_error", "final_deterministic", "trained_steps",
+    "steps_per_second", "seconds", "wall_seconds",
+)  # fmt: skip
+_LARGEST = 1e30
 Row = dict[str, Any]
 
 
@@ -48,10 +53,27 @@ def read(path: Path) -> tuple[list[Row], int]:
 def _parse(line: bytes) -> Row | None:
     try:
         row = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     ok = isinstance(row, dict) and all(isinstance(row.get(name), kind) for name, kind in _NEEDED.items())
-    return row if ok else None
+    return row if ok and _fits_a_report(row) else None
+
+
+def _fits_a_report(row: Row) -> bool:
+    """Whether all that a table or a page shows of a row is of its type. A row without a result says why the run failed."""
+    numbers = [row[name] for name in _NUMBERS if row.get(name) is not None]
+    tables = {name: row.get(name, {}) for name in ("engine", "config", "command")}
+    if ("final" in row and row["final"] is None) or not all(isinstance(table, dict) for table in tables.values()):
+        return False
+    curve = row.get("curve", [])
+    if not isinstance(curve, list) or not all(isinstance(point, list) and len(point) == 2 for point in curve):
+        return False
+    numbers += [tables["command"].get("elapsed", 0.0), *(part for point in curve for part in point)]
+    return all(map(_is_number, numbers)) and all(isinstance(name, str) for name in tables["engine"].values())
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and -_LARGEST < value < _LARGEST
 
 
 def finished(rows: Iterable[Row]) -> set[str]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -30,6 +29,10 @@ STATISTICS = {
 }
 """What is compared with published figures."""
 _NOT_SETTINGS = {"env", "core", "seed", "total_steps", "device", "name", "run_dir", "threads", "quiet", "track"}
+
+
+MOST_SEEDS = 10_000
+_LARGEST = 1e30  # of a number in a file; beyond it differences and averages overflow
 
 
 class SuiteError(ValueError):
@@ -138,7 +141,7 @@ def load(name: str) -> Suite:
         data = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
     except OSError as error:
         raise SuiteError(f"{path}: cannot be read ({error.strerror})") from error
-    except ValueError as error:  # tomllib's and json's errors, and bytes that are no UTF-8
+    except (ValueError, RecursionError) as error:  # tomllib's and json's errors, and bytes that are no UTF-8
         raise SuiteError(f"{path}: not a {path.suffix[1:].upper()} file ({error})") from error
     return parse(data, str(path))
 
@@ -184,9 +187,10 @@ def _check_contents(suite: Suite, where: str) -> None:
             raise SuiteError(f"{where}: tuned.{family} is the family of no task")
         _check_settings(suite.tuned[family], f"{where}, tuned.{family}")
     _check_settings(suite.settings, f"{where}, settings")
-    for key in ("steps", "seeds"):
-        if getattr(suite, key) < 1:
-            raise SuiteError(f"{where}: {key} must be at least 1, got {getattr(suite, key)}")
+    if suite.steps < 1:
+        raise SuiteError(f"{where}: steps must be at least 1, got {suite.steps}")
+    if not 1 <= suite.seeds <= MOST_SEEDS:
+        raise SuiteError(f"{where}: seeds must be between 1 and {MOST_SEEDS}, got {suite.seeds}")
     for task in suite.tasks:
         place = f"{where}, task {task.name}"
         unknown = [key for key in task.published if key not in suite.published]
@@ -246,12 +250,14 @@ def _value(value: Any, kind: str, where: str) -> Any:
         raise SuiteError(f"{where} must be a list{' of names' if 'str' in kind else ''}, got {value!r:.40}")
     if kind == "bool" and isinstance(value, bool):
         return value
-    if kind == "int" and isinstance(value, (int, float)) and not isinstance(value, bool) and float(value).is_integer():
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    in_range = is_number and abs(value) <= _LARGEST  # NaN is not
+    if kind == "int" and in_range and float(value).is_integer():
         return int(value)
-    if kind.startswith("float") and isinstance(value, (int, float)) and not isinstance(value, bool):
-        if math.isfinite(value):
+    if kind.startswith("float") and is_number:
+        if in_range:
             return float(value)
-        raise SuiteError(f"{where} must be a finite number, got {value}")
+        raise SuiteError(f"{where} must be a finite number, got {value!r:.40}")
     if kind.startswith(("str", "Literal")) and isinstance(value, str):
         return value
     expected = {"bool": "true or false", "int": "an integer", "str": "a text"}.get(kind, "a number")

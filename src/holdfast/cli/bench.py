@@ -57,6 +57,8 @@ class BenchFlags:
     """Folder for results, table and page; by default runs/bench/<suite>."""
     report: bool = False
     """Run nothing: write table and page of the results that are there."""
+    allow_imports: bool = False
+    """Import modules that the file of the suite names, which runs their code."""
     keep_runs: bool = False
     """Keep the folder of every finished run, with its last checkpoint."""
     quiet: bool = False
@@ -70,6 +72,8 @@ def main(argv: list[str]) -> int:
     with user_errors():
         suite = suites.load(flags.suite)
         jobs = _jobs(suite, flags)
+        if not flags.report:
+            _require_imports_allowed(jobs, flags)
     out = Path(flags.out or FOLDER / suite.name)
     with _claimed(out):
         try:
@@ -77,6 +81,8 @@ def main(argv: list[str]) -> int:
         except (KeyboardInterrupt, SystemExit):
             print("stopped; the same command goes on where this one was", flush=True)
             raise
+        except OSError as error:
+            raise UserError(f"{out} cannot be written ({error}); make room, and the same command goes on") from error
         with user_errors():
             written = _write_report(suite, out, flags.steps)
     if failed:
@@ -88,12 +94,17 @@ def main(argv: list[str]) -> int:
 
 def _jobs(suite: Suite, flags: BenchFlags) -> list[Job]:
     from holdfast.bench.jobs import jobs
+    from holdfast.bench.suite import MOST_SEEDS
 
     for name in ("seeds", "steps", "jobs"):
         value = getattr(flags, name)
         if value is not None and value < 1:
             raise UserError(f"--{name} must be at least 1, got {value}")
+    if (flags.seeds or 1) > MOST_SEEDS:
+        raise UserError(f"--seeds must be at most {MOST_SEEDS}, got {flags.seeds}")
     first = suite.first_seed if flags.first_seed is None else flags.first_seed
+    if first < 0:
+        raise UserError(f"--first-seed (in a suite first_seed) must be at least 0, got {first}")
     return jobs(
         suite,
         suite.pick(flags.tasks),
@@ -103,6 +114,15 @@ def _jobs(suite: Suite, flags: BenchFlags) -> list[Job]:
         steps=flags.steps,
         tuned=flags.tuned,
     )
+
+
+def _require_imports_allowed(jobs: list[Job], flags: BenchFlags) -> None:
+    from holdfast.config import TrainConfig
+    from holdfast.runs import imports
+
+    makes = imports.MAKES_ENV + imports.MAKES_POLICY
+    for config in {imports.named_in(c): c for c in (TrainConfig.from_dict(job.config) for job in jobs)}.values():
+        imports.require_allowed(config, Path(flags.suite), makes, flags.allow_imports, typed=flags.cores)
 
 
 def _device(name: str) -> str:
@@ -206,7 +226,7 @@ def _write_report(suite: Suite, out: Path, steps: int | None) -> bool:
     if not comparisons:
         return False
     text = markdown(suite, comparisons)
-    write_whole(out / "table.md", [text.encode()])
-    write_whole(out / "index.html", [page(suite, comparisons).encode()])
+    write_whole(out / "table.md", [text.encode(errors="replace")])
+    write_whole(out / "index.html", [page(suite, comparisons).encode(errors="replace")])
     print(f"results  {out / results.FILE_NAME}\ntable    {out / 'table.md'}\npage     {out / 'index.html'}")
     return True

@@ -65,7 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if os.environ.get("HOLDFAST_TRACEBACK"):
             raise
         prefix = f"holdfast {name}" if name in COMMANDS else "holdfast"
-        print(f"{prefix}: {' '.join(str(error).split())}", file=sys.stderr)
+        line = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in " ".join(str(error).split()))
+        print(f"{prefix}: {line}", file=sys.stderr)  # what files name must not reach the terminal as commands to it
         return 2
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
+import itertools
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -71,7 +72,7 @@ def parse(kind: type[Flags], argv: list[str], command: str, default: Flags | Non
             raise
         raise _refusal(_find_mistake(kind, argv), command) from end
     if unknown:
-        raise _refusal(_unknown_token(kind, unknown), command)
+        raise _refusal(_value_of_a_switch(kind, argv, unknown) or _unknown_token(kind, unknown), command)
     return flags
 
 
@@ -150,6 +151,8 @@ def _find_mistake(kind: type, argv: Sequence[str]) -> str:
         if flag not in types:
             return _unknown_token(kind, [flag])
         rest = argv[i + 1 :]
+        if not equals and rest and rest[0].startswith("-") and types[flag] is not bool and not _is_number(rest[0]):
+            return f"{flag}: a value is missing; one that begins with - is written {flag}=VALUE"
         end = next((n for n, other in enumerate(rest) if other.startswith("--")), len(rest))
         problem = _problem(types[flag], [value] if equals else rest[:end])
         if problem:
@@ -172,6 +175,24 @@ def _flag_types(kind: type) -> Iterator[tuple[str, Any]]:
 
 def _is_required(field: dataclasses.Field[Any]) -> bool:
     return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _value_of_a_switch(kind: type, argv: Sequence[str], unknown: Sequence[str]) -> str | None:
+    """What is wrong if a token follows a flag that takes no value (--quiet true)."""
+    types = dict(_flag_types(kind))
+    for flag, token in itertools.pairwise(argv):
+        if token in unknown and not token.startswith("--") and types.get(flag.replace("_", "-")) is bool:
+            name = flag.removeprefix("--").removeprefix("no-")
+            return f"{flag} takes no value, got {token!r}; --{name} turns it on, --no-{name} turns it off"
+    return None
 
 
 def _unknown_token(kind: type, tokens: Sequence[str]) -> str:

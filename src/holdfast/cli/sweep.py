@@ -22,6 +22,7 @@ from holdfast.cli.train import Settings, config_from, defaults_from
 from holdfast.config import PRESETS, TrainConfig
 
 WORKER = "HOLDFAST_SWEEP_WORKER"  # the number of a process that another one has started
+MOST_WORKERS, MOST_SEEDS = 1024, 1000
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -54,6 +55,8 @@ class SweepFlags:
     """Name of the study and its folder; by default that of the environment."""
     storage: str | None = None
     """Address of a database, for several machines; by default an SQLite file in the folder runs/sweeps/<study>."""
+    allow_imports: bool = False
+    """Import modules that the file of --preset, --config or --space names, which runs their code."""
     env_args: tuple[str, ...] = ()
     """Arguments for the environment's constructor, as name=value."""
     settings: Settings = field(default_factory=Settings)
@@ -64,21 +67,33 @@ def main(argv: list[str]) -> int:
     flags, base = _settings(argv)
     if flags.trials < 1:
         raise UserError("--trials must be at least 1")
+    if not 0 <= flags.workers <= MOST_WORKERS:
+        raise UserError(f"--workers must be between 0 and {MOST_WORKERS}, got {flags.workers}")
+    if not 0 <= flags.confirm <= MOST_SEEDS:
+        raise UserError(f"--confirm must be between 0 and {MOST_SEEDS}, got {flags.confirm}")
+    from holdfast.runs import imports
     from holdfast.sweep.space import default_space
     from holdfast.sweep.sweep import SPACE_NAME, Sweep, space_of
 
     with user_errors():
         base, on_gpu = _with_sizes(base)
         name = flags.study or base.env.removeprefix("holdfast/").replace("/", "-").replace(":", "-")
+        if Path(name).is_absolute() or ".." in Path(name).parts or not name.isprintable():
+            raise UserError(f"--study {name!r} leaves the folder runs/sweeps; use a plain name")
         folder = Path("runs/sweeps") / name
         space = space_of(folder, flags.space, lambda: default_space(base))
+        for config, source in _named_by_files(base, space, flags, folder / SPACE_NAME):
+            typed = [value_of(argv, flag) for flag in ("--env", "--core", "--policy")]
+            imports.require_allowed(
+                config, source, imports.MAKES_ENV + imports.MAKES_POLICY, flags.allow_imports, typed
+            )
     if flags.write_space:
         print(folder / SPACE_NAME)
         return 0
     seconds, workers = _seconds(flags.time), flags.workers or (1 if on_gpu else num_cores())
     base.threads = base.threads or (None if on_gpu else max(1, num_cores() // workers))
     parent = os.getppid()
-    with user_errors():
+    with _study_errors(folder):
         sweep = Sweep(
             base,
             space,
@@ -97,14 +112,14 @@ def main(argv: list[str]) -> int:
     if not worker:
         print(f"{flags.trials} trials in {folder}, {workers} at a time; trial 0 is {_start(flags, argv)}", flush=True)
     try:
-        with _sigterm_exits(), _helpers(argv, workers - 1 if not worker else 0), user_errors():
+        with _sigterm_exits(), _helpers(argv, workers - 1 if not worker else 0), _study_errors(folder):
             sweep.run()
     except (KeyboardInterrupt, SystemExit):
         if not worker:
             print(_go_on(argv), flush=True)
         raise
     if not worker:
-        with user_errors():
+        with _study_errors(folder):
             _conclude(sweep, argv)
     return 0
 
@@ -114,15 +129,26 @@ def main(argv: list[str]) -> int:
 
 def _settings(argv: list[str]) -> tuple[SweepFlags, TrainConfig]:
     preset, config_file = value_of(argv, "--preset"), value_of(argv, "--config")
-    if preset and config_file:
+    if preset is not None and config_file is not None:
         raise UserError("--preset and --config exclude each other; give one of them")
-    if not preset and not config_file:
+    if preset is None and config_file is None:
         preset = _preset_of(value_of(argv, "--env"))
     with user_errors():
         defaults = defaults_from(preset, config_file)
     flags = SweepFlags(settings=Settings(**{**vars(defaults), "env_kwargs": {}}))
     flags = parse(SweepFlags, argv, "sweep", default=flags)
     return flags, config_from(flags.settings, flags.env_args, defaults)
+
+
+def _named_by_files(
+    base: TrainConfig, space: Any, flags: SweepFlags, own_space: Path
+) -> Iterator[tuple[TrainConfig, Path]]:
+    """Settings with every name that a file gives them, and the file."""
+    yield base, Path(flags.config or flags.preset or "the command line")
+    for parameter in space:
+        if parameter.name in ("core", "policy"):
+            for choice in parameter.choices:
+                yield dataclasses.replace(base, **{parameter.name: choice}), flags.space or own_space
 
 
 def _preset_of(env: str | None) -> str | None:
@@ -159,6 +185,21 @@ def _seconds(text: str | None) -> float | None:
     if match is None or not float(match[1]):
         raise UserError(f"--time {text!r}: expected a time such as 90s, 30m, 2h or 1d")
     return float(match[1]) * _UNITS[match[2]]
+
+
+@contextmanager
+def _study_errors(folder: Path) -> Iterator[None]:
+    """What a trial raises is recorded in the study. Any other error is in the study itself: its database or its files."""
+    try:
+        with user_errors():
+            yield
+    except UserError:
+        raise
+    except Exception as error:
+        text = " ".join(str(error).split())[:200]
+        raise UserError(
+            f"the study in {folder} cannot be used: {type(error).__name__}: {text}; choose another --study, or repair it"
+        ) from error
 
 
 # --- processes --------------------------------------------------------------------------------------------------------

@@ -61,10 +61,12 @@ class TrainFlags:
 
 def main(argv: list[str]) -> int:
     sources = {flag: value_of(argv, flag) for flag in ("--preset", "--config", "--resume")}
-    given = [flag for flag, value in sources.items() if value]
+    given = [flag for flag, value in sources.items() if value is not None]
     if len(given) > 1:
         raise UserError(f"{' and '.join(given)} exclude each other; give one of them")
-    if sources["--resume"]:
+    if sources["--resume"] is not None:
+        if not sources["--resume"]:
+            raise UserError("--resume needs the folder of a run, and this one is empty")
         _resume(argv, Path(sources["--resume"]))
     else:
         with user_errors():
@@ -81,10 +83,12 @@ def _start(argv: list[str], defaults: TrainConfig, config_file: str | None) -> N
     if config_file:
         _require_imports_allowed(argv, config, Path(config_file), flags.allow_imports)
     if flags.num_envs_per_rank is not None:
-        config = dataclasses.replace(config, num_envs=_envs_of_all_ranks(argv, flags.num_envs_per_rank))
+        with user_errors():
+            config = dataclasses.replace(config, num_envs=_envs_of_all_ranks(argv, flags.num_envs_per_rank))
     if flags.seeds and config.run_dir:
         raise UserError("--run-dir is one folder, but --seeds makes several runs; use --name, or leave it out")
-    configs = [dataclasses.replace(config, seed=seed) for seed in flags.seeds or (config.seed,)]
+    with user_errors():
+        configs = [dataclasses.replace(config, seed=seed) for seed in flags.seeds or (config.seed,)]
     if flags.seeds and config.name is not None:
         configs = [dataclasses.replace(each, name=f"{each.name}-seed{each.seed}") for each in configs]
     if len(configs) == 1:
@@ -115,6 +119,8 @@ def _require_imports_allowed(argv: list[str], config: TrainConfig, source: Path,
 
 def defaults_from(preset: str | None, config_file: str | None) -> TrainConfig:
     """The settings that flags change: of a preset, of a file, or the defaults."""
+    if "" in (preset, config_file):
+        raise ValueError("--preset and --config need a name or a file, and this one is empty")
     if preset and preset not in PRESETS and Path(preset).suffix == ".json":
         preset, config_file = None, preset
     if preset:

@@ -91,6 +91,8 @@ def make_core(
 def _sizes_for(core: str, memory_span: int) -> dict[str, int]:
     """Options of the cores whose size depends on how many steps there are to remember."""
     if core == "window":
+        if memory_span < 2:
+            raise ValueError(f"memory_span {memory_span}: a window remembers nothing unless it has 2 steps or more")
         return {"window": memory_span}
     if core == "ffm":  # C pitches tell 2 C steps apart; beyond 64, rates must help
         return {"memory_size": 16, "context_size": min(32, max(4, memory_span // 2))}

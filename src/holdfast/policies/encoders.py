@@ -77,6 +77,8 @@ class Vector(nn.Module):
         if ranks is not None and ranks.joined:
             self.merge(*ranks.moments(x))
             return
+        if len(x) == 0:  # every step of the rollout was a dummy step
+            return
         self.merge(
             x.mean(0), x.var(0, unbiased=False), torch.tensor(float(len(x)), dtype=torch.float64, device=x.device)
         )

@@ -26,7 +26,7 @@ from holdfast.spans import span
 FIXED_ON_RESUME = (
     "env", "env_kwargs", "core", "hidden_size", "num_layers", "critic_core", "reset", "encoder_sizes", "head_sizes",
     "activation", "inputs", "policy", "num_envs", "num_steps", "mask_velocity", "normalize_obs", "normalize_reward",
-    "normalize_value", "scale_actions", "squash_actions", "memory_span", "seed", "name",
+    "normalize_value", "scale_actions", "squash_actions", "initial_std", "memory_span", "actor_obs", "critic_obs", "seed", "name",
 )  # fmt: skip
 """Settings that the weights, rollouts or folder of a run depend on: they cannot change when it is resumed."""
 _OF_THE_FOLDER = {"name", "run_dir", "quiet"}  # other values do not make another run

@@ -8,6 +8,7 @@ what a setting names is called, and `os:abort` is in use in every program.
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +26,27 @@ class ImportNotAllowedError(ValueError):
 
 
 def require_allowed(
-    config: TrainConfig, source: Path, fields: tuple[str, ...], allowed: bool, typed: tuple[str | None, ...] = ()
+    config: TrainConfig,
+    source: Path,
+    fields: tuple[str, ...],
+    allowed: bool | Collection[str],
+    typed: Collection[str | None] = (),
 ) -> None:
-    """Refuse settings from the file `source` that name a module, unless allowed. typed: names that the user gave."""
+    """Refuse settings from the file `source` that name a module. allowed: all names, or these. typed: names that the user gave."""
     for field in fields:
         name = getattr(config, field, None)
         module = module_named(name) if isinstance(name, str) else None
-        if module and not allowed and name not in typed and not _is_in_use(field, str(name), module):
+        may = allowed if isinstance(allowed, bool) else name in allowed
+        if module and not may and name not in typed and not _is_in_use(field, str(name), module):
             raise ImportNotAllowedError(
                 f"{source} names {field} {name!r}, and using it runs the code of the module {module!r}; if you trust this "
                 "file, add --allow-imports (in Python allow_imports=True)"
             )
+
+
+def named_in(config: TrainConfig) -> tuple[str, ...]:
+    """What a config names as environment, core and policy. A file that continues such a run may name the same."""
+    return tuple(str(getattr(config, field)) for field in MAKES_ENV + MAKES_POLICY)
 
 
 def _is_in_use(field: str, name: str, module: str) -> bool:

@@ -34,6 +34,7 @@ REQUIRED_FILES, OPTIONAL_FILES = (CONFIG, WEIGHTS, CARD), (CURVE, PICTURE)
 LARGEST_JSON = 2**24  # bytes
 NEEDS_SAFETENSORS = "sharing policies needs safetensors: pip install 'holdfast[hub]'"
 _ACTOR_CRITIC = "ActorCritic"
+_ALL_OR_KEYS = ("actor_obs", "critic_obs")  # None in a policy and () in a config say the same: everything is seen
 _ARGUMENTS = set(inspect.signature(ActorCritic).parameters) - {"observation_space", "action_space"}
 
 
@@ -194,10 +195,12 @@ def _actor_critic(how: dict[str, Any], spaces: list[Any], shared: Shared, allow_
         if unknown:
             raise ValueError(f"ActorCritic has no argument {unknown[0]!r:.40} here; it may need a newer Holdfast")
         known = TrainConfig.__dataclass_fields__
+        arguments = {k: () if k in _ALL_OR_KEYS and v is None else v for k, v in arguments.items()}
         config = TrainConfig.from_dict({name: value for name, value in arguments.items() if name in known})
     imports.require_allowed(config, source, imports.MAKES_POLICY, allow_imports)
     options = {name: getattr(config, name) if name in known else value for name, value in arguments.items()}
     options["core"] = None if config.core == "none" else config.core
+    options |= {name: getattr(config, name) or None for name in _ALL_OR_KEYS}
     with checkpoint.refusals(source, "it does not describe a policy"):
         options["mask_parents"] = _mask_parents(options.get("mask_parents"))
         if not is_import_name(str(config.core)):  # a core of the user's own may do anything when it is made

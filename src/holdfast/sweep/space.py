@@ -138,7 +138,7 @@ def read_space(path: Path) -> Space:
     """Raises a ValueError that names the setting and what is wrong with it."""
     try:
         data = plain_checks.mapping(json.loads(path.read_text()), "it")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not a search space: {error}") from error
     return space_from(data, str(path))
 

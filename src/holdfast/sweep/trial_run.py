@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from holdfast.config import TrainConfig
-from holdfast.runs import checkpoint
+from holdfast.runs import checkpoint, imports
 from holdfast.runs.log import read_progress
 from holdfast.sweep.study import REPORTS, Study
 from holdfast.training.callbacks import Callback
@@ -93,7 +93,7 @@ def _trainer(config: TrainConfig, watch: _Watch) -> Trainer:
     """A new run, or the one that an earlier attempt has left."""
     if checkpoint.rolling(config.folder):
         with suppress(checkpoint.CheckpointError):  # damaged: from the beginning, in a folder of its own
-            return Trainer.resume(config.folder, callbacks=[watch], allow_imports=True)
+            return Trainer.resume(config.folder, callbacks=[watch], allow_imports=imports.named_in(config))
         config.run_dir = f"{config.run_dir}-again"
     return Trainer(config, callbacks=[watch])
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -348,14 +348,14 @@ class Trainer:
         policy: Any = None,
         callbacks: Sequence[Any] = (),
         eval_env: Any = None,
-        allow_imports: bool = False,
+        allow_imports: bool | Collection[str] = False,
         **overrides: Any,
     ) -> Trainer:
         """Continue a run from its folder or one of its checkpoints. `overrides` change settings (total_steps=...).
 
         It goes on in the folder of the checkpoint, or in `run_dir=`, never in a folder that the file names. A checkpoint
         that was copied elsewhere goes on in a new folder next to it. allow_imports: import modules that the file names
-        (an environment `my_module:MyEnv-v0`), which runs their code.
+        (an environment `my_module:MyEnv-v0`), which runs their code; True, or the names that may be.
         """
         file, saved = saved_policy.read(path)
         config = saved_policy.settings(file, saved, **overrides)

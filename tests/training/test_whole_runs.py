@@ -1,0 +1,18 @@
+"""A few of the random trainings of tests/whole_runs.py, and of the hostile files of tests/file_mutants.py."""
+
+from __future__ import annotations
+
+import pytest
+
+import file_mutants
+import whole_runs
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_run_with_random_settings_replays_resumes_and_deploys_what_it_trained(seed: int):
+    assert [problem for problem in whole_runs.hunt(seed + 100, range(1)) if problem] == []
+
+
+def test_files_for_the_commands_end_in_one_line_and_neither_import_nor_inject():
+    pytest.importorskip("optuna")
+    assert [problem for problem in file_mutants.hunt(5, range(70)) if problem] == []
