@@ -175,9 +175,6 @@ def describe_policy(policy: RecurrentPolicy) -> dict[str, Any]:
         arguments["core"] = "none" if core is None else TrainConfig(core=core).core
         if arguments["mask_parents"] is not None:
             arguments["mask_parents"] = [[int(key), int(value)] for key, value in arguments["mask_parents"].items()]
-        for view in ("actor_obs", "critic_obs"):
-            if arguments[view] is None:  # all; a config has no None there
-                del arguments[view]
         return {"class": _ACTOR_CRITIC, "arguments": json.loads(json.dumps(arguments))}
     name = own.recorded_name(type(policy))
     if name is None:
