@@ -76,5 +76,5 @@ def test_a_space_with_a_mistake_is_refused_in_one_line(data: object, message: st
 
 def test_a_file_that_is_nested_too_deeply_is_not_a_search_space(tmp_path):
     (tmp_path / "space.json").write_text("[" * 100_000)
-    with pytest.raises(ValueError, match="space.json is not a search space"):
+    with pytest.raises(ValueError, match=r"space\.json is not a search space"):
         read_space(tmp_path / "space.json")
