@@ -88,6 +88,14 @@ def test_a_policy_comes_back_from_its_folder_bit_for_bit(policy: hf.ActorCritic,
         assert torch.equal(first.action, second.action) and torch.equal(first.value, second.value)
 
 
+@pytest.mark.parametrize("views", [{}, {"actor_obs": ("a",), "critic_obs": ("a", "b")}])
+def test_what_actor_and_critic_see_comes_back_from_the_folder(views: dict[str, Any], tmp_path: Path):
+    space = spaces.Dict({"a": spaces.Box(-1, 1, (2,)), "b": spaces.Box(-1, 1, (3,))})
+    policy = hf.ActorCritic(space, spaces.Discrete(2), "gru", 4, **views)
+    back = hf.load(hf.save_pretrained(policy, tmp_path / "policy"))
+    assert same_weights(back, policy) and (back.critic_encoder is None) == (policy.critic_encoder is None)
+
+
 def test_the_folder_of_a_run_has_its_settings_curve_and_result(run: Path, tmp_path: Path):
     folder = hf.save_pretrained(hf.load(run), tmp_path / "shared")
     config, result = json.loads((folder / "config.json").read_text()), json.loads((run / "result.json").read_text())
