@@ -191,12 +191,12 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
             axes.plot(heights, place, shape, color=color, markersize=5, fillstyle="none", label=core)
     for where, text in ((0.0, "random"), (1.0, "asked")):
         axes.axvline(where, color="0.6", linewidth=0.8)
-        axes.text(where, len(names) - 0.35, text, ha="center", va="bottom", fontsize=8, color="0.35")
+        axes.text(where, 1.01, text, transform=axes.get_xaxis_transform(), ha="center", fontsize=8, color="0.35")
     axes.set_yticks(
         range(len(names)), [n + (" (held out)" if TASKS[n].held_out else "") for n in reversed(names)], fontsize=8
     )
     axes.set_xlabel("return with sampled actions; each mark is one seed")
-    axes.set_ylim(-0.6, len(names) - 0.1)
+    axes.set_ylim(-0.6, len(names) - 0.4)
     labels = dict(zip(axes.get_legend_handles_labels()[1], axes.get_legend_handles_labels()[0]))
     shown = {"gru": "GRU", "lstm": "LSTM", "none": "no memory"}
     axes.legend([labels[k] for k in shown if k in labels], [shown[k] for k in shown if k in labels], loc="center left",
