@@ -128,9 +128,9 @@ def test_the_training_page_runs(short_trainings):
     names = {}
     for block in blocks("docs/training.md"):
         if "best.pt" in block:
-            folder = short_trainings / "runs/TMaze-v0/gru-h64-seed1/checkpoints"
+            folder = short_trainings / "runs/RepeatFirstEasy-v0/gru-seed1/checkpoints"
             shutil.copy(next(folder.glob("update_*.pt")), folder / "best.pt")
-        exec(block.replace("total_steps=500_000", "total_steps=4096, quiet=True, threads=1"), names)
+        exec(block.replace("total_steps=1_000_000", "total_steps=4096, quiet=True, threads=1"), names)
     assert names["trainer"].update > 0
     assert (short_trainings / "runs/RepeatPreviousEasy-v0/until-solved/progress.csv").exists()
 

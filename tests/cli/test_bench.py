@@ -106,7 +106,7 @@ def test_a_killed_command_goes_on_where_it_was(run, folder, capsys):
         ("popgym --seeds 0", "--seeds must be at least 1, got 0"),
         ("popgym --steps many", "--steps: 'many' is not an integer"),
         ("popgym --device tpu", "device 'tpu': Holdfast runs on CPUs and NVIDIA GPUs"),
-        ("popgym --first-seed -1 --device cpu", "--seed must be between 0 and"),
+        ("popgym --first-seed -1 --device cpu", "--first-seed (in a suite first_seed) must be at least 0, got -1"),
         ("out-of-the-box --tuned", "suite out-of-the-box has no tuned settings for these tasks; leave out --tuned"),
         ("popgym --report --out empty", "empty holds no results of this suite and number of steps"),
         ("popgym --out file", "file cannot be written"),

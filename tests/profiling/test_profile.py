@@ -108,7 +108,8 @@ def test_the_table_has_every_span_of_an_update_and_they_add_up(tmp_path: Path):
     top = sum(value for name, value in found.items() if not name.startswith(" "))
     assert top == pytest.approx(each, rel=0.05)
     inside = sum(value for name, value in found.items() if len(name) - len(name.lstrip()) == 4)
-    assert inside == pytest.approx(found["  minibatch"], rel=0.05)
+    # Between the parts of a minibatch Python takes some microseconds of about one millisecond, more on a busy machine.
+    assert 0.9 * found["  minibatch"] <= inside <= 1.02 * found["  minibatch"]
     assert watch.table is not None and watch.table.read_text() == watch.report + "\n"
 
 

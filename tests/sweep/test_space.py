@@ -11,13 +11,14 @@ import pytest
 import holdfast as hf
 from holdfast.config import PRESETS
 from holdfast.sweep.space import Parameter, default_space, read_space, write_space
+from holdfast.training.chosen import Task, choose_sizes
 
 BASE = hf.TrainConfig(num_envs=16, num_steps=64, epochs=4, minibatches=8)
 
 
 @pytest.mark.parametrize("preset", [None, *PRESETS])
 def test_the_default_space_has_valid_settings_around_those_it_starts_from(preset: str | None, tmp_path: Path):
-    base = BASE if preset is None else hf.TrainConfig.preset(preset)
+    base = BASE if preset is None else choose_sizes(hf.TrainConfig.preset(preset), Task(on_gpu=False, fast_env=True))[0]
     space = default_space(base)
     assert len(space) >= 8
     for parameter in space:

@@ -57,7 +57,7 @@ def _made_of(core: Any) -> str:
     """
     >>> import holdfast as hf
     >>> _made_of(hf.Block(hf.LRU(8, 8)))
-    'Block of LRU(8, 8, modes=16, reset=\'zero\')'
+    "Block of LRU(8, 8, modes=16, reset='zero')"
     """
     layers = list(getattr(core, "cores", [core]))  # of a Stack
     count = f"{len(layers)} times " if len(layers) > 1 else ""
