@@ -8,7 +8,10 @@ import torch
 import holdfast as hf
 from accumulator import Accumulator, dtypes
 from holdfast import state as state_ops
-from holdfast.integrations.sb3 import state_pairs
+
+pytest.importorskip("sb3_contrib")
+
+from holdfast.integrations.sb3 import state_pairs  # noqa: E402
 
 CORES = {
     "lstm": lambda: hf.LSTM(4, 5, 2),
