@@ -11,7 +11,7 @@ from holdfast import state as state_ops
 
 pytest.importorskip("sb3_contrib")
 
-from holdfast.integrations.sb3 import state_pairs  # noqa: E402
+from holdfast.integrations.sb3 import state_pairs
 
 CORES = {
     "lstm": lambda: hf.LSTM(4, 5, 2),

@@ -14,21 +14,21 @@ from cores.all_cores import CELLS, core_of
 
 pytest.importorskip("torchrl")
 
-from torchrl.collectors import Collector  # noqa: E402
-from torchrl.data import LazyTensorStorage, SliceSampler, TensorDictReplayBuffer  # noqa: E402
-from torchrl.envs import GymEnv, InitTracker, SerialEnv, TransformedEnv  # noqa: E402
-from torchrl.modules import (  # noqa: E402
+from torchrl.collectors import Collector
+from torchrl.data import LazyTensorStorage, SliceSampler, TensorDictReplayBuffer
+from torchrl.envs import GymEnv, InitTracker, SerialEnv, TransformedEnv
+from torchrl.modules import (
     GRUModule,
     LSTMModule,
     ProbabilisticActor,
     ValueOperator,
     set_recurrent_mode,
 )
-from torchrl.modules.utils import get_primers_from_module  # noqa: E402
-from torchrl.objectives import ClipPPOLoss  # noqa: E402
-from torchrl.objectives.value import GAE  # noqa: E402
+from torchrl.modules.utils import get_primers_from_module
+from torchrl.objectives import ClipPPOLoss
+from torchrl.objectives.value import GAE
 
-from holdfast.integrations.torchrl import RecurrentModule  # noqa: E402
+from holdfast.integrations.torchrl import RecurrentModule
 
 I, H = 3, 5
 CORES = {

@@ -53,7 +53,9 @@ def test_every_package_of_the_dev_extra_imports():
         version = importlib.metadata.version(requirement.name)  # raises where it is missing
         assert requirement.specifier.contains(version, prereleases=True), f"{requirement}: {version} is installed"
     modules = modules_of({requirement.name for requirement in wanted})
-    assert {"torchrl", "sb3_contrib", "stable_baselines3", "pettingzoo", "popgym", "onnxruntime", "optuna"} <= set(modules)
+    assert {"torchrl", "sb3_contrib", "stable_baselines3", "pettingzoo", "popgym", "onnxruntime", "optuna"} <= set(
+        modules
+    )
     program = "import importlib, sys\nfor name in sys.argv[1:]:\n    importlib.import_module(name)"
     done = subprocess.run([sys.executable, "-c", program, *modules], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
