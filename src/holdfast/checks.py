@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from gymnasium import spaces
 from torch import Tensor
 
 _debug = False
@@ -80,6 +79,8 @@ def check_discrete(obs: Any, space: Any) -> None:
     For observations on their way to a GPU, where such a number stops the whole process. In a list or an array of objects each
     entry is an observation, or None.
     """
+    from gymnasium import spaces  # imported where it is used
+
     if isinstance(obs, list) or (isinstance(obs, np.ndarray) and obs.dtype == object):
         for entry in obs:
             if entry is not None:
@@ -99,12 +100,12 @@ def _is_on_device(x: Any) -> bool:
     return isinstance(x, Tensor) and x.device.type != "cpu"
 
 
-def _check_discrete_numbers(x: Any, space: spaces.Discrete | spaces.MultiDiscrete) -> None:
+def _check_discrete_numbers(x: Any, space: Any) -> None:
     if x.dtype.kind not in "biuf" or not x.size:
         return  # no numbers: whoever makes tensors of them says so
     if x.dtype.kind == "f":
         whole_numbers(torch.as_tensor(x), "discrete observations")
-    counts = np.asarray(space.n if isinstance(space, spaces.Discrete) else space.nvec)
+    counts = np.asarray(space.nvec if hasattr(space, "nvec") else space.n)
     if ((x < space.start) | (x >= space.start + counts)).any():
         starts = np.broadcast_to(space.start, counts.shape).ravel().tolist()
         raise outside_discrete(x.min(), x.max(), starts, counts.ravel().tolist())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 import torch
 from torch.backends import cuda, cudnn, mkldnn
@@ -16,8 +17,9 @@ def full_float32() -> Iterator[None]:
     A GPU rounds factors to TF32 (1e-3 of their size) only in some of its algorithms, and one step is computed by another
     algorithm than a segment.
     """
-    parts = [cuda.matmul, cudnn.conv, cudnn.rnn, mkldnn.matmul, mkldnn.conv, mkldnn.rnn]
-    before = [part.fp32_precision for part in parts]  # type: ignore[attr-defined]
+    on_cpu: Any = mkldnn
+    parts = [cuda.matmul, cudnn.conv, cudnn.rnn, on_cpu.matmul, on_cpu.conv, on_cpu.rnn]
+    before = [part.fp32_precision for part in parts]
     # torch has older names for the same settings and refuses to read them if they disagree: those are then left alone.
     matmul = in_cudnn = None
     with suppress(RuntimeError):
@@ -26,7 +28,7 @@ def full_float32() -> Iterator[None]:
     with suppress(RuntimeError):
         in_cudnn, cudnn.allow_tf32 = cudnn.allow_tf32, False
     for part in parts:
-        part.fp32_precision = "ieee"  # type: ignore[attr-defined]
+        part.fp32_precision = "ieee"
     try:
         yield
     finally:
@@ -35,4 +37,4 @@ def full_float32() -> Iterator[None]:
         if in_cudnn is not None:
             cudnn.allow_tf32 = in_cudnn
         for part, precision in zip(parts, before):
-            part.fp32_precision = precision  # type: ignore[attr-defined]
+            part.fp32_precision = precision
