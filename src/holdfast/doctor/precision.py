@@ -17,8 +17,7 @@ def full_float32() -> Iterator[None]:
     A GPU rounds factors to TF32 (1e-3 of their size) only in some of its algorithms, and one step is computed by another
     algorithm than a segment.
     """
-    on_cpu: Any = mkldnn
-    parts = [cuda.matmul, cudnn.conv, cudnn.rnn, on_cpu.matmul, on_cpu.conv, on_cpu.rnn]
+    parts: list[Any] = [cuda.matmul, *_parts(cudnn, "conv", "rnn"), *_parts(mkldnn, "matmul", "conv", "rnn")]
     before = [part.fp32_precision for part in parts]
     # torch has older names for the same settings and refuses to read them if they disagree: those are then left alone.
     matmul = in_cudnn = None
@@ -38,3 +37,7 @@ def full_float32() -> Iterator[None]:
             cudnn.allow_tf32 = in_cudnn
         for part, precision in zip(parts, before):
             part.fp32_precision = precision
+
+
+def _parts(backend: Any, *names: str) -> list[Any]:
+    return [getattr(backend, name) for name in names]

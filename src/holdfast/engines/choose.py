@@ -211,7 +211,8 @@ def describe_machine() -> list[tuple[str, str]]:
             ),
             (
                 "update engine",
-                "CUDA graph; autograd for one minibatch, minibatches of unequal size, action masks, or under DDP",
+                "CUDA graph; autograd for one minibatch, minibatches of unequal size, action masks, a policy that waits for "
+                "the GPU, or under DDP",
             ),
         ]
     kernel = native_kernel.status()
