@@ -13,7 +13,7 @@ from torch import Tensor
 
 from holdfast import state as state_ops
 from holdfast.engines import fused_policy
-from holdfast.engines.cuda_graph import capturing, copy_into, side_stream
+from holdfast.engines.cuda_graph import NotCapturable, capturing, copy_into, rehearsal, side_stream
 from holdfast.engines.fused_policy import FusedPolicy, FusedSteps
 from holdfast.envs.base import TorchVectorEnv
 from holdfast.policies.actor_critic import ActorCritic
@@ -36,7 +36,8 @@ def obstacle(env: Any, device: torch.device) -> str | None:
 
 
 class GraphCollector(Collector):
-    """As `Collector`. The next rollout reuses the tensors of a segment: train on it first."""
+    """As `Collector`, which plays the rollout itself if the policy waits for the GPU. The next rollout reuses the tensors of a
+    segment: train on it first."""
 
     _graph: torch.cuda.CUDAGraph | None = None
     _scale: Tensor | None = None
@@ -57,8 +58,10 @@ class GraphCollector(Collector):
         if not self.started:
             self.start()
         began = time.perf_counter()
-        if self._graph is None:
+        if self._graph is None and self.slowed_by is None:
             self._capture()
+        if self.slowed_by is not None:
+            return super()._rollout()
         assert self._graph is not None
         adapter, env = self.adapter, self.adapter.env
         copy_into(self._inputs, self._present())
@@ -108,11 +111,17 @@ class GraphCollector(Collector):
         if fused_policy.obstacle(self.policy, precision) is None:
             assert isinstance(self.policy, ActorCritic)
             self._fused = FusedPolicy(self.policy)
-        with side_stream():
-            for _ in range(2):
+        try:
+            with side_stream():
                 self._roll(2)
-        torch.cuda.set_rng_state(kept[0])
-        generator.set_state(kept[1])
+                with rehearsal():
+                    self._roll(2)
+        except NotCapturable as reason:
+            self.slowed_by = str(reason)
+            return
+        finally:
+            torch.cuda.set_rng_state(kept[0])
+            generator.set_state(kept[1])
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(generator)
         with capturing(graph):
