@@ -13,7 +13,9 @@ import torch
 
 import holdfast as hf
 from holdfast.engines.graph_rollout import GraphCollector
+from holdfast.engines.queued_update import start_update
 from holdfast.runs.log import read_progress
+from holdfast.training.telemetry import start_memory_metrics
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
@@ -100,6 +102,24 @@ def test_a_resumed_run_writes_the_rows_of_an_unbroken_one(tmp_path: Path, env: s
     for mine, theirs in zip(broken, unbroken):
         kept = [name for name in theirs if not name.startswith("time/")]
         assert {name: mine[name] for name in kept} == {name: theirs[name] for name in kept}
+
+
+@pytest.mark.parametrize("settings", [{}, {"normalize_value": True, "normalize_reward": False, "epochs": 3}])
+def test_nothing_waits_for_the_gpu_between_a_rollout_and_the_metrics_of_its_update(tmp_path: Path, settings: Any):
+    trainer = hf.Trainer(config(tmp_path / "run", env="holdfast/RepeatPreviousEasy-v0", **settings))
+    trainer.run()
+    rows = []
+    for _ in range(3):
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            segment = trainer.collector.rollout()
+            finish = start_update(trainer.ppo, segment, 0.5, all_valid=True)
+            memory = start_memory_metrics(trainer.collector.memory.read(), segment.resets)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        assert len(segment.episode_returns) == int((segment.terminated | segment.truncated).sum()) > 0
+        rows.append({**finish(), **memory()})
+    assert rows[0] != rows[1] and all(row["train/skipped_steps"] == 0 for row in rows)
 
 
 def test_one_nccl_rank_trains_as_no_ranks_do(tmp_path: Path):

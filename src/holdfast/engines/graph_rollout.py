@@ -6,6 +6,7 @@ For our torch environments on a GPU. It computes what `Collector` computes, from
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,6 +24,9 @@ from holdfast.rollout.segment import Segment
 from holdfast.spans import span
 from holdfast.state import State, tree_map
 
+Episodes = tuple[Any, Any, float]
+"""Returns and lengths of the episodes that ended in a rollout, and its seconds."""
+
 
 def obstacle(env: Any, device: torch.device) -> str | None:
     """Why rollouts in this environment cannot be one graph; None if they can."""
@@ -35,10 +39,50 @@ def obstacle(env: Any, device: torch.device) -> str | None:
     return None
 
 
+class GraphSegment(Segment):
+    """A segment that may still be being played. Work queued after it finds its tensors finished; its episodes, and how long it
+    took, are read when somebody first asks for them, which waits for the rollout and for nothing queued later."""
+
+    read: Callable[[], Episodes] | None = None
+    launched = 0.0  # on the clock of `time.perf_counter`
+    _episodes: Episodes = ((), (), 0.0)
+
+    def _ended(self) -> Episodes:
+        if self.read is not None:
+            read, self.read = self.read, None
+            self._episodes = read()
+            self.seconds["policy"] = self._episodes[2]
+        return self._episodes
+
+    @property
+    def over_at(self) -> float:
+        """When the rollout was over, on the clock of `time.perf_counter`."""
+        return self.launched + self._ended()[2]
+
+    @property
+    def episode_returns(self) -> Any:
+        return self._ended()[0]
+
+    @episode_returns.setter
+    def episode_returns(self, returns: list[float]) -> None:
+        self._episodes = (returns, *self._episodes[1:])
+
+    @property
+    def episode_lengths(self) -> Any:
+        return self._ended()[1]
+
+    @episode_lengths.setter
+    def episode_lengths(self, lengths: list[int]) -> None:
+        self._episodes = (self._episodes[0], lengths, self._episodes[2])
+
+
 class GraphCollector(Collector):
-    """As `Collector`. The next rollout reuses the tensors of a segment: train on it first."""
+    """As `Collector`, but nothing waits for the GPU (`GraphSegment`). The next rollout reuses the tensors of a segment: train on
+    it first."""
 
     _graph: torch.cuda.CUDAGraph | None = None
+    _reader: torch.cuda.Stream | None = None  # None without a GPU
+    _latest: GraphSegment | None = None
     _scale: Tensor | None = None
     _fused: FusedPolicy | None = None
 
@@ -56,11 +100,13 @@ class GraphCollector(Collector):
     def _rollout(self) -> Segment:
         if not self.started:
             self.start()
-        began = time.perf_counter()
+        if self._latest is not None:
+            self._latest.episode_returns  # noqa: B018 they would be overwritten
+        launched = time.perf_counter()
         if self._graph is None:
             self._capture()
         assert self._graph is not None
-        adapter, env = self.adapter, self.adapter.env
+        adapter, env, began = self.adapter, self.adapter.env, self._moment()
         copy_into(self._inputs, self._present())
         with span("policy, environment, GAE (one CUDA graph)"):
             self._graph.replay()
@@ -69,17 +115,22 @@ class GraphCollector(Collector):
         if self.noise is not None:
             self.noise.value = noise
         self.memory.put(state_ops.clone(state), None)
-        with span("returns of the episodes that ended"):
-            returns, lengths = self._ended_episodes()
-        chunks = self._chunk_states
-        return Segment(
-            **rows,
-            start_state=chunks[0],
-            chunk_states=chunks,
-            episode_returns=returns,
-            episode_lengths=lengths,
-            seconds={"env": 0.0, "policy": time.perf_counter() - began},
-        )
+        returns, lengths, ended, *still_open = self._outputs[-1]
+        self._open_return, self._open_length = still_open
+        chunks, over = self._chunk_states, self._moment()
+        segment = GraphSegment(**rows, start_state=chunks[0], chunk_states=chunks, seconds={"env": 0.0, "policy": 0.0})
+        segment.launched = launched
+        segment.read = lambda: self._ended_episodes(returns, lengths, ended, began, over)
+        self._latest = segment
+        return segment
+
+    def _moment(self) -> Any:
+        """Now, on the GPU; its clock counts only while the GPU works on what was queued."""
+        if self._reader is None:
+            return time.perf_counter()
+        moment = torch.cuda.Event(enable_timing=True)
+        moment.record()
+        return moment
 
     def _present(self) -> State:
         return (
@@ -91,18 +142,19 @@ class GraphCollector(Collector):
             (self._open_return, self._open_length),
         )
 
-    def _ended_episodes(self) -> tuple[list[float], list[int]]:
-        """As `finished_episodes`. It waits for the rollout."""
-        returns, lengths, ended, *still_open = self._outputs[-1]
-        self._open_return, self._open_length = still_open
-        at = ended.flatten().nonzero().squeeze(1)
-        picked = [part.flatten().index_select(0, at) for part in (returns, lengths.view(torch.float64))]
-        on_host = torch.stack(picked).cpu()  # one copy: the bits of the lengths travel as floats
-        return on_host[0].tolist(), on_host[1].view(torch.int64).tolist()
+    def _ended_episodes(self, returns: Tensor, lengths: Tensor, ended: Tensor, began: Any, over: Any) -> Episodes:
+        """As `finished_episodes`, and the rollout's seconds. Waits for the rollout alone."""
+        with span("returns of the episodes that ended"):
+            if self._reader is None:
+                return (*_picked(returns, lengths, ended), over - began)
+            self._reader.wait_event(over)
+            with torch.cuda.stream(self._reader):
+                return (*_picked(returns, lengths, ended), began.elapsed_time(over) / 1e3)
 
     def _capture(self) -> None:
         generator = self.adapter.env.generator
         kept = torch.cuda.get_rng_state(), generator.get_state()
+        self._reader = torch.cuda.Stream()
         self._inputs = tree_map(torch.clone, self._present())
         precision = "fp32" if self.autocast is None else str(self.autocast)
         if fused_policy.obstacle(self.policy, precision) is None:
@@ -166,3 +218,11 @@ class GraphCollector(Collector):
         ended = stacked["terminated"] | stacked["truncated"]
         returns, lengths, *still_open = episode_sums(stacked["rewards"], ended, stacked["valid"], *open_episodes)
         return stacked, (obs, resets, env_state), state, noise, (returns, lengths, ended, *still_open)
+
+
+def _picked(returns: Tensor, lengths: Tensor, ended: Tensor) -> tuple[list[float], list[int]]:
+    """The entries where an episode ended, in order of time."""
+    at = ended.flatten().nonzero().squeeze(1)
+    picked = [part.flatten().index_select(0, at) for part in (returns, lengths.view(torch.float64))]
+    on_host = torch.stack(picked).cpu()  # one copy: the bits of the lengths travel as floats
+    return on_host[0].tolist(), on_host[1].view(torch.int64).tolist()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import NamedTuple
 
 import torch
 
@@ -15,9 +16,17 @@ def recurrence_tile(hidden_size: int) -> tuple[int, int, int]:
     return padded, 16, 8 if padded >= 64 else 4
 
 
-def padded(size: int) -> int:
-    """The number of rows or columns that a product takes: a power of two, 16 or more."""
-    return max(16, 1 << (size - 1).bit_length())
+class Tile(NamedTuple):
+    """How many rows a program takes at a time, its warps, and how many programs a multiprocessor gets."""
+
+    rows: int
+    warps: int
+    per_processor: int = 1
+
+
+def padded(size: int, least: int = 16) -> int:
+    """A power of two that is `least` or more; a product on tensor cores takes 16 rows or columns."""
+    return max(least, 1 << (size - 1).bit_length())
 
 
 @functools.cache
