@@ -39,6 +39,30 @@ def test_tuned_runs_use_the_settings_of_the_family_and_leave_other_tasks_out():
         jobs(suite, suite.tasks[1:2], device="cpu", tuned=True)
 
 
+def test_settings_of_the_command_are_in_every_run_over_those_of_the_suite():
+    suite = small_suite(settings={"gamma": 0.9, "epochs": 2})
+    changed = {"num_envs": 512, "gamma": 0.8}
+    found = jobs(suite, suite.tasks, device="cpu", changed=changed)
+    assert {(job.config["gamma"], job.config["num_envs"], job.config["epochs"]) for job in found} == {(0.8, 512, 2)}
+    assert {job.setting for job in found} == {"gamma=0.8 num_envs=512"}
+    (tuned,) = {job.setting for job in jobs(suite, suite.tasks, device="cpu", tuned=True, changed=changed)}
+    assert tuned == "tuned gamma=0.8 num_envs=512"
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"num_env": 4}, r"--set: unknown settings \['num_env'\]"),
+        ({"num_envs": "many"}, "--set: --num-envs is 'many', which is not a value of its type"),
+        ({"seed": 4}, "--set: seed is not among the settings of a suite; it is a key or a flag of its own"),
+    ],
+)
+def test_a_setting_of_the_command_that_cannot_be_is_named(changed, says):
+    suite = small_suite()
+    with pytest.raises(SuiteError, match=says):
+        jobs(suite, suite.tasks, device="cpu", changed=changed)
+
+
 def test_a_core_that_does_not_exist_is_named():
     suite = small_suite()
     with pytest.raises(SuiteError, match="task A: --core must be one of lstm, gru"):

@@ -96,9 +96,43 @@ def test_a_killed_command_goes_on_where_it_was(run, folder, capsys):
     assert list((out / "runs").iterdir()) == []
 
 
+def test_a_command_with_a_time_limit_saves_what_runs_and_goes_on_when_it_is_repeated(run, folder, capsys, monkeypatch):
+    def out_of_time(self, jobs):
+        for event in all_events(self, jobs):
+            yield event
+            if event.kind == "steps":
+                self.stop_after = 0.0
+
+    all_events = Pool.run
+    Path("mine.toml").write_text(SUITE)
+    command = ("bench", "mine.toml", "--jobs", 1, "--set", "gamma=0.9", "learning_rate=1e-3", "num_envs=8")
+    with monkeypatch.context() as short:
+        short.setattr(Pool, "run", out_of_time)
+        assert run(*command, "--stop-after", 3600) == 0
+    assert "s; 2 of 2 runs are left, and the same command goes on" in capsys.readouterr().out
+    out = folder / "runs" / "bench" / "mine"
+    (begun,) = (out / "runs").iterdir()  # the other one was not started
+    assert begun.name.startswith("Short-gru-seed1-gamma_0.9_") and len(list(begun.glob("checkpoints/*.pt"))) == 1
+
+    assert run(*command) == 0
+    rows = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
+    assert [row["task"] for row in rows] == ["Short", "Long"]
+    assert {row["setting"] for row in rows} == {"gamma=0.9 learning_rate=0.001 num_envs=8"}
+    phases = rows[0]["phases"]
+    assert phases["first update"] + phases["other updates"] < rows[0]["seconds"]  # it went on
+    assert all(row["config"]["gamma"] == 0.9 and row["trained_steps"] == 25_600 for row in rows)
+    for name in ("table.md", "index.html"):
+        text = (out / name).read_text()
+        assert "With gamma=0.9 learning_rate=0.001 num_envs=8" in text
+        assert "hidden_size 8, num_envs 8, num_steps 32, learning_rate 0.001, gamma 0.9, gae_lambda 0.95" in text
+
+
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
+        ("popgym --set gamma --device cpu", "--set 'gamma': expected name=value, such as hidden_size=256"),
+        ("popgym --set gama=1 --device cpu", "--set: unknown settings ['gama']"),
+        ("popgym --stop-after 0", "--stop-after must be more than 0 seconds, got 0"),
         ("popgim", "holdfast bench: no suite 'popgim'; did you mean popgym?"),
         ("", "holdfast bench: SUITE is missing; see holdfast bench --help"),
         ("popgym --tasks RepeatFirstEsy", "has no task 'RepeatFirstEsy'; did you mean RepeatFirstEasy?"),

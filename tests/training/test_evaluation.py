@@ -169,6 +169,17 @@ def test_action_masks_and_previous_action_and_reward_reach_the_policy():
     assert {int(a) for actions in env.actions for a in actions} == {1}
 
 
+@pytest.mark.parametrize("max_steps", [None, 4 * 60 + 1])
+def test_reading_the_ends_every_few_steps_changes_no_result(monkeypatch, max_steps):
+    """As on a GPU. Episodes are of different lengths, and some end inside a block of steps."""
+    env = holdfast.envs.make("holdfast/PositionOnlyCartPoleEasy-v0", num_envs=4)
+    policy = hf.ActorCritic(env.single_observation_space, env.single_action_space, hidden_size=8)
+    one_by_one = evaluate(policy, env, 9, seed=3, max_steps=max_steps)
+    monkeypatch.setattr(evaluation, "steps_per_read", lambda env, device: 7)
+    assert evaluate(policy, env, 9, seed=3, max_steps=max_steps) == one_by_one
+    assert len(set(one_by_one.lengths)) > 1 and (len(one_by_one.lengths) < 9) == (max_steps is not None)
+
+
 def test_record_is_called_before_each_step_with_the_flags():
     env = Counter(1, AutoresetMode.SAME_STEP)
     flags = []

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from holdfast.bench import aggregate
-from holdfast.bench.jobs import DEFAULT
 from holdfast.bench.results import Row, latest
+from holdfast.bench.settings import DEFAULT
 from holdfast.bench.suite import Suite, Task
 
 CLOSE = 0.02
@@ -91,7 +91,7 @@ class AggregateTable(NamedTuple):
 
 @dataclass(frozen=True)
 class Comparison:
-    """All results of a suite with one setting ("default" or "tuned")."""
+    """All results of a suite with one setting, by the name that `settings.py` gives it."""
 
     suite: Suite
     setting: str

@@ -9,20 +9,20 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from holdfast.bench.suite import Suite, SuiteError, Task
+from holdfast.bench.settings import name_of
+from holdfast.bench.suite import Suite, SuiteError, Task, check_settings
 from holdfast.config import TrainConfig
 
-DEFAULT, TUNED = "default", "tuned"
 _NOT_IDENTITY = {"run_dir", "name", "threads", "quiet", "tensorboard", "track", "checkpoint_every", "keep_checkpoints"}
 
 
 @dataclass(frozen=True)
 class Job:
-    """One run. setting: "default" or "tuned"."""
+    """One run. setting: the name of its settings, "default" for the suite's."""
 
     suite: str
     task: str
@@ -38,7 +38,7 @@ class Job:
         """Also the name of the run's folder."""
         asked = {name: value for name, value in self.config.items() if name not in _NOT_IDENTITY}
         digest = hashlib.sha256(json.dumps([self.task, asked], sort_keys=True).encode()).hexdigest()[:10]
-        words = (self.task, self.core.rpartition(":")[2], f"seed{self.seed}", self.setting, digest)
+        words = (self.task, self.core.rpartition(":")[2], f"seed{self.seed}", self.setting[:40], digest)
         return "-".join(re.sub(r"[^\w.]+", "_", word) for word in words)
 
     def to_dict(self) -> dict[str, Any]:
@@ -54,23 +54,27 @@ def jobs(
     seeds: Sequence[int] = (1,),
     steps: int | None = None,
     tuned: bool = False,
+    changed: Mapping[str, Any] | None = None,
 ) -> list[Job]:
     """All runs, seed by seed, so that the first seed of every task is done first; within a seed the longest first, so
-    that workers end at about the same time."""
+    that workers end at about the same time. changed: settings of all runs, over those of the suite."""
+    check_settings(dict(changed or {}), "--set")
     if tuned:
         tasks = [task for task in tasks if task.family in suite.tuned]
         if not tasks:
             raise SuiteError(f"suite {suite.name} has no tuned settings for these tasks; leave out --tuned")
     return [
-        _job(suite, task, core, seed, suite.steps_of(task, steps), device, tuned)
+        _job(suite, task, core, seed, suite.steps_of(task, steps), device, tuned, changed or {})
         for seed in seeds
         for task in sorted(tasks, key=lambda task: -suite.steps_of(task, steps))
         for core in task.cores or cores or suite.cores
     ]
 
 
-def _job(suite: Suite, task: Task, core: str, seed: int, steps: int, device: str, tuned: bool) -> Job:
-    settings = {**suite.settings, **task.settings, **(suite.tuned[task.family] if tuned else {})}
+def _job(
+    suite: Suite, task: Task, core: str, seed: int, steps: int, device: str, tuned: bool, changed: Mapping[str, Any]
+) -> Job:
+    settings = {**suite.settings, **task.settings, **(suite.tuned[task.family] if tuned else {}), **changed}
     try:
         config = TrainConfig(
             env=task.env,
@@ -91,7 +95,7 @@ def _job(suite: Suite, task: Task, core: str, seed: int, steps: int, device: str
         core=core,
         seed=seed,
         steps=steps,
-        setting=TUNED if tuned else DEFAULT,
+        setting=name_of(tuned, changed),
         config=config.to_dict(),
         deterministic=suite.deterministic,
     )

@@ -29,8 +29,8 @@ from holdfast.training.trainer import Trainer
 MEAN_RETURN, EPISODES = "bench/mean_return", "bench/episodes"
 CHECKPOINT_SECONDS = 30.0
 """A run that is killed loses at most this much training."""
-MAX_POINTS = 120
-"""Points of a curve in the results."""
+MAX_POINTS = 100
+"""Points of a curve in the results, at most."""
 COMMIT_VARIABLE = "HOLDFAST_COMMIT"
 """Names the commit where the current folder is in no repository, on a machine that got a copy of the files."""
 _OF_THE_FOLDER = {"run_dir", "name", "checkpoint_every", "keep_checkpoints"}
@@ -148,7 +148,7 @@ def _best(curve: list[tuple[int, float, int]]) -> tuple[float | None, int | None
 
 def _thinned(curve: list[tuple[int, float, int]]) -> list[tuple[int, float, int]]:
     """Every n-th point and the last one."""
-    every = -(-len(curve) // MAX_POINTS) or 1
+    every = -(-len(curve) // (MAX_POINTS - 1)) or 1
     return curve[::every] + (curve[-1:] if curve and (len(curve) - 1) % every else [])
 
 

@@ -13,8 +13,8 @@ from typing import Any
 from holdfast.bench import charts
 from holdfast.bench.aggregate import STATISTICS
 from holdfast.bench.comparison import Cell, Comparison, number, signed
-from holdfast.bench.jobs import TUNED
 from holdfast.bench.results import wall_seconds
+from holdfast.bench.settings import heading_of, stated
 from holdfast.bench.suite import STATISTICS as MEANINGS
 from holdfast.bench.suite import Suite, Task
 from holdfast.bench.table import core_name, estimate_text
@@ -97,8 +97,9 @@ def _unique(values: Any) -> list[str]:
 
 
 def _section(comparison: Comparison) -> str:
-    tuned = comparison.setting == TUNED
-    heading = "<h2>With settings per family (--tuned)</h2>" if tuned else ""
+    name, settings = heading_of(comparison.setting), stated(comparison.runs)
+    heading = f"<h2>{escape(name)}</h2>" if name else ""
+    heading += f"<p>Settings of the runs: {escape(settings)}.</p>" if settings else ""
     return heading + _aggregates(comparison) + _table(comparison) + _curves(comparison) + _speed(comparison)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import queue
 import shutil
 import signal
@@ -47,31 +48,42 @@ class _Process:
     number: int
     child: subprocess.Popen[str]
     log: IO[str]
+    listener: threading.Thread
     job: Job | None = None
 
 
 @dataclass
 class Pool:
     """`run` trains jobs in `count` processes, in folders below `folder`. keep: leave the folders of finished runs there.
-    mps: see `shared_gpu.py`."""
+    mps: see `shared_gpu.py`. stop_after: seconds after which the runs that are not finished are saved and left."""
 
     count: int
     folder: Path
     device: str
     keep: bool = False
     mps: bool = False
+    stop_after: float = math.inf
+    uses_mps: bool = False
+    """Whether the workers of `run` do: a machine may not have it."""
     _answers: queue.Queue[tuple[int, str | None]] = field(default_factory=queue.Queue)
     _processes: dict[int, _Process] = field(default_factory=dict)
     _started: int = 0
 
     def run(self, jobs: Sequence[Job], tick: float = 0.25) -> Generator[Event, None, None]:
-        """Events until all jobs have a result or an error. Closing the iterator stops the workers; they save first."""
+        """Events until all jobs have a result or an error, or the time is over. Closing the iterator stops the workers; they
+        save first."""
+        began = time.monotonic()
         waiting, attempts = deque(jobs), dict.fromkeys((job.id for job in jobs), 0)
         with shared_gpu(self.device, self.mps) as environment:
+            self.uses_mps = "CUDA_MPS_PIPE_DIRECTORY" in environment
             try:
                 for _ in range(min(self.count, len(jobs))):
                     yield from self._give(self._start(environment), waiting, attempts)
                 while any(process.job for process in self._processes.values()):
+                    if time.monotonic() - began > self.stop_after:
+                        self._stop()
+                        yield from self._last_results()
+                        return
                     try:
                         number, line = self._answers.get(timeout=tick)
                     except queue.Empty:
@@ -89,9 +101,8 @@ class Pool:
                         continue
                     ((kind, value),) = json.loads(line).items()
                     yield Event(kind, process.job, number, value)
-                    if kind == "result" and process.job is not None and not self.keep:
-                        # Not before: a command that dies here has its result, or the run's last checkpoint.
-                        shutil.rmtree(self.folder / process.job.id, ignore_errors=True)
+                    if kind == "result":
+                        self._remove_folder(process.job)
                     if kind == "error" and self.device != "cpu":  # CUDA may be of no more use to that process
                         yield from self._give(process, deque(), attempts)
                         process = self._start(environment) if waiting else process
@@ -99,6 +110,22 @@ class Pool:
                         yield from self._give(process, waiting, attempts)
             finally:
                 self._stop()
+
+    def _last_results(self) -> Iterator[Event]:
+        """Of runs that ended while the workers were told to stop."""
+        for process in self._processes.values():
+            process.listener.join()
+        while not self._answers.empty():
+            number, line = self._answers.get()
+            job, answer = self._processes[number].job, {} if line is None else json.loads(line)
+            if job is not None and "result" in answer:
+                yield Event("result", job, number, answer["result"])
+                self._remove_folder(job)
+
+    def _remove_folder(self, job: Job | None) -> None:
+        """After whoever reads the events has the result: a command that dies before has the run's last checkpoint."""
+        if job is not None and not self.keep:
+            shutil.rmtree(self.folder / job.id, ignore_errors=True)
 
     def _give(self, process: _Process, waiting: deque[Job], attempts: dict[str, int]) -> Iterator[Event]:
         """The next job for a worker; without one it ends."""
@@ -126,16 +153,17 @@ class Pool:
             text=True,
             start_new_session=True,  # Ctrl-C reaches this process only, which tells the workers
         )
-        process = self._processes[self._started] = _Process(self._started, child, log)
-        threading.Thread(target=self._listen, args=(process,), daemon=True).start()
+        listener = threading.Thread(target=self._listen, args=(self._started, child), daemon=True)
+        process = self._processes[self._started] = _Process(self._started, child, log, listener)
+        listener.start()
         return process
 
-    def _listen(self, process: _Process) -> None:
-        assert process.child.stdout is not None
-        for line in process.child.stdout:
+    def _listen(self, number: int, child: subprocess.Popen[str]) -> None:
+        assert child.stdout is not None
+        for line in child.stdout:
             if line.endswith("\n"):
-                self._answers.put((process.number, line))
-        self._answers.put((process.number, None))
+                self._answers.put((number, line))
+        self._answers.put((number, None))
 
     def _bury(self, process: _Process) -> str:
         """Why a worker is dead, in one line."""

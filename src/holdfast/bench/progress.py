@@ -9,6 +9,7 @@ from typing import Any
 from holdfast.bench.comparison import number
 from holdfast.bench.jobs import Job
 from holdfast.bench.results import Row
+from holdfast.bench.settings import DEFAULT
 from holdfast.display.dashboard import clock, compact
 
 WINDOW = 60.0
@@ -67,7 +68,7 @@ class Progress:
         else:
             best = "" if row["best"] is None else f"best {number(row['best'])}  "
             result = f"{best}final {number(row['final'])}  {row['wall_seconds']:.1f} s  {compact(row['steps_per_second'])} steps/s"
-        setting = "" if job.setting == "default" else f" {job.setting}"
+        setting = "" if job.setting == DEFAULT else f" {job.setting}"
         self._print(f"{self._count()}  {job.task} {job.core} seed {job.seed}{setting}  {result}{self._left()}")
 
     def refresh(self) -> None:

@@ -185,8 +185,8 @@ def _check_contents(suite: Suite, where: str) -> None:
     for family in suite.tuned:
         if family not in families:
             raise SuiteError(f"{where}: tuned.{family} is the family of no task")
-        _check_settings(suite.tuned[family], f"{where}, tuned.{family}")
-    _check_settings(suite.settings, f"{where}, settings")
+        check_settings(suite.tuned[family], f"{where}, tuned.{family}")
+    check_settings(suite.settings, f"{where}, settings")
     if suite.steps < 1:
         raise SuiteError(f"{where}: steps must be at least 1, got {suite.steps}")
     if not 1 <= suite.seeds <= MOST_SEEDS:
@@ -200,10 +200,10 @@ def _check_contents(suite: Suite, where: str) -> None:
             raise SuiteError(f"{place}: low and high are two different numbers, or both are left out")
         if task.steps < 0:
             raise SuiteError(f"{place}: steps must be at least 1, got {task.steps}")
-        _check_settings(task.settings, place)
+        check_settings(task.settings, place)
 
 
-def _check_settings(settings: Mapping[str, Any], where: str) -> None:
+def check_settings(settings: Mapping[str, Any], where: str) -> None:
     """Refuse a setting that `TrainConfig` would refuse, or that the bench decides itself."""
     if not isinstance(settings, dict):
         raise SuiteError(f"{where}: expected a table of settings, got {settings!r:.40}")

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from holdfast.bench.aggregate import STATISTICS, Estimate
 from holdfast.bench.comparison import Cell, Comparison, number, signed
-from holdfast.bench.jobs import TUNED
+from holdfast.bench.settings import heading_of, stated
 from holdfast.bench.suite import STATISTICS as MEANINGS
 from holdfast.bench.suite import Suite
 
@@ -15,8 +15,8 @@ def markdown(suite: Suite, comparisons: Iterable[Comparison]) -> str:
     """All that there is to say, as one page of Markdown."""
     parts = [f"# {suite.title or suite.name}", suite.note, legend(suite)]
     for comparison in comparisons:
-        if comparison.setting == TUNED:
-            parts.append("## With settings per family (`--tuned`)")
+        heading, settings = heading_of(comparison.setting), stated(comparison.runs)
+        parts += [f"## {heading}" if heading else "", f"Settings of the runs: {settings}." if settings else ""]
         parts += [_comparison(comparison), _aggregates(comparison), _speed(comparison)]
     return "\n\n".join(part for part in parts if part) + "\n"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
 import time
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from holdfast.cli.errors import UserError, user_errors
-from holdfast.cli.flags import parse
+from holdfast.cli.flags import named_values, parse
 
 if TYPE_CHECKING:
     from holdfast.bench.jobs import Job
@@ -53,6 +54,10 @@ class BenchFlags:
     """On a GPU: let runs compute at the same time instead of in turns, through NVIDIA's MPS if it is installed."""
     tuned: bool = False
     """Use the suite's settings per family of tasks; reported apart."""
+    set: tuple[str, ...] = ()
+    """Settings of all runs, as name=value: --set hidden_size=256 num_envs=512; reported apart."""
+    stop_after: float | None = None
+    """Seconds after which unfinished runs are saved and left; the same command goes on."""
     out: str | None = None
     """Folder for results, table and page; by default runs/bench/<suite>."""
     report: bool = False
@@ -77,7 +82,7 @@ def main(argv: list[str]) -> int:
     out = Path(flags.out or FOLDER / suite.name)
     with _claimed(out):
         try:
-            failed = [] if flags.report else _train(suite, jobs, out, flags)
+            failed, left = ([], 0) if flags.report else _train(suite, jobs, out, flags)
         except (KeyboardInterrupt, SystemExit):
             print("stopped; the same command goes on where this one was", flush=True)
             raise
@@ -87,7 +92,7 @@ def main(argv: list[str]) -> int:
             written = _write_report(suite, out, flags.steps)
     if failed:
         raise UserError(f"{len(failed)} of {len(jobs)} runs failed ({failed[0]}); the same command tries them again")
-    if not written:
+    if not written and not left:
         raise UserError(f"{out} holds no results of this suite and number of steps")
     return 0
 
@@ -100,6 +105,8 @@ def _jobs(suite: Suite, flags: BenchFlags) -> list[Job]:
         value = getattr(flags, name)
         if value is not None and value < 1:
             raise UserError(f"--{name} must be at least 1, got {value}")
+    if flags.stop_after is not None and not flags.stop_after > 0:
+        raise UserError(f"--stop-after must be more than 0 seconds, got {flags.stop_after}")
     if (flags.seeds or 1) > MOST_SEEDS:
         raise UserError(f"--seeds must be at most {MOST_SEEDS}, got {flags.seeds}")
     first = suite.first_seed if flags.first_seed is None else flags.first_seed
@@ -113,6 +120,7 @@ def _jobs(suite: Suite, flags: BenchFlags) -> list[Job]:
         seeds=range(first, first + (flags.seeds or suite.seeds)),
         steps=flags.steps,
         tuned=flags.tuned,
+        changed=named_values("--set", flags.set, "hidden_size=256"),
     )
 
 
@@ -150,8 +158,8 @@ def _claimed(out: Path) -> Iterator[None]:
         lock.release()
 
 
-def _train(suite: Suite, jobs: list[Job], out: Path, flags: BenchFlags) -> list[str]:
-    """Train what has no result yet; returns a line per run that failed."""
+def _train(suite: Suite, jobs: list[Job], out: Path, flags: BenchFlags) -> tuple[list[str], int]:
+    """Train what has no result yet; returns a line per run that failed, and the number of runs that are left."""
     from holdfast.bench import results
     from holdfast.bench.pool import Pool
     from holdfast.bench.progress import Progress
@@ -170,9 +178,10 @@ def _train(suite: Suite, jobs: list[Job], out: Path, flags: BenchFlags) -> list[
         skipped = f", {len(jobs) - len(waiting)} of them finished before" if len(waiting) < len(jobs) else ""
         torn = f"; {damaged} damaged lines of {file} are ignored" if damaged else ""
         print(f"{suite.name}: {len(jobs)} runs{skipped}, {at_a_time} at a time on {device}, in {out}{torn}", flush=True)
-    failed = []
+    failed, ended = [], 0
     began, clock = time.strftime("%Y-%m-%dT%H:%M:%S"), time.monotonic()
-    pool = Pool(at_a_time, out / "runs", device, keep=flags.keep_runs, mps=flags.mps)
+    seconds = math.inf if flags.stop_after is None else flags.stop_after
+    pool = Pool(at_a_time, out / "runs", device, keep=flags.keep_runs, mps=flags.mps, stop_after=seconds)
     with _sigterm_stops(), closing(pool.run(waiting)) as events, closing(progress):
         for event in events:
             job = event.job
@@ -184,11 +193,16 @@ def _train(suite: Suite, jobs: list[Job], out: Path, flags: BenchFlags) -> list[
                 row: dict[str, Any] | None = event.value if event.kind == "result" else None
                 facts = {} if row else {"id": job.id, **_facts(job), "error": event.value}
                 command = {"began": began, "elapsed": round(time.monotonic() - clock, 1), "jobs": at_a_time}
-                results.append(file, {**(row or facts), "command": command})
+                results.append(file, {**(row or facts), "command": {**command, "mps": pool.uses_mps}})
+                ended += 1
                 progress.ended(event.worker, job, row, str(event.value))
                 failed += [] if row else [f"{job.task} {job.core} seed {job.seed}: {event.value}"]
             progress.refresh()
-    return failed
+    left = len(waiting) - ended
+    if left:
+        seconds = time.monotonic() - clock
+        print(f"stopped after {seconds:.0f} s; {left} of {len(jobs)} runs are left, and the same command goes on")
+    return failed, left
 
 
 def _facts(job: Job) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import io
 import itertools
+import json
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -135,6 +136,24 @@ def value_of(argv: Sequence[str], flag: str) -> str | None:
         if token.startswith(flag + "="):
             return token[len(flag) + 1 :]
     return None
+
+
+def named_values(flag: str, pairs: Sequence[str], example: str) -> dict[str, Any]:
+    """Words of the form name=value. A value is JSON, or else a text.
+
+    >>> named_values("--set", ["gamma=0.9", "lr_schedule=constant"], "gamma=0.9")
+    {'gamma': 0.9, 'lr_schedule': 'constant'}
+    """
+    found: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        if not equals or not name:
+            raise UserError(f"{flag} {pair!r}: expected name=value, such as {example}")
+        try:
+            found[name] = json.loads(text)
+        except json.JSONDecodeError:
+            found[name] = text
+    return found
 
 
 # --- what is wrong with a command line that tyro refused --------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.cli.errors import UserError, user_errors
-from holdfast.cli.flags import parse, value_of
+from holdfast.cli.flags import named_values, parse, value_of
 from holdfast.cli.run import callbacks, run_and_report, train_one
 from holdfast.cli.seeds import train_seeds
 from holdfast.config import PRESETS, TrainConfig, flag_of
@@ -192,19 +191,6 @@ def _parse(argv: list[str], flags: TrainFlags, defaults: TrainConfig) -> tuple[T
 
 def config_from(settings: Settings, env_args: Sequence[str], defaults: TrainConfig) -> TrainConfig:
     """The config of flags that were parsed."""
-    env_kwargs = {**defaults.env_kwargs, **_env_args(env_args)}
+    env_kwargs = {**defaults.env_kwargs, **named_values("--env-args", env_args, "length=40")}
     with user_errors():
         return TrainConfig(**{**vars(settings), "env_kwargs": env_kwargs})
-
-
-def _env_args(pairs: Sequence[str]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for pair in pairs:
-        name, equals, text = pair.partition("=")
-        if not equals or not name:
-            raise UserError(f"--env-args {pair!r}: expected name=value, such as length=40")
-        try:
-            found[name] = json.loads(text)
-        except json.JSONDecodeError:
-            found[name] = text
-    return found

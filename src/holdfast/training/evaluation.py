@@ -16,13 +16,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from holdfast.envs.base import TorchVectorEnv
 from holdfast.memory import Memory
 from holdfast.policies.base import RecurrentPolicy
-from holdfast.rollout.vector_env import VectorEnvAdapter
+from holdfast.rollout.vector_env import EnvStep, VectorEnvAdapter
 from holdfast.runs import rng_state
 
 MAX_STEPS_WITHOUT_END = 200_000
 """Steps of every environment without the end of an episode, after which an evaluation gives up."""
+
+
+def steps_per_read(env: Any, device: torch.device) -> int:
+    """How many steps are played before their rewards and ends are read. A read waits for the GPU, and where several processes
+    share it, for theirs; a few steps more than needed cost less."""
+    return 32 if isinstance(env, TorchVectorEnv) and device.type == "cuda" else 1
 
 
 @dataclass
@@ -78,37 +85,62 @@ def evaluate(
         adapter = VectorEnvAdapter(env, device, inputs)
         memory = Memory(policy.core)
         memory.update_in_place()
-        quota = [episodes // adapter.num_envs + (i < episodes % adapter.num_envs) for i in range(adapter.num_envs)]
-        returns: list[list[float]] = [[] for _ in quota]
-        lengths: list[list[int]] = [[] for _ in quota]
-        open_return, open_length = np.zeros(adapter.num_envs), np.zeros(adapter.num_envs, dtype=np.int64)
-        missing, waited, played = episodes, 0, 0
+        played = _Episodes(episodes, adapter.num_envs)
+        most_steps = math.inf if max_steps is None else -(-max_steps // adapter.num_envs)
+        at_once = steps_per_read(env, device) if record is None else 1
+        adapter.takes_every_final_obs = at_once > 1  # else the flags are read to see whether there is one
         adapter.start(seed)
         memory.reserve(adapter.num_envs)
-        while missing and (max_steps is None or played < max_steps):
-            if record is not None:
-                record(adapter.resets)
-            mask = adapter.action_mask
-            step = policy.act(adapter.obs, adapter.resets, memory=memory, action_mask=mask, deterministic=deterministic)
-            valid = adapter.valid.cpu().numpy()  # False where this step only plays an environment's reset
-            out = adapter.step(step.action)
-            open_return += out.rewards.cpu().numpy()
-            open_length += valid
-            played += adapter.num_envs
-            ended = np.flatnonzero((out.terminated | out.truncated).cpu().numpy())
-            for b in ended:
-                if len(returns[b]) < quota[b] and not out.failed:
-                    returns[b].append(float(open_return[b]))
-                    lengths[b].append(int(open_length[b]))
-                    missing -= 1
-            open_return[ended], open_length[ended] = 0.0, 0
-            waited = 0 if len(ended) else waited + 1
-            if waited > MAX_STEPS_WITHOUT_END:
-                raise RuntimeError(
-                    f"no episode ended in {MAX_STEPS_WITHOUT_END:,} steps of {adapter.num_envs} environments; "
-                    "evaluation needs episodes that end: give the environment a time limit"
-                )
-    return EvalResult.of([r for part in returns for r in part], [n for part in lengths for n in part])
+        while played.missing and played.steps < most_steps:
+            steps = []
+            for _ in range(int(min(at_once, most_steps - played.steps))):
+                if record is not None:
+                    record(adapter.resets)
+                obs, resets, mask, valid = adapter.obs, adapter.resets, adapter.action_mask, adapter.valid
+                step = policy.act(obs, resets, memory=memory, action_mask=mask, deterministic=deterministic)
+                steps.append((valid, adapter.step(step.action)))
+            played.add(steps)
+    return played.result()
+
+
+class _Episodes:
+    """Counts the episodes of an evaluation. Every environment has a quota."""
+
+    def __init__(self, episodes: int, num_envs: int) -> None:
+        self.missing, self.steps = episodes, 0
+        self._quota = [episodes // num_envs + (i < episodes % num_envs) for i in range(num_envs)]
+        self._returns: list[list[float]] = [[] for _ in self._quota]
+        self._lengths: list[list[int]] = [[] for _ in self._quota]
+        self._open_return, self._open_length = np.zeros(num_envs), np.zeros(num_envs, dtype=np.int64)
+        self._waited = 0
+
+    def add(self, steps: list[tuple[Tensor, EnvStep]]) -> None:
+        """Steps of all environments, each with `valid`: False where a step only plays an environment's reset."""
+        rows = [(out.rewards, valid, out.terminated | out.truncated) for valid, out in steps]
+        on_host = [torch.stack(part).cpu().numpy() for part in zip(*rows)]
+        for (_, out), rewards, valid, ends in zip(steps, *on_host):
+            self._add(rewards, valid, np.flatnonzero(ends), out.failed)
+
+    def _add(self, rewards: Any, valid: Any, ended: Any, failed: bool) -> None:
+        self.steps += 1
+        self._open_return += rewards
+        self._open_length += valid
+        for b in ended:
+            if len(self._returns[b]) < self._quota[b] and not failed:
+                self._returns[b].append(float(self._open_return[b]))
+                self._lengths[b].append(int(self._open_length[b]))
+                self.missing -= 1
+        self._open_return[ended], self._open_length[ended] = 0.0, 0
+        self._waited = 0 if len(ended) else self._waited + 1
+        if self._waited > MAX_STEPS_WITHOUT_END:
+            raise RuntimeError(
+                f"no episode ended in {MAX_STEPS_WITHOUT_END:,} steps of {len(self._quota)} environments; "
+                "evaluation needs episodes that end: give the environment a time limit"
+            )
+
+    def result(self) -> EvalResult:
+        """Of the first environment first."""
+        return EvalResult.of([r for part in self._returns for r in part], [n for part in self._lengths for n in part])
 
 
 @contextmanager
