@@ -58,6 +58,8 @@ def pauses(works: list[Work]) -> list[tuple[str, str, float]]:
 class Timeline(hf.Callback):
     """Records `updates` iterations, after the first `after`."""
 
+    only_watches = True
+
     def __init__(self, updates: int, after: int = 10) -> None:
         self._updates, self._after = updates, after
         self._works: list[Work] = []

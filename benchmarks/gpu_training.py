@@ -62,6 +62,8 @@ def holdfast_run(
         clock.setdefault("wall", time.time())
 
     class Watch(hf.Callback):
+        only_watches = True
+
         def on_update_end(self, trainer: Any, row: dict[str, float]) -> bool | None:
             if not solved and row["rollout/ep_rew_mean"] >= threshold and row["rollout/episodes"] > 0:
                 solved.append(time.perf_counter() - began)

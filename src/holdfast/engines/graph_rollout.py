@@ -6,7 +6,8 @@ For our torch environments on a GPU. It computes what `Collector` computes, from
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from holdfast.policies.precision import autocast
 from holdfast.rollout.collector import Collector, episode_sums
 from holdfast.rollout.segment import Segment
 from holdfast.spans import span
-from holdfast.state import State, tree_map
+from holdfast.state import State, map_tensors, tree_map
 
 Episodes = tuple[Any, Any, float]
 """Returns and lengths of the episodes that ended in a rollout, and its seconds."""
@@ -80,9 +81,12 @@ class GraphCollector(Collector):
     """As `Collector`, but nothing waits for the GPU (`GraphSegment`). The next rollout reuses the tensors of a segment: train on
     it first."""
 
+    goes_ahead = True  # False: `go_ahead` is refused
+
     _graph: torch.cuda.CUDAGraph | None = None
     _reader: torch.cuda.Stream | None = None  # None without a GPU
-    _latest: GraphSegment | None = None
+    _ahead: GraphSegment | None = None  # what `rollout` will give
+    _random_before: Sequence[Tensor] = ()  # states of the random generators before it
     _scale: Tensor | None = None
     _fused: FusedPolicy | None = None
 
@@ -97,11 +101,65 @@ class GraphCollector(Collector):
             self._scale = torch.ones((), device=self.adapter.device)
         self._scale.fill_(value)
 
+    # --- a rollout that starts before it is asked for -----------------------------------------------------------------
+
+    def rollout(self) -> Segment:
+        if self._ahead is None:
+            return super().rollout()
+        self._notice_other_writers()
+        segment, self._ahead = self._ahead, None
+        segment.launched = time.perf_counter()  # the GPU was not idle until then
+        return segment
+
+    def go_ahead(self, segment: Segment) -> Segment | None:
+        if self._graph is None or not self.goes_ahead:
+            return None
+        kept = copied(segment)
+        self._random_before = [generator.get_state() for generator in self._generators()]
+        ahead = super().rollout()
+        assert isinstance(ahead, GraphSegment)
+        self._ahead = ahead
+        return kept
+
+    @torch.no_grad()
+    def take_back(self) -> None:
+        if self._ahead is None:
+            return
+        self._ahead = None
+        for generator, before in zip(self._generators(), self._random_before):
+            generator.set_state(before)
+        adapter = self.adapter
+        obs, resets, _, env_state, noise, still_open = tree_map(torch.clone, self._inputs)  # a rollout leaves them
+        adapter.obs, adapter.resets, adapter.env.state = obs, resets, env_state
+        if self.noise is not None:
+            self.noise.value = noise
+        self.memory.put(state_ops.clone(self._chunk_states[0]), None)  # cores may advance the input in place
+        self._writes = self.memory.writes
+        self._open_return, self._open_length = still_open
+
+    def start(self) -> None:
+        self._ahead = None
+        super().start()
+
+    def load_state_dict(self, d: dict[str, Any]) -> bool:
+        self._ahead = None
+        return super().load_state_dict(d)
+
+    def _generators(self) -> tuple[torch.Generator, torch.Generator]:
+        """All that a rollout draws from."""
+        device = self.adapter.device
+        on_gpu = device.type == "cuda"
+        return self.adapter.env.generator, (
+            torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
+            if on_gpu
+            else torch.default_generator
+        )
+
+    # --- a rollout ----------------------------------------------------------------------------------------------------
+
     def _rollout(self) -> Segment:
         if not self.started:
             self.start()
-        if self._latest is not None:
-            self._latest.episode_returns  # noqa: B018 they would be overwritten
         launched = time.perf_counter()
         if self._graph is None:
             self._capture()
@@ -115,8 +173,10 @@ class GraphCollector(Collector):
         if self.noise is not None:
             self.noise.value = noise
         self.memory.put(state_ops.clone(state), None)
-        returns, lengths, ended, *still_open = self._outputs[-1]
-        self._open_return, self._open_length = still_open
+        returns, lengths, ended = (
+            part.clone() for part in self._outputs[-1][:3]
+        )  # they may be read after the next rollout
+        self._open_return, self._open_length = self._outputs[-1][3:]
         chunks, over = self._chunk_states, self._moment()
         segment = GraphSegment(**rows, start_state=chunks[0], chunk_states=chunks, seconds={"env": 0.0, "policy": 0.0})
         segment.launched = launched
@@ -218,6 +278,17 @@ class GraphCollector(Collector):
         ended = stacked["terminated"] | stacked["truncated"]
         returns, lengths, *still_open = episode_sums(stacked["rewards"], ended, stacked["valid"], *open_episodes)
         return stacked, (obs, resets, env_state), state, noise, (returns, lengths, ended, *still_open)
+
+
+def copied(segment: Segment) -> Segment:
+    """The same numbers in tensors of their own; episodes that were not read yet are read when they are asked for."""
+    parts = {field.name: getattr(segment, field.name) for field in fields(segment) if "episode" not in field.name}
+    own = {name: part if name == "seconds" else map_tensors(torch.clone, part) for name, part in parts.items()}
+    if not isinstance(segment, GraphSegment):
+        return Segment(**own, episode_returns=segment.episode_returns, episode_lengths=segment.episode_lengths)
+    copy = GraphSegment(**own)
+    copy.read, copy.launched, copy._episodes = segment.read, segment.launched, segment._episodes
+    return copy
 
 
 def _picked(returns: Tensor, lengths: Tensor, ended: Tensor) -> tuple[list[float], list[int]]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from holdfast.algorithms.ppo import PPO, MinibatchMetrics, in_loss_units, normalize_advantage
+from holdfast.engines.cuda_graph import read_later
 from holdfast.rollout.segment import Segment
 from holdfast.spans import span
 
@@ -58,11 +59,11 @@ class QueuedPPO(PPO):
             for columns in self.minibatches(batch.num_envs, segment.resets.device):
                 sums += engine.step(columns, 1.0)
                 count += 1
-        numbers = torch.cat([sums.double(), variances])
+        numbers = read_later(torch.cat([sums.double(), variances]))
 
         def metrics() -> Metrics:
             with span("waiting for the update"):
-                *reported, variance, unexplained = numbers.tolist()
+                *reported, variance, unexplained = numbers()
             means, skipped = self._means(torch.tensor(reported), count)
             return {
                 **means,

@@ -14,6 +14,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from holdfast.config import TrainConfig
+from holdfast.engines.cuda_graph import read_later
 from holdfast.rollout.segment import Segment
 from holdfast.state import State, named_leaves
 from holdfast.training.no_progress import ProgressCheck
@@ -32,17 +33,18 @@ def start_memory_metrics(state: State, resets: Tensor) -> Callable[[], dict[str,
     parts = {name: leaf for name, leaf in named_leaves(state).items() if leaf.is_floating_point()}  # no counters
     count = resets.sum().float()
     if not parts:
-        return lambda: {"memory/resets": float(count)}
+        counted = read_later(count.unsqueeze(0))
+        return lambda: {"memory/resets": counted()[0]}
     flat = torch.cat([leaf.float().flatten() for leaf in parts.values()])
     finite = torch.isfinite(flat)
     values = torch.where(finite, flat, 0.0)
     bounded = [leaf.float().flatten() for name, leaf in parts.items() if name.rpartition(".")[2] == "h"]
     saturation = (torch.cat(bounded).abs() > SATURATED).float().mean() if bounded else values.new_zeros(())
-    numbers = torch.stack(
-        [values.square().mean().sqrt(), values.abs().max(), saturation, (~finite).sum().float(), count]
+    numbers = read_later(
+        torch.stack([values.square().mean().sqrt(), values.abs().max(), saturation, (~finite).sum().float(), count])
     )
     names = ("rms", "max", "saturation", "nan", "resets")
-    return lambda: {f"memory/{name}": number for name, number in zip(names, numbers.tolist())}
+    return lambda: {f"memory/{name}": number for name, number in zip(names, numbers())}
 
 
 @torch.no_grad()
