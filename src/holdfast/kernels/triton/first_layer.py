@@ -23,8 +23,6 @@ from holdfast.kernels.triton.tiles import Tile, padded, programs_for
 
 ACTIVATIONS = {"tanh": 0, "relu": 1}  # ACTIVATION in the kernels
 FEW = 8  # inputs up to which sums are faster than tensor cores
-_FORWARD = Tile(16, 2)
-
 
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 
@@ -167,9 +165,10 @@ class FirstLayer(NamedTuple):
     var: Tensor | None = None
 
     def features(
-        self, obs: Tensor, columns: Tensor | None, weight: Tensor, bias: Tensor, tile: Tile = _FORWARD
+        self, obs: Tensor, columns: Tensor | None, weight: Tensor, bias: Tensor, tile: Tile | None = None
     ) -> Tensor:  # fmt: skip
         """Features [T, columns, F] of observations [T, B, ...]; columns None: all."""
+        tile = tile or (Tile(4, 1) if self.inputs <= FEW else Tile(16, 2))
         steps, batch = obs.shape[:2]
         size = batch if columns is None else columns.numel()
         features = torch.empty(steps, size, weight.shape[0], dtype=torch.float32, device=obs.device)
@@ -184,7 +183,8 @@ class FirstLayer(NamedTuple):
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Of weight and bias, from those of the features."""
         few = self.inputs <= FEW
-        tile = tile or (Tile(8, 1, 16) if few else Tile(64, 4, 4))
+        tile = tile or (Tile(8, 1, 8) if few else Tile(64, 4, 4))
+        tile = tile.for_sums() if few else tile
         steps, batch = obs.shape[:2]
         size = batch if columns is None else columns.numel()
         programs = programs_for(steps * size, tile.rows, obs.device, tile.per_processor)

@@ -324,7 +324,8 @@ def loss_and_gradients(
     y: Tensor, layers: Layers, stored: Stored, columns: Tensor | None, by: Coefficients, tile: Tile | None = None
 ) -> LossGradients:  # fmt: skip
     """PPO's loss on features y [rows, F] of these columns of a rollout (None: all), and all gradients."""
-    tile = tile or (Tile(8, 1, 16) if layers.few else Tile(64, 4, 4))
+    tile = tile or (Tile(4, 1, 8) if layers.few else Tile(64, 4, 4))
+    tile = tile.for_sums() if layers.few else tile
     rows, batch = y.shape[0], stored.log_prob.shape[1]
     outputs, features = layers.actor_w.shape
     size = batch if columns is None else columns.numel()
@@ -354,6 +355,7 @@ def act(
     """
     batch = y.shape[0]
     tile = tile or (Tile(8, 1) if layers.few else Tile(16, 4))
+    tile = tile.for_sums() if layers.few else tile
     mean, std = (None, None) if scale is None else scale
     act_kernel[(triton.cdiv(batch, tile.rows),)](
         y, *layers._weights, noise, mean, std, actions, log_prob, value, batch, layers.start, **layers._sizes(tile)

@@ -23,6 +23,13 @@ class Tile(NamedTuple):
     warps: int
     per_processor: int = 1
 
+    def for_sums(self) -> Tile:
+        """Itself. Sums of products in fp32 need fewer than 16 rows: Triton makes a TF32 product of larger ones, which is wrong
+        for fewer than 16 columns (Triton 3.6)."""
+        if self.rows >= 16:
+            raise ValueError(f"a tile of sums has {self.rows} rows; it must have fewer than 16")
+        return self
+
 
 def padded(size: int, least: int = 16) -> int:
     """A power of two that is `least` or more; a product on tensor cores takes 16 rows or columns."""
