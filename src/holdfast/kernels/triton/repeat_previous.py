@@ -64,10 +64,9 @@ def step(
     """deck [B, kinds], recent [k, B], actions [B], draws [B, 1], full [kinds]: int64. scored: answers count from so many unseen
     cards on; reward: of a right one, a float32 tensor."""
     batch, kinds = deck.shape
-    flags = [torch.empty(batch, dtype=torch.bool, device=deck.device) for _ in range(2)]
-    numbers = [torch.empty(batch, dtype=torch.int64, device=deck.device) for _ in range(2)]
+    flags, numbers = (torch.empty(2, batch, dtype=dtype, device=deck.device) for dtype in (torch.bool, torch.int64))
     rewards = torch.empty(batch, dtype=torch.float32, device=deck.device)
-    out = Step(torch.empty_like(deck), torch.empty_like(recent), numbers[0], rewards, *flags, numbers[1])
+    out = Step(torch.empty_like(deck), torch.empty_like(recent), numbers[0], rewards, flags[0], flags[1], numbers[1])
     given = (part.contiguous() for part in (deck, recent, actions, draws))
     block = 64
     step_kernel[(triton.cdiv(batch, block),)](
