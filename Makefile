@@ -22,7 +22,7 @@ train: $(VENV)/base
 	$(VENV)/bin/holdfast train --preset repeat-previous-easy
 
 test: $(VENV)/dev
-	$(PY) -m pytest -n 2 --dist worksteal
+	HOLDFAST_DEV=1 $(PY) -m pytest -n 2 --dist worksteal
 
 SEED ?= 1
 test-learning: $(VENV)/dev
@@ -60,7 +60,7 @@ hooks: $(VENV)/dev
 
 # Which lines and branches of src/holdfast the tests run. Processes that tests start are not counted.
 coverage: $(VENV)/dev
-	$(PY) -m pytest -n 2 --dist worksteal --cov --cov-report=term
+	HOLDFAST_DEV=1 $(PY) -m pytest -n 2 --dist worksteal --cov --cov-report=term
 
 # Every function in C, and mutants of checkpoints, under tools that watch memory and threads.
 sanitize: $(VENV)/dev

@@ -82,7 +82,7 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
     sys.path.insert(0, str(Path(__file__).parent))  # so that it works from any folder
     run = Path(tempfile.mkdtemp()) / "recall"
     names = ["--env", "own_env_and_policy:Recall", "--policy", "own_env_and_policy:RecallPolicy"]
-    sizes = ["--num-envs", "16", "--num-steps", "32", "--learning-rate", "0.01", "--gamma", "0.95"]
+    sizes = ["--num-envs", "16", "--num-steps", "32", "--learning-rate", "0.003", "--gamma", "0.95"]
     holdfast(["train", *names, *sizes, "--total-steps", str(flags.steps), "--run-dir", str(run)])
     holdfast(["eval", str(run), *names, "--episodes", "50"])
     return {"mean_return": json.loads((run / "result.json").read_text())["mean_return"]}

@@ -1,9 +1,13 @@
-"""`hf.debug(True)` says which environment went bad and when; without it nothing is looked at."""
+"""`hf.debug(True)` says which environment went bad and when; what goes to a GPU is looked at before."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
+import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 
 import holdfast as hf
 from conformance.policies import actor_critic
@@ -73,3 +77,37 @@ def test_values_may_be_looked_at_on_the_host_and_elsewhere_only_when_debugging()
 def test_flags_on_another_device_are_refused():
     with pytest.raises(ValueError, match=r"resets is on meta, the input on cpu"):
         hf.LSTM(3, 4)(torch.zeros(2, 3), None, torch.zeros(2, dtype=torch.bool, device="meta"))
+
+
+NESTED = spaces.Dict(
+    {"card": spaces.MultiDiscrete([4, 2], start=[1, 0]), "pair": spaces.Tuple([spaces.Discrete(3), spaces.Box(-1, 1)])}
+)
+
+
+@pytest.mark.parametrize(
+    ("card", "digit", "words"),
+    [
+        ([[1, 0], [4, 1]], [0, 2], None),
+        ([[1, 0], [5, 1]], [0, 2], "between 0 and 5 came, observation_space allows 1 to 4, 0 to 1"),
+        ([[0, 0], [4, 1]], [0, 2], "between 0 and 4 came"),
+        ([[1, 0], [4, 1]], [0, 3], "between 0 and 3 came, observation_space allows 0 to 2"),
+        ([[1, 0], [4, 1]], [-1, 2], "between -1 and 2 came"),
+        ([[1, 0], [4, 1]], [0.5, 2.0], "hold 0.5, expected whole numbers"),
+    ],
+)
+@pytest.mark.parametrize("as_array", [np.array, torch.tensor])
+def test_discrete_observations_on_the_host_are_compared_with_their_space(card, digit, words, as_array):
+    obs = {"card": as_array(card), "pair": (as_array(digit), np.zeros((2, 1)))}
+    rows = np.array([None, *[{"card": c, "pair": (d, None)} for c, d in zip(as_array(card), as_array(digit))]], object)
+    for given in (obs, rows):
+        with nullcontext() if words is None else pytest.raises(ValueError, match=words if given is obs else None):
+            checks.check_discrete(given, NESTED)
+    checks.check_discrete({"card": torch.zeros(2, 2, device="meta")}, NESTED)  # not on the host: left alone
+
+
+@pytest.mark.parametrize("use", ["act", "runner"])
+def test_a_policy_elsewhere_refuses_arrays_that_are_not_in_its_space(use):
+    policy = hf.ActorCritic(spaces.Discrete(3), spaces.Discrete(2), "lstm", 8).to("meta")
+    act = policy.act if use == "act" else hf.Runner(policy).act
+    with pytest.raises(ValueError, match="between 0 and 3 came, observation_space allows 0 to 2"):
+        act(np.array([0, 3]))

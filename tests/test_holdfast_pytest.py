@@ -31,7 +31,8 @@ def broken():
 
 
 def _pytest(folder, *arguments):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    search = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTHONPATH": search}
     command = [sys.executable, "-m", "pytest", "-p", "holdfast_pytest", "-p", "no:cacheprovider", "-q", *arguments]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
 

@@ -6,11 +6,12 @@ nothing: on the host and outside a compiler, or anywhere after `hf.debug(True)`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from numbers import Integral
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -62,6 +63,52 @@ def whole_numbers(x: Tensor, what: str) -> Tensor:
         found = x[index != x][0].item()
         raise ValueError(f"{what} hold {found:g}, expected whole numbers; convert them where they are made")
     return index.long()
+
+
+def outside_discrete(low: Any, high: Any, starts: Iterable[int], counts: Iterable[int]) -> ValueError:
+    """The error for discrete observations of which one is outside its space. low, high: the smallest and largest that came."""
+    allowed = ", ".join(f"{start} to {start + n - 1}" for start, n in dict.fromkeys(zip(starts, counts)))
+    return ValueError(
+        f"a discrete observation is outside its space: between {low} and {high} came, observation_space allows {allowed}"
+    )
+
+
+def check_discrete(obs: Any, space: Any) -> None:
+    """Raise ValueError if a Discrete or MultiDiscrete part of observations on the host is not in `space`; any leading dimensions.
+
+    For observations on their way to a GPU, where such a number stops the whole process. In a list or an array of objects each
+    entry is an observation, or None.
+    """
+    from gymnasium import spaces  # imported where it is used
+
+    if isinstance(obs, list) or (isinstance(obs, np.ndarray) and obs.dtype == object):
+        for entry in obs:
+            if entry is not None:
+                check_discrete(entry, space)
+    elif isinstance(space, spaces.Dict):
+        for key in space if isinstance(obs, dict) else ():
+            if key in obs:
+                check_discrete(obs[key], space[key])
+    elif isinstance(space, spaces.Tuple):
+        for part, part_space in zip(obs, space) if isinstance(obs, tuple) else ():
+            check_discrete(part, part_space)
+    elif isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)) and not _is_on_device(obs):
+        _check_discrete_numbers(np.asarray(obs), space)
+
+
+def _is_on_device(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.device.type != "cpu"
+
+
+def _check_discrete_numbers(x: Any, space: Any) -> None:
+    if x.dtype.kind not in "biuf" or not x.size:
+        return  # no numbers: whoever makes tensors of them says so
+    if x.dtype.kind == "f":
+        whole_numbers(torch.as_tensor(x), "discrete observations")
+    counts = np.asarray(space.nvec if hasattr(space, "nvec") else space.n)
+    if ((x < space.start) | (x >= space.start + counts)).any():
+        starts = np.broadcast_to(space.start, counts.shape).ravel().tolist()
+        raise outside_discrete(x.min(), x.max(), starts, counts.ravel().tolist())
 
 
 # --- environment ids --------------------------------------------------------------------------------------------------

@@ -93,10 +93,10 @@ def test_a_run_folder_is_a_target_as_in_other_commands(run, train, folder, capsy
 
 
 def test_an_sb3_model_from_its_zip(run, folder, capsys):
-    from sb3_contrib import RecurrentPPO
+    sb3_contrib = pytest.importorskip("sb3_contrib")
 
     options = {"n_steps": 16, "batch_size": 16, "policy_kwargs": {"lstm_hidden_size": 16, "net_arch": [16]}}
-    RecurrentPPO("MlpLstmPolicy", gym.make("CartPole-v1"), device="cpu", **options).save("model.zip")
+    sb3_contrib.RecurrentPPO("MlpLstmPolicy", gym.make("CartPole-v1"), device="cpu", **options).save("model.zip")
     assert run("doctor", "sb3:model.zip", "--quiet") == 0
 
 

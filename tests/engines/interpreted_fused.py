@@ -1,7 +1,7 @@
 """Runs the fused minibatch and the fused step of a rollout in Triton's interpreter on the CPU; prints errors as JSON.
 
-A script of its own, run with TRITON_INTERPRET=1: Triton decides when a kernel is defined whether it is interpreted. It does not set
-the variable itself, because pytest imports this file to look for doctests.
+A script of its own, run by triton_interpreter.run (TRITON_INTERPRET=1, `tests` on the path). It does not set the variable itself,
+because pytest imports this file to look for doctests.
 """
 
 import copy
@@ -14,6 +14,7 @@ import torch
 from gymnasium import spaces
 
 import holdfast as hf
+import triton_interpreter
 from holdfast.algorithms.ppo import LossSettings, in_loss_units, ppo_terms
 from holdfast.engines.fused_policy import FusedPolicy, FusedSteps
 from holdfast.engines.fused_update import FusedMinibatches
@@ -157,6 +158,7 @@ def step_errors(name: str, case: dict[str, Any], seed: int) -> dict[str, float]:
 
 
 if __name__ == "__main__":
+    triton_interpreter.accept_arrays_as_numbers()
     torch.set_num_threads(1)
     found: dict[str, Any] = {}
     for seed, (name, case) in enumerate(CASES.items()):

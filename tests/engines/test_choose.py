@@ -16,6 +16,7 @@ from holdfast import envs
 from holdfast.algorithms.ppo import LossSettings
 from holdfast.distributed.ranks import Ranks
 from holdfast.engines import choose, graph_rollout, graph_update
+from holdfast.engines.cuda_graph import NotCapturable
 from holdfast.engines.eager import AutogradMinibatches
 from holdfast.engines.native import NativeMinibatches
 from holdfast.kernels.cpu import recurrence as native
@@ -136,3 +137,22 @@ def test_a_run_resumed_on_another_engine_says_so(tmp_path: Path, capsys: Any, mo
 
 def test_the_machine_is_described():
     assert [name for name, _ in choose.describe_machine()] == ["rollout engine", "update engine"]
+
+
+def test_minibatches_that_wait_for_the_gpu_go_through_autograd_from_then_on(monkeypatch: pytest.MonkeyPatch):
+    tried = []
+
+    def refuse(*args: Any) -> None:
+        tried.append(args)
+        raise NotCapturable("mine.py:7 waits for the GPU (if x > 0:)")
+
+    env = envs.make("holdfast/RepeatPreviousEasy-v0", 4)
+    policy = hf.ActorCritic(env.single_observation_space, env.single_action_space, hidden_size=8)
+    chosen = engines(policy, num_envs=4, num_steps=4, minibatches=2)
+    chosen._device = torch.device("cuda")  # as if
+    monkeypatch.setattr(choose, "GraphMinibatches", refuse)
+    segment = next(hf.collect(env, policy, 4))
+    for _ in range(2):
+        assert isinstance(chosen(segment, LossSettings(), True), AutogradMinibatches)
+        assert chosen.choice == ("autograd", "mine.py:7 waits for the GPU (if x > 0:)")
+    assert len(tried) == 1

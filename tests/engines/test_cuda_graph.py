@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -10,8 +11,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 import holdfast as hf
+from holdfast.engines.cuda_graph import capturing, side_stream
 from holdfast.engines.graph_rollout import GraphCollector
 from holdfast.engines.queued_update import start_update
 from holdfast.runs.log import read_progress
@@ -162,3 +165,79 @@ def test_the_profile_of_a_captured_run_names_graphs_and_kernels(tmp_path: Path):
     assert "forward, backward, optimizer (one CUDA graph)" in watch.report
     assert "the GPU was busy for" in watch.report and "without it:" in watch.report
     assert watch.trace is not None and watch.trace.stat().st_size < 16 * 2**20
+
+
+# --- policies that cannot be captured --------------------------------------------------------------------------------
+
+
+class Plain(hf.RecurrentPolicy):
+    """As in the README: its distribution is torch's, which looks at its arguments unless told otherwise."""
+
+    def __init__(self, inputs: int, actions: int) -> None:
+        super().__init__(core=hf.LSTM(16, 16))
+        self.encoder, self.actor, self.critic = nn.Linear(inputs, 16), nn.Linear(16, actions), nn.Linear(16, 1)
+
+    def encode(self, obs: Tensor) -> Tensor:
+        return self.encoder(obs.float().flatten(1))
+
+    def decode(self, features: Tensor) -> Any:
+        return torch.distributions.Categorical(logits=self.actor(features)), self.critic(features)
+
+
+class Looks(Plain):
+    def decode(self, features: Tensor) -> Any:
+        if features.abs().max() > 1e9:
+            raise ValueError("too large")
+        return super().decode(features)
+
+
+def test_a_policy_with_torchs_distribution_has_its_minibatches_captured(tmp_path: Path):
+    trainer = hf.Trainer(
+        config(tmp_path / "run", env="CartPole-v1", num_envs=8, total_steps=8 * 64 * 3), policy=Plain(4, 2)
+    )
+    assert trainer.run().updates == 3 and trainer.engines["update"] == "CUDA graph"
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", "holdfast/PositionOnlyCartPoleEasy-v0"])
+def test_a_policy_that_waits_for_the_gpu_trains_without_graphs_and_the_line_is_named(
+    tmp_path: Path, env: str, capsys: pytest.CaptureFixture[str]
+):
+    settings = {"env": env, "num_envs": 8, "total_steps": 8 * 64 * 3, "quiet": False, "replay_check_every": 1}
+    policy = Looks(4 if env == "CartPole-v1" else 2, 2)
+    trainer = hf.Trainer(config(tmp_path / "run", **settings), policy=policy)
+    assert trainer.run().updates == 3
+    line = "waits for the GPU (if features.abs().max() > 1e9:)"
+    assert line in trainer.engines["update"] and trainer.engines["update"].startswith(
+        "autograd, because test_cuda_graph.py:"
+    )
+    said = " ".join(capsys.readouterr().out.split())
+    assert said.count(f"update: {trainer.engines['update']}") == 1
+    assert (line in trainer.engines["rollout"]) == env.startswith("holdfast")
+    gaps = [float(row["memory/replay_gap"]) for row in read_progress(tmp_path / "run")]
+    assert len(gaps) == 3 and max(gaps) < 1e-3
+
+
+def test_the_process_goes_on_after_a_capture_that_failed():
+    x, stream = torch.ones(1024, device="cuda"), torch.cuda.current_stream()
+    torch.manual_seed(5)
+    expected = torch.rand(3, device="cuda")
+    torch.manual_seed(5)
+    gc.collect()  # what tests before this one left
+    before = torch.cuda.memory_allocated()
+    with pytest.raises(RuntimeError), capturing(torch.cuda.CUDAGraph()):
+        y = torch.rand(1024, device="cuda") + x
+        y.sum().item()
+    del y
+    assert torch.cuda.current_stream() == stream and torch.cuda.memory_allocated() == before
+    assert torch.equal(torch.rand(3, device="cuda"), expected)
+    graph = torch.cuda.CUDAGraph()
+    with side_stream():
+        torch.rand_like(x)
+    with capturing(graph):
+        z = 2 * torch.rand_like(x) + x
+    seen = set()
+    for _ in range(3):
+        graph.replay()
+        assert bool((z >= 1).all() and (z < 3).all())
+        seen.add(float(z.sum()))
+    assert len(seen) == 3, "replays draw other numbers"

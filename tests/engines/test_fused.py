@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +11,7 @@ import torch
 from gymnasium import spaces
 
 import holdfast as hf
+import triton_interpreter
 from holdfast.engines.fused_policy import obstacle
 
 has_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
@@ -28,11 +25,7 @@ CASES = (
 @functools.cache
 def errors() -> dict[str, dict[str, dict[str, float]]]:
     """By `policy.unroll(...)`, `policy.step(...)` and `ppo_terms(...)` in float64."""
-    script = Path(__file__).with_name("interpreted_fused.py")
-    interpreted = {**os.environ, "TRITON_INTERPRET": "1"}  # read when a kernel is defined: never in this process
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=300, env=interpreted)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return triton_interpreter.run(Path(__file__).with_name("interpreted_fused.py"))
 
 
 @has_triton

@@ -38,7 +38,17 @@ RUNS = {
     "torchrl_recurrent_ppo_docs.py": (["--batches", "1"], lambda r: r["first_kl"] < 1e-5),
 }
 
-NEEDS = {"jax_own_env.py": "jax", "craftax_gru.py": "craftax", "envpool_async.py": "envpool"}  # in `make test-peers`
+NEEDS = {
+    "jax_own_env.py": "jax",  # this and the next two: in `make test-peers`
+    "craftax_gru.py": "craftax",
+    "envpool_async.py": "envpool",
+    "pettingzoo_signals.py": "pettingzoo",
+    "sb3_recurrent_ppo.py": "sb3_contrib",
+    "sb3_own_policy.py": "sb3_contrib",
+    "sb3_masked.py": "sb3_contrib",
+    "torchrl_ppo.py": "torchrl",
+    "torchrl_recurrent_ppo_docs.py": "torchrl",
+}
 
 
 def run(path: Path, arguments: list[str]):
@@ -64,6 +74,7 @@ def test_example_runs_and_holds_what_it_says(name):
 
 
 def test_torchrls_documented_recurrent_ppo_trains_as_with_its_own_module():
+    pytest.importorskip("torchrl")
     path = EXAMPLES / "torchrl_recurrent_ppo_docs.py"
     ours, theirs = (run(path, ["--batches", "6", "--memory", memory]) for memory in ("holdfast", "torchrl"))
     assert ours["late_return"] == theirs["late_return"]  # every action the same

@@ -8,16 +8,19 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 import pytest
-import sb3_contrib
 import torch
-from stable_baselines3.common.callbacks import BaseCallback, CheckpointCallback, EvalCallback
-from stable_baselines3.common.evaluation import evaluate_policy
-from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecMonitor, VecNormalize
 
 import holdfast as hf
 from cores.all_cores import cells_side_by_side
 from holdfast.integrations import sequences
-from holdfast.integrations.sb3 import MlpLstmPolicy, RecurrentPPO
+
+sb3_contrib = pytest.importorskip("sb3_contrib")
+
+from stable_baselines3.common.callbacks import BaseCallback, CheckpointCallback, EvalCallback  # noqa: E402
+from stable_baselines3.common.evaluation import evaluate_policy  # noqa: E402
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecMonitor, VecNormalize  # noqa: E402
+
+from holdfast.integrations.sb3 import MlpLstmPolicy, RecurrentPPO  # noqa: E402
 
 _spec = importlib.util.spec_from_file_location("sb3_environments", Path(__file__).with_name("sb3_environments.py"))
 _module = importlib.util.module_from_spec(_spec)

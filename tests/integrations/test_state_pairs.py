@@ -8,6 +8,9 @@ import torch
 import holdfast as hf
 from accumulator import Accumulator, dtypes
 from holdfast import state as state_ops
+
+pytest.importorskip("sb3_contrib")
+
 from holdfast.integrations.sb3 import state_pairs
 
 CORES = {

@@ -7,17 +7,27 @@ import torch
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
-from torchrl.collectors import Collector
-from torchrl.data import LazyTensorStorage, SliceSampler, TensorDictReplayBuffer
-from torchrl.envs import GymEnv, InitTracker, SerialEnv, TransformedEnv
-from torchrl.modules import GRUModule, LSTMModule, ProbabilisticActor, ValueOperator, set_recurrent_mode
-from torchrl.modules.utils import get_primers_from_module
-from torchrl.objectives import ClipPPOLoss
-from torchrl.objectives.value import GAE
 
 import holdfast as hf
 from accumulator import Accumulator
 from cores.all_cores import CELLS, core_of
+
+pytest.importorskip("torchrl")
+
+from torchrl.collectors import Collector
+from torchrl.data import LazyTensorStorage, SliceSampler, TensorDictReplayBuffer
+from torchrl.envs import GymEnv, InitTracker, SerialEnv, TransformedEnv
+from torchrl.modules import (
+    GRUModule,
+    LSTMModule,
+    ProbabilisticActor,
+    ValueOperator,
+    set_recurrent_mode,
+)
+from torchrl.modules.utils import get_primers_from_module
+from torchrl.objectives import ClipPPOLoss
+from torchrl.objectives.value import GAE
+
 from holdfast.integrations.torchrl import RecurrentModule
 
 I, H = 3, 5

@@ -66,7 +66,10 @@ def test_a_run_outlives_an_environment(
     report = (tmp_path / "run" / "env_failures-rank0.txt").read_text()
     assert reason in report and ("failing_env.py" in report or how != "raise"), "the environment's own traceback"
     shown = capsys.readouterr()
-    assert "Traceback" not in shown.out + shown.err and not recwarn.list, "gymnasium does not write over the display"
+    warned = [
+        w for w in recwarn.list if "fork" not in str(w.message)
+    ]  # Python 3.12 warns of forks with threads, JAX too
+    assert "Traceback" not in shown.out + shown.err and not warned, "gymnasium does not write over the display"
     said = [line for line in shown.out.splitlines() if "an environment failed" in line]
     assert len(said) == 1 and "failure 1 of at most 10" in said[0] and reason in said[0]
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorWrapper
 from gymnasium.vector.utils import batch_space
 
 import holdfast as hf
@@ -70,6 +70,18 @@ def test_a_mode_may_be_declared_as_text(name: str):
     assert VectorEnvAdapter(env).mode == AutoresetMode.SAME_STEP
 
 
+@pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])
+def test_the_mode_is_that_of_this_environment_and_not_of_the_one_made_last(kind: Any):
+    """Before gymnasium 1.4, vector environments over one class share their metadata."""
+    env = kind([CountingEnv] * 2, autoreset_mode=AutoresetMode.NEXT_STEP)
+    env.metadata["autoreset_mode"] = AutoresetMode.SAME_STEP  # as another one over the same class does there
+    try:
+        assert VectorEnvAdapter(env).mode == AutoresetMode.NEXT_STEP
+        assert VectorEnvAdapter(VectorWrapper(env)).mode == AutoresetMode.NEXT_STEP
+    finally:
+        env.close()
+
+
 def test_a_single_environment_is_refused_with_what_to_use():
     with pytest.raises(TypeError, match=r"no num_envs.*make_vec"):
         VectorEnvAdapter(CountingEnv())
@@ -121,6 +133,17 @@ def test_disabled_resets_the_finished_environments_and_keeps_the_others():
     out = feed.step(ACTION)
     assert out.final_obs[1].item() == 40
     assert feed.obs.squeeze(1).tolist() == [2, 10] and feed.resets.tolist() == [False, True]
+
+
+def test_discrete_observations_are_compared_with_their_space_before_they_leave_the_host():
+    env = StackedEnv()
+    env.single_observation_space, env.obs = spaces.Discrete(3, start=1), np.array([1, 3])  # type: ignore[assignment]
+    feed = VectorEnvAdapter(env, "meta")  # any device but the host: a GPU would stop the process instead
+    with pytest.raises(ValueError, match="between 0 and 0 came, observation_space allows 1 to 3"):
+        feed.start()
+    final = np.array([None, 7], dtype=object)
+    with pytest.raises(ValueError, match="between 7 and 7 came, observation_space allows 1 to 3"):
+        feed._final_obs(torch.tensor([1, 3]), {"final_obs": final}, torch.tensor([False, True]))
 
 
 def test_same_step_without_a_final_observation_says_what_is_missing():

@@ -66,8 +66,10 @@ def test_a_resumed_run_writes_the_rows_that_0_1_wrote(run_of_0_1: Path) -> None:
         columns = [name for name in before if name.startswith(("train/", "rollout/", "memory/"))]
         assert len(columns) == 20
         for name in columns:
-            # Processors round differently. A ratio near 1 cannot be known better than to 1e-7.
-            same = pytest.approx(float(before[name]), rel=1e-4, abs=1e-7, nan_ok=True)
+            # Processors round differently. A ratio near 1 cannot be known better than to 1e-7. The loss is a mean of ratios
+            # times normalized advantages of size 1 to 3, which cancel: 5e-5 is what is left of them.
+            rounding = 5e-7 if name == "train/policy_loss" else 1e-7
+            same = pytest.approx(float(before[name]), rel=1e-4, abs=rounding, nan_ok=True)
             assert float(row[name]) == same, f"{name} of update {row['update']}"
 
 

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import holdfast as hf
+from holdfast.envs import make
 from holdfast.training.chosen import Task, choose_sizes
 
 SLOW, FAST, GPU = Task(False, False), Task(False, True), Task(True, True)
@@ -20,7 +21,8 @@ SLOW, FAST, GPU = Task(False, False), Task(False, True), Task(True, True)
         (100_000, SLOW, (8, 128, 10, 8)),
         (300_000, SLOW, (16, 128, 10, 16)),
         (1_000_000, FAST, (64, 128, 4, 32)),
-        (15_000_000, GPU, (1024, 128, 4, 8)),
+        (15_000_000, GPU, (512, 128, 4, 32)),
+        (100_000_000, GPU, (2048, 128, 4, 8)),
         (100, SLOW, (8, 128, 10, 8)),
     ],
 )
@@ -51,7 +53,7 @@ def test_any_combination_gives_a_valid_config_and_keeps_what_was_given(
 
 
 def test_the_run_records_what_was_chosen_and_takes_the_number_of_copies_from_your_environment(tmp_path: Path):
-    env = hf.envs.make("holdfast/RepeatPreviousEasy-v0", 6)
+    env = make("holdfast/RepeatPreviousEasy-v0", 6)
     config = hf.TrainConfig(total_steps=100, hidden_size=8, run_dir=str(tmp_path / "run"), quiet=True)
     trainer = hf.Trainer(config, env=env)
     assert (trainer.config.num_envs, trainer.config.minibatches, trainer.config.inputs) == (6, 6, ("obs",))

@@ -133,7 +133,9 @@ def subject_of(
 ) -> Subject:
     """The subject that a target names. The weights that a factory makes follow from the seed."""
     from holdfast.doctor.subjects.choose import as_subject
+    from holdfast.envs.jax.protocol import keep_jax_from_preallocating
 
+    keep_jax_from_preallocating()  # before the policy is made, which may be one in JAX
     return as_subject(find(target, seed, policy, allow_imports), observation_space)
 
 

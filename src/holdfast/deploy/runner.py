@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from holdfast.checks import check_resets
+from holdfast.checks import check_discrete, check_resets
 from holdfast.cores.base import Core
 from holdfast.deploy import nonfinite
 from holdfast.deploy.export_graph import clip_bounds
@@ -281,6 +281,7 @@ class TorchPolicy:
     def __init__(self, policy: RecurrentPolicy, observation_space: Any = None) -> None:
         self.policy, self.core = policy, policy.core
         space = getattr(policy, "observation_space", None) if observation_space is None else observation_space
+        self.observation_space = space
         self.ports = None if space is None else observation_ports(sample_observations(space, 1))
         action_space = getattr(policy, "action_space", None)
         start = getattr(action_space, "start", 0)
@@ -298,6 +299,8 @@ class TorchPolicy:
             tensors = self.policy.as_tensors(obs)
             return tensors, int(leaves(tensors)[0].shape[0])
         device = self.core.device()
+        if device.type != "cpu":
+            check_discrete(obs, self.observation_space)
         parts = [torch.as_tensor(take(obs, port), device=device) for port in self.ports]
         batch = batch_size(self.ports, [part.shape for part in parts])
         if batch is None:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from holdfast.doctor.checks import ITSELF, REGISTRY, Case, Check, NotApplicable
+from holdfast.doctor.precision import full_float32
 from holdfast.doctor.recordings import Recordings
 from holdfast.doctor.report import Finding, Outcome, Report, make_finding
 from holdfast.doctor.report.consequences import follows_from
@@ -197,13 +198,13 @@ def _blame_on_alternatives(subject: Subject, report: Report, seed: int, toleranc
 
 @contextlib.contextmanager
 def _everything_restored(given: Subject) -> Iterator[Subject]:
-    """A copy to work on; all random generators are restored, and so is a subject that cannot be copied."""
+    """A copy to work on; random generators and settings are restored, and so is a subject that cannot be copied."""
     numpy_state, python_state = np.random.get_state(), random.getstate()
     threads = torch.get_num_threads()
     if sum(p.numel() for module in given.modules() for p in module.parameters()) < FEW_PARAMETERS:
         torch.set_num_threads(1)
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
-    with torch.random.fork_rng(devices=devices):
+    with torch.random.fork_rng(devices=devices), full_float32():
         restore: Callable[[], None] | None = None
         try:
             copy = given.isolated()

@@ -15,6 +15,7 @@ from holdfast.algorithms.ppo import PPO, LossSettings, MinibatchEngine
 from holdfast.config import TrainConfig
 from holdfast.distributed.ranks import ALONE, Ranks
 from holdfast.engines import fused_policy, graph_rollout, graph_step, graph_update, native_obstacles
+from holdfast.engines.cuda_graph import NotCapturable
 from holdfast.engines.eager import AutogradMinibatches
 from holdfast.engines.fused_update import FusedMinibatches
 from holdfast.engines.graph_rollout import GraphCollector
@@ -109,6 +110,7 @@ class UpdateEngines:
             ddp_policy,
         )
         self._graph: GraphMinibatches | None = None
+        self._waits_at: str | None = None
         self._device = next(policy.parameters()).device
         self.choice = self._choose(len(ranks.share(config.num_envs)) * config.sequences_per_env, masked=False)
 
@@ -133,7 +135,7 @@ class UpdateEngines:
             obstacle = None if on_gpu else native_obstacle(self.policy, self.config)
             return Choice(AUTOGRAD, obstacle or "DistributedDataParallel averages the gradients of the ranks")
         if on_gpu:
-            obstacle = graph_update.obstacle(sequences, self.config.minibatches, masked)
+            obstacle = graph_update.obstacle(sequences, self.config.minibatches, masked) or self._waits_at
             return Choice(GRAPH) if obstacle is None else Choice(AUTOGRAD, obstacle)
         obstacle = native_obstacle(self.policy, self.config, self.ranks)
         return Choice(NATIVE) if obstacle is None else Choice(AUTOGRAD, obstacle)
@@ -156,7 +158,12 @@ class UpdateEngines:
             fused = not self.ranks.joined and fused_policy.obstacle(self.policy, self.config.precision) is None
             kind = FusedMinibatches if fused else AutogradMinibatches
             eager = kind(self.policy, self.config, self.optimizer, self.ranks, all_valid)
-            self._graph = GraphMinibatches(eager, batch, settings, size)
+            try:
+                self._graph = GraphMinibatches(eager, batch, settings, size)
+            except NotCapturable as reason:
+                self._waits_at = str(reason)
+                self.choice = Choice(AUTOGRAD, self._waits_at)
+                return None
         return self._graph
 
 
@@ -206,7 +213,8 @@ def describe_machine() -> list[tuple[str, str]]:
             ),
             (
                 "update engine",
-                "CUDA graph; autograd for one minibatch, minibatches of unequal size, action masks, or under DDP",
+                "CUDA graph; autograd for one minibatch, minibatches of unequal size, action masks, a policy that waits for "
+                "the GPU, or under DDP",
             ),
         ]
     kernel = native_kernel.status()

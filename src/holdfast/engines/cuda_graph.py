@@ -8,15 +8,24 @@ from __future__ import annotations
 
 import gc
 import threading
+import traceback
+import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributions import Distribution
 
 from holdfast.state import State, tree_map
 
 _turn = threading.RLock()
+_LIBRARIES = tuple(f"{Path(file).parents[depth]}/" for file, depth in ((torch.__file__, 0), (__file__, 1)))
+
+
+class NotCapturable(Exception):
+    """What was to be captured waits for the GPU; the text says where."""
 
 
 def gpu_turn(device: torch.device) -> AbstractContextManager[Any]:
@@ -29,9 +38,48 @@ def side_stream() -> Iterator[None]:
     """Warm-up runs on a stream of its own, as capturing requires."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
+    try:
+        with torch.cuda.stream(stream):
+            yield
+    finally:
+        torch.cuda.current_stream().wait_stream(stream)
+
+
+@contextmanager
+def rehearsal() -> Iterator[None]:
+    """Work inside is to be captured next. Raises `NotCapturable` if it waits for the GPU: a capture would not survive that."""
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that this mode may miss something
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        with _arguments_unchecked():
+            yield
+    except RuntimeError as error:
+        if "synchronizing CUDA operation" not in str(error):
+            raise
+        raise NotCapturable(_place_of(error)) from error
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+
+
+def _place_of(error: BaseException) -> str:
+    """The line that waits for the GPU, in words: the last one that is neither torch's nor ours, if there is one."""
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)]
+    place = (theirs or frames)[-1]
+    return f"{Path(place.filename).name}:{place.lineno} waits for the GPU ({place.line})"
+
+
+@contextmanager
+def _arguments_unchecked() -> Iterator[None]:
+    """Distributions of torch look at their arguments by default, which waits for the GPU."""
+    before = Distribution._validate_args
+    Distribution.set_default_validate_args(False)
+    try:
         yield
-    torch.cuda.current_stream().wait_stream(stream)
+    finally:
+        Distribution.set_default_validate_args(before)
 
 
 @contextmanager
@@ -40,15 +88,20 @@ def capturing(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
 
     Garbage collection is off during a capture. A finished run is a reference cycle, so the collector could free its graphs
     at any time. Freeing a graph aborts the capture and leaves the random generator in capture mode. "thread_local" lets
-    NCCL's watchdog thread query events.
+    NCCL's watchdog thread query events. After an error the process can go on as if there had been no capture.
     """
-    with _turn:
+    with _turn, _arguments_unchecked():
         gc.collect()
         enabled = gc.isenabled()
         gc.disable()
+        generator = torch.cuda.default_generators[torch.cuda.current_device()]
+        stream, random_state = torch.cuda.current_stream(), generator.get_state()
         try:
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 yield
+        except BaseException:
+            _abandon(graph, stream, generator, random_state)
+            raise
         finally:
             if enabled:
                 gc.enable()
@@ -68,6 +121,19 @@ def read_later(numbers: torch.Tensor) -> Callable[[], list[float]]:
         return on_host.tolist()
 
     return read
+
+
+def _abandon(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, generator: torch.Generator, state: Any) -> None:
+    """torch leaves a failed capture halfway: its stream stays the current one, and the random generator and the allocator stay in
+    capture mode, so that the next random number is an error and memory is never given back."""
+    torch.cuda.set_stream(stream)
+    fresh = torch.Generator(generator.device)
+    fresh.set_state(state)
+    generator.graphsafe_set_state(fresh)
+    device = generator.device.index
+    for give_back in ("_cuda_endAllocateToPool", "_cuda_releasePool"):  # refused if torch has done it
+        with suppress(RuntimeError, AttributeError):
+            getattr(torch._C, give_back)(device, graph.pool())
 
 
 def copy_into(target: State, source: State) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from holdfast import state as state_ops
 from holdfast.engines import fused_policy
-from holdfast.engines.cuda_graph import capturing, copy_into, side_stream
+from holdfast.engines.cuda_graph import NotCapturable, capturing, copy_into, rehearsal, side_stream
 from holdfast.engines.fused_policy import FusedPolicy, FusedSteps
 from holdfast.envs.base import TorchVectorEnv
 from holdfast.policies.actor_critic import ActorCritic
@@ -78,8 +78,8 @@ class GraphSegment(Segment):
 
 
 class GraphCollector(Collector):
-    """As `Collector`, but nothing waits for the GPU (`GraphSegment`). The next rollout reuses the tensors of a segment: train on
-    it first."""
+    """As `Collector`, which plays the rollout itself if the policy waits for the GPU; otherwise nothing does (`GraphSegment`).
+    The next rollout reuses the tensors of a segment: train on it first."""
 
     goes_ahead = True  # False: `go_ahead` is refused
 
@@ -161,8 +161,10 @@ class GraphCollector(Collector):
         if not self.started:
             self.start()
         launched = time.perf_counter()
-        if self._graph is None:
+        if self._graph is None and self.slowed_by is None:
             self._capture()
+        if self.slowed_by is not None:
+            return super()._rollout()
         assert self._graph is not None
         adapter, env, began = self.adapter, self.adapter.env, self._moment()
         copy_into(self._inputs, self._present())
@@ -173,15 +175,13 @@ class GraphCollector(Collector):
         if self.noise is not None:
             self.noise.value = noise
         self.memory.put(state_ops.clone(state), None)
-        returns, lengths, ended = (
-            part.clone() for part in self._outputs[-1][:3]
-        )  # they may be read after the next rollout
+        # Copies, since they may be read after the next rollout.
+        returns, lengths, ended = (part.clone() for part in self._outputs[-1][:3])
         self._open_return, self._open_length = self._outputs[-1][3:]
         chunks, over = self._chunk_states, self._moment()
         segment = GraphSegment(**rows, start_state=chunks[0], chunk_states=chunks, seconds={"env": 0.0, "policy": 0.0})
         segment.launched = launched
         segment.read = lambda: self._ended_episodes(returns, lengths, ended, began, over)
-        self._latest = segment
         return segment
 
     def _moment(self) -> Any:
@@ -220,11 +220,17 @@ class GraphCollector(Collector):
         if fused_policy.obstacle(self.policy, precision) is None:
             assert isinstance(self.policy, ActorCritic)
             self._fused = FusedPolicy(self.policy)
-        with side_stream():
-            for _ in range(2):
+        try:
+            with side_stream():
                 self._roll(2)
-        torch.cuda.set_rng_state(kept[0])
-        generator.set_state(kept[1])
+                with rehearsal():
+                    self._roll(2)
+        except NotCapturable as reason:
+            self.slowed_by = str(reason)
+            return
+        finally:
+            torch.cuda.set_rng_state(kept[0])
+            generator.set_state(kept[1])
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(generator)
         with capturing(graph):

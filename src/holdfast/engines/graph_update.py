@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from holdfast.algorithms.ppo import LossSettings
-from holdfast.engines.cuda_graph import capturing, copy_into, side_stream
+from holdfast.engines.cuda_graph import NotCapturable, capturing, copy_into, rehearsal, side_stream
 from holdfast.engines.eager import AutogradMinibatches
 from holdfast.engines.ranks import average_gradient
 from holdfast.rollout.segment import Segment
@@ -107,14 +108,21 @@ class GraphMinibatches:
 
     def _capture(self) -> None:
         kept = self._weights_and_moments()  # warming up takes real optimizer steps, which are undone
-        with side_stream():
-            for _ in range(2):
-                terms, self._flat = self._to_gradients()
-                if self._joined:
-                    self._average()
-                self._eager.find_gradients()
-                self._from_gradients(terms, self._flat)
-        self._eager.optimizer.zero_grad(set_to_none=True)
+        try:
+            with side_stream():
+                for checked in (nullcontext, rehearsal):  # the first one may compile
+                    with checked():
+                        terms, self._flat = self._to_gradients()
+                    if self._joined:
+                        self._average()
+                    self._eager.find_gradients()
+                    with checked():
+                        self._from_gradients(terms, self._flat)
+        except NotCapturable:
+            self._restore(*kept)
+            raise
+        finally:
+            self._eager.optimizer.zero_grad(set_to_none=True)
         self._graph = torch.cuda.CUDAGraph()
         with capturing(self._graph):
             terms, self._flat = self._to_gradients()

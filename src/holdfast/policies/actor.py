@@ -13,6 +13,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from holdfast.checks import check_discrete
 from holdfast.cores.base import Core
 from holdfast.policies import heads
 from holdfast.policies.base import RecurrentPolicy
@@ -97,6 +98,12 @@ class Actor(RecurrentPolicy):
             episode_start = None if episode_start is None else torch.as_tensor(episode_start).reshape(1)
         action, state = super().predict(obs, state, episode_start, deterministic)
         return (action[0] if single else action), state
+
+    def as_tensors(self, obs: Any) -> Any:
+        """As `RecurrentPolicy.as_tensors`. What goes to a GPU is compared with the space first; the encoder checks the rest."""
+        if not torch.compiler.is_compiling() and self.core.device().type != "cpu":
+            check_discrete(obs, self.observation_space)
+        return super().as_tensors(obs)
 
     def actor_only(self) -> Actor:
         """Itself: there is no critic."""

@@ -214,7 +214,7 @@ class RecurrentPolicy(nn.Module):
         if state is None and self.has_memory():
             _check_starts_with_resets(resets)
         dist, value, state = self.unroll(obs, state, resets, action_mask=action_mask)
-        log_prob = dist.log_prob(merge_time(self.as_tensors(actions), T, B, "actions"))
+        log_prob = dist.log_prob(merge_time(self._on_device(actions), T, B, "actions"))
         _check_batch_shape(log_prob, T * B)
         return Evaluation(log_prob.view(T, B), dist.entropy().view(T, B), value, state if return_state else None)
 
@@ -266,7 +266,7 @@ class RecurrentPolicy(nn.Module):
 
     def has_memory(self) -> bool:
         """Whether anything is carried from step to step."""
-        return bool(leaves(self.core.row_shapes()))
+        return len(leaves(self.core.row_shapes())) > 0  # torch 2.11 cannot compile bool() of a list
 
     def get_memory(self) -> dict[str, Any]:
         """A copy of the memory, to keep or to give to `set_memory`."""
@@ -343,8 +343,11 @@ class RecurrentPolicy(nn.Module):
 
     def as_tensors(self, obs: Any) -> Any:
         """Observations (nested dicts, tuples, arrays, tensors) as tensors on the policy's device."""
+        return self._on_device(obs)
+
+    def _on_device(self, tree: Any) -> Any:
         device = self.core.device()
-        return tree_map(lambda o: torch.as_tensor(o, device=device), obs)
+        return tree_map(lambda x: torch.as_tensor(x, device=device), tree)
 
     def as_flags(self, resets: Any) -> Tensor | None:
         """Reset flags as a tensor; arrays go to the policy's device, tensors and None stay."""

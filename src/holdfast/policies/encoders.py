@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from holdfast.checks import whole_numbers
+from holdfast.checks import outside_discrete, whole_numbers
 
 if TYPE_CHECKING:
     from holdfast.distributed.ranks import Ranks
@@ -110,11 +110,7 @@ class OneHot(nn.Module):
         try:
             return self._one_hot(x)
         except RuntimeError as error:  # torch has looked at the numbers, so a check beforehand would cost twice
-            allowed = ", ".join(f"{low} to {low + n - 1}" for low, n in dict.fromkeys(zip(self.starts, self.nvec)))
-            raise ValueError(
-                f"a discrete observation is outside its space: between {x.min()} and {x.max()} came, "
-                f"observation_space allows {allowed}"
-            ) from error
+            raise outside_discrete(x.min(), x.max(), self.starts, self.nvec) from error
 
     def _one_hot(self, x: Tensor) -> Tensor:
         if len(set(self.nvec)) == 1 and len(set(self.starts)) == 1:  # one operation, also for a board of 104 cards

@@ -37,6 +37,9 @@ class Collector:
     step, Box actions only (`exploration.py`).
     """
 
+    slowed_by: str | None = None
+    """What keeps a collector from running as it was made to, if that shows only when it is tried."""
+
     def __init__(
         self,
         env: Any,

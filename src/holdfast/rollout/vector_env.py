@@ -16,6 +16,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import create_empty_array
 from torch import Tensor
 
+from holdfast.checks import check_discrete
 from holdfast.envs.base import TorchVectorEnv
 from holdfast.state import leaves, tree_map
 
@@ -35,7 +36,12 @@ class EnvStep(NamedTuple):
 
 def autoreset_mode(env: Any) -> AutoresetMode:
     """The mode an environment declares; one that does not say is refused."""
-    mode = (getattr(env, "metadata", None) or {}).get("autoreset_mode")
+    metadata = getattr(env, "metadata", None) or {}
+    mode = metadata.get("autoreset_mode")
+    copies = getattr(env, "unwrapped", env)
+    if isinstance(copies, (SyncVectorEnv, AsyncVectorEnv)) and copies.metadata is metadata:
+        # Before gymnasium 1.4 this is the metadata of the copies' class: the vector environment made last wrote its mode there.
+        mode = getattr(copies, "autoreset_mode", mode)
     if isinstance(mode, AutoresetMode):
         return mode
     if isinstance(mode, str):
@@ -87,6 +93,7 @@ class VectorEnvAdapter:
             False  # where they are tensors for all rows, without a look at the flags on the device
         )
         self._never_overwrites = isinstance(env, TorchVectorEnv)
+        self._goes_to_gpu = self.device.type != "cpu" and not isinstance(env, TorchVectorEnv)
         self.obs: Any = None
         self.resets: Tensor = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
         self.valid: Tensor = self._all_true()
@@ -226,6 +233,8 @@ class VectorEnvAdapter:
     def _tensors(self, obs: Any, source: str, count: int | None = None) -> Any:
         """Observations as tensors, `count` rows (all by default). source: where they came from, for errors."""
         count = self.num_envs if count is None else count
+        if self._goes_to_gpu:
+            check_discrete(obs, self.env.single_observation_space)
 
         def convert(o: Any) -> Tensor:
             t = self._tensor(o)
@@ -264,6 +273,8 @@ class VectorEnvAdapter:
                 f"{self._name()} declares SAME_STEP autoreset, but an episode was truncated and "
                 "info['final_obs'] is not there; give its last observation there, one row per environment"
             )
+        if self._goes_to_gpu:
+            check_discrete(final, self.env.single_observation_space)
         if isinstance(final, np.ndarray) and final.dtype == object:  # a whole observation per row
             return self._filled(obs, list(final), truncated)
         if isinstance(obs, (dict, tuple)):

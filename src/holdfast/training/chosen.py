@@ -2,11 +2,12 @@
 
 A setting that the user gave is kept. The rest follows from how many steps the run has and what a step costs:
 
-- A run is about a hundred rollouts. Short runs get small rollouts and still a hundred chances to improve; a GPU, which steps
-  thousands of environments at once, gets large ones.
+- A run is about a hundred rollouts, or two hundred on a GPU, whose rollouts are larger. Short runs get small rollouts and still
+  a hundred chances to improve.
 - Segments are 128 steps long: gradients reach that far back.
 - An environment that runs in Python is slow compared with training, so each of its steps is used more often.
-- On a CPU minibatches are small, down to one sequence: steps of the optimizer are what a short run lacks.
+- Minibatches are small, down to one sequence: steps of the optimizer are what a short run lacks. On a GPU, rollouts of thousands
+  of environments are cut into a few large ones that fill it.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from typing import Any, NamedTuple
 from holdfast.config import TrainConfig
 
 SIZES = ("num_envs", "num_steps", "epochs", "minibatches")
-ROLLOUTS = 100  # in a run, about
+ROLLOUTS_ON_CPU, ROLLOUTS_ON_GPU = 100, 200  # in a run, about
 SMALLEST_ROLLOUT, LARGEST_ON_CPU, LARGEST_ON_GPU = 1024, 8192, 2**20  # steps of all environments together
 SEGMENT, SHORTEST, LONGEST = 128, 64, 256  # steps
-MINIBATCHES_ON_CPU, MINIBATCHES_ON_GPU = 32, 8  # at most
+MANY_MINIBATCHES, FEW_MINIBATCHES = 32, 8  # at most
+FILLS_A_GPU = 2**18  # steps of a rollout from which on it is cut into few minibatches there
 PASSES_FAST, PASSES_SLOW = 4, 10
 
 
@@ -50,9 +52,8 @@ def choose_sizes(config: TrainConfig, task: Task) -> tuple[TrainConfig, str]:
         num_envs = -(-num_envs // task.ranks) * task.ranks
     epochs = config.epochs or (PASSES_FAST if task.fast_env else PASSES_SLOW)
     sequences = num_envs // task.ranks * (num_steps // (config.bptt or num_steps))
-    minibatches = config.minibatches or _largest_divisor(
-        sequences, MINIBATCHES_ON_GPU if task.on_gpu else MINIBATCHES_ON_CPU
-    )
+    few = task.on_gpu and num_envs * num_steps >= FILLS_A_GPU
+    minibatches = config.minibatches or _largest_divisor(sequences, FEW_MINIBATCHES if few else MANY_MINIBATCHES)
     filled = dataclasses.replace(config, num_envs=num_envs, num_steps=num_steps, epochs=epochs, minibatches=minibatches)
     kind = "" if task.fast_env else " in an environment that runs in Python"
     which = "" if len(chosen) == len(SIZES) else f"{', '.join(chosen)} "
@@ -67,8 +68,8 @@ def choose_inputs(config: TrainConfig, env: Any) -> TrainConfig:
 
 
 def _rollout_size(total_steps: int, on_gpu: bool) -> int:
-    """A power of two near a hundredth of the run."""
-    wanted = max(SMALLEST_ROLLOUT, total_steps // ROLLOUTS)
+    """A power of two near a hundredth of the run, or near half of that on a GPU."""
+    wanted = max(SMALLEST_ROLLOUT, total_steps // (ROLLOUTS_ON_GPU if on_gpu else ROLLOUTS_ON_CPU))
     return int(min(2 ** (wanted.bit_length() - 1), LARGEST_ON_GPU if on_gpu else LARGEST_ON_CPU))
 
 

@@ -22,6 +22,7 @@ import torch
 from holdfast.config import TrainConfig
 from holdfast.display.first_lines import first_lines
 from holdfast.display.live import Display
+from holdfast.engines import choose
 from holdfast.engines.cuda_graph import gpu_turn
 from holdfast.envs.bridge import UnknownEnvError
 from holdfast.envs.own import can_be_made_again, is_vector_env
@@ -127,7 +128,10 @@ class Trainer:
     @property
     def engines(self) -> dict[str, str]:
         """Which engine rolls out and which updates, and what keeps a faster one away."""
-        return {"rollout": str(self.parts.rollout_choice), "update": str(self.parts.update_engines.choice)}
+        rollout, slowed_by = self.parts.rollout_choice, self.parts.collector.slowed_by
+        if slowed_by is not None:
+            rollout = choose.Choice(choose.STEP_BY_STEP, slowed_by)
+        return {"rollout": str(rollout), "update": str(self.parts.update_engines.choice)}
 
     # --- the loop ----------------------------------------------------------------------------------------------------
 
@@ -171,10 +175,12 @@ class Trainer:
 
     def _one_update(self) -> None:
         before, steps_before = time.perf_counter(), self.steps
-        expected = self.engines["update"]
+        expected = self.engines
         row, segment = self._iteration.run()
-        if self.engines["update"] != expected:
-            self._notify_of_update(f"update: {self.engines['update']}")
+        if self.engines != expected:
+            for part, engine in self.engines.items():
+                if engine != expected[part]:
+                    self._notify_of_update(f"{part}: {engine}")
             if self.ranks.leads:
                 self.folder.record_engines(self.engines)
         self._evaluate_if_due(row)

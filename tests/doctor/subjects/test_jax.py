@@ -111,6 +111,7 @@ def test_truncations_that_the_project_does_not_pass_on_are_found():
     assert errors(report) == ["truncation-ignored"]
 
 
+@jax.default_matmul_precision("highest")  # as examinations run; a GPU rounds to TF32 without it
 def test_gradients_of_parameters_state_and_observations_are_those_of_jax():
     rng, pair, weights = np.random.default_rng(5), Pair(), params(5)
     obs = rng.normal(size=(3, 2, 4)).astype("float32")

@@ -8,6 +8,8 @@ from gymnasium import spaces
 from broken.sb3_models import env_of, shipped
 from holdfast import doctor
 
+pytest.importorskip("sb3_contrib")
+
 BOX = spaces.Box(-np.inf, np.inf, (4,), np.float32)
 
 

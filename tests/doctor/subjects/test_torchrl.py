@@ -9,6 +9,8 @@ from broken.torchrl_policies import gru_policy, lstm_policy
 from holdfast import doctor
 from holdfast.doctor import subjects
 
+pytest.importorskip("torchrl")
+
 
 @pytest.mark.parametrize("policy", [lstm_policy, gru_policy])
 def test_torchrl_as_documented_has_no_error(policy):

@@ -114,6 +114,5 @@ def test_a_tf32_product_is_a_linear_layer_and_leaves_the_setting_as_it_was(bias)
     assert torch.backends.cuda.matmul.allow_tf32 == before
     for values in results[1:]:
         for one, other in zip(results[0], values):
-            torch.testing.assert_close(
-                one, other, rtol=1e-2 if device == "cuda" else 1e-5, atol=1e-2 if device == "cuda" else 1e-5
-            )
+            # TF32 rounds each factor by up to 5e-4 of its size; gradients are products of rounded products.
+            assert (one - other).norm() <= (2e-3 if device == "cuda" else 1e-6) * other.norm()

@@ -1,17 +1,15 @@
 """Runs the Triton linear recurrence in Triton's interpreter on the CPU and prints its errors as JSON.
 
-A script of its own, run with TRITON_INTERPRET=1: Triton decides when a kernel is defined whether it is interpreted. It does not set
-the variable itself, because pytest imports this file to look for doctests.
+A script of its own, run by triton_interpreter.run (TRITON_INTERPRET=1, `tests` on the path). It does not set the variable itself,
+because pytest imports this file to look for doctests.
 """
 
 import json
 import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[2]))  # tests/
 
 import torch
 
+import triton_interpreter
 from holdfast.kernels import gpu
 from kernels.linear_problems import FORMS, Problem
 
@@ -25,6 +23,7 @@ CASES = {
 }
 
 if __name__ == "__main__":
+    triton_interpreter.accept_arrays_as_numbers()
     torch.set_num_threads(1)
     errors = {}
     for form, per_channel in FORMS:

@@ -1,28 +1,17 @@
 """Runs the Triton recurrences in Triton's interpreter on the CPU and prints their errors as JSON.
 
-A script of its own, run with TRITON_INTERPRET=1: Triton decides when a kernel is defined whether it is interpreted. It does not set
-the variable itself, because pytest imports this file to look for doctests.
+A script of its own, run by triton_interpreter.run (TRITON_INTERPRET=1, `tests` on the path). It does not set the variable itself,
+because pytest imports this file to look for doctests.
 """
 
 import json
 import sys
 
 import torch
-from triton.runtime import interpreter
 
+import triton_interpreter
 from holdfast.kernels import gpu, reference
 from holdfast.kernels.operands import Resets, Weights
-
-_patch_tensor = interpreter._patch_lang_tensor
-
-
-def patch_tensor(tensor, scope) -> None:  # type: ignore[no-untyped-def]
-    """Triton 3.6's interpreter takes `int` of an array [1] for the end of a loop, which numpy 2.4 refuses."""
-    _patch_tensor(tensor, scope)
-    scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
-
-
-interpreter._patch_lang_tensor = patch_tensor
 
 CASES = {
     "no resets": {"size": (5, 3, 7, 16), "rate": None},
@@ -94,6 +83,7 @@ def largest_error(kind: str, size, rate, learned=False, detach=False, gradient=1
 
 
 if __name__ == "__main__":
+    triton_interpreter.accept_arrays_as_numbers()
     torch.set_num_threads(1)
     json.dump(
         {f"{kind}: {name}": largest_error(kind, **case) for kind in ("lstm", "gru") for name, case in CASES.items()},

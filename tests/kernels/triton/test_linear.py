@@ -2,14 +2,11 @@
 
 import functools
 import importlib.util
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+import triton_interpreter
 from kernels.linear_problems import FORMS
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
@@ -22,11 +19,7 @@ CASES = (
 
 @functools.cache
 def worst_errors() -> dict[str, tuple[float, str]]:
-    script = Path(__file__).with_name("interpreted_linear.py")
-    interpreted = {**os.environ, "TRITON_INTERPRET": "1"}  # read when a kernel is defined: never in this process
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=300, env=interpreted)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return triton_interpreter.run(Path(__file__).with_name("interpreted_linear.py"))
 
 
 @pytest.mark.parametrize(("form", "per_channel"), FORMS)

@@ -2,13 +2,11 @@
 
 import functools
 import importlib.util
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+import triton_interpreter
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
 
@@ -20,11 +18,7 @@ CASES = (
 
 @functools.cache
 def largest_errors() -> dict[str, float]:
-    script = Path(__file__).with_name("interpreted_recurrences.py")
-    interpreted = {**os.environ, "TRITON_INTERPRET": "1"}  # read when a kernel is defined: never in this process
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=300, env=interpreted)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return triton_interpreter.run(Path(__file__).with_name("interpreted_recurrences.py"))
 
 
 @pytest.mark.parametrize("kind", ["lstm", "gru"])

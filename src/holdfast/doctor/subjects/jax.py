@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from holdfast.doctor.subjects.base import RecordedSegment, Replay, Subject, SubjectStep
 from holdfast.doctor.subjects.jax_bridge import Differentiable, PureFunction, Returns, to_jax, to_torch
+from holdfast.envs.jax.protocol import keep_jax_from_preallocating
 
 #: a function of (params or module, state, obs, done or dones)
 Function = Callable[[Any, Any, Any, Any], Any]
@@ -45,6 +46,7 @@ class JAX(Subject):
     ) -> None:
         if unroll is None and step is None:
             raise TypeError("subjects.JAX needs unroll=, step= or both: functions of (params, state, obs, done)")
+        keep_jax_from_preallocating()
         super().__init__(observation_space, name=name or getattr(unroll or step, "__name__", None))
         self.num_envs, self.done, self.initial_state = num_envs, done, initial_state
         self._one_step = step is None

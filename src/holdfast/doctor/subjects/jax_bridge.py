@@ -105,8 +105,6 @@ class PureFunction:
             return returns.split(function(params, state, obs, done), state, done.shape[:lead])
 
         def pullback(inputs: Any, fixed: Any, cotangents: Any) -> Any:
-            """Gradients of the floating-point leaves `inputs`, which stand in `fixed` where that is None."""
-
             def outputs(inputs: Any) -> Any:
                 params, state, obs, done = _merge(inputs, fixed)
                 output, state = run(params, state, obs, done, 2)
@@ -115,14 +113,20 @@ class PureFunction:
             return jax.vjp(outputs, inputs)[1](cotangents)[0]
 
         self._run = jax.jit(run, static_argnames="lead")
-        self.pullback = jax.jit(pullback)
+        self._pullback = jax.jit(pullback)
 
     def __deepcopy__(self, memo: Any) -> PureFunction:
         return self
 
     def __call__(self, state: Any, obs: Any, done: Any, *, lead: int) -> tuple[Any, Any]:
         """(`[*lead shape, K]` what to compare, the next state); the first `lead` dimensions are time and batch."""
-        return self._run(self.params, state, obs, done, lead=lead)
+        with _full_float32():
+            return self._run(self.params, state, obs, done, lead=lead)
+
+    def pullback(self, inputs: Any, fixed: Any, cotangents: Any) -> Any:
+        """Gradients of the floating-point leaves `inputs`, which stand in `fixed` where that is None."""
+        with _full_float32():
+            return self._pullback(inputs, fixed, cotangents)
 
     @staticmethod
     def leaves(tree: Any) -> list[Any]:
@@ -194,6 +198,13 @@ class _Call(torch.autograd.Function):
         count = sum(ctx.is_float[ctx.states + ctx.observed :])  # parameters come first in JAX, last in PyTorch
         remaining = iter([*found[count:], *found[:count]])
         return None, None, *[next(remaining) if is_float else None for is_float in ctx.is_float]
+
+
+def _full_float32() -> Any:
+    """Inside, JAX computes products of float32 numbers in float32; on a GPU its default is TF32, which differs from leg to leg."""
+    import jax
+
+    return jax.default_matmul_precision("highest")
 
 
 def _is_float(x: Any) -> bool:
