@@ -1,7 +1,7 @@
 """Plays RepeatPrevious in Triton's interpreter on the CPU, next to the torch one, and prints where the two differ as JSON.
 
-A script of its own, run with TRITON_INTERPRET=1: Triton decides when a kernel is defined whether it is interpreted. It does not set
-the variable itself, because pytest imports this file to look for doctests.
+A script of its own, run by triton_interpreter.run (TRITON_INTERPRET=1, `tests` on the path). It does not set the variable itself,
+because pytest imports this file to look for doctests.
 """
 
 import json
@@ -9,6 +9,7 @@ import sys
 
 import torch
 
+import triton_interpreter
 from holdfast.envs.repeat_previous import RepeatPrevious
 from holdfast.state import named_leaves
 
@@ -32,6 +33,7 @@ def differences(num_envs: int, decks: int, k: int, seed: int) -> tuple[list[str]
 
 
 if __name__ == "__main__":
+    triton_interpreter.accept_arrays_as_numbers()
     torch.set_num_threads(1)
     torch.manual_seed(1)
     json.dump({name: differences(*case, seed=seed) for seed, (name, case) in enumerate(CASES.items())}, sys.stdout)

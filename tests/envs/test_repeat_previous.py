@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+import triton_interpreter
 from holdfast.envs.repeat_previous import RepeatPrevious
 from holdfast.state import named_leaves
 
@@ -19,11 +16,7 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reas
 
 
 def test_a_step_in_one_launch_is_bit_for_bit_the_torch_step():
-    script = Path(__file__).with_name("interpreted_repeat_previous.py")
-    interpreted = {**os.environ, "TRITON_INTERPRET": "1"}  # read when a kernel is defined: never in this process
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=300, env=interpreted)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    found = triton_interpreter.run(Path(__file__).with_name("interpreted_repeat_previous.py"))
     assert set(found) == {"easy", "last card", "long"}
     for case, (differ, ended) in found.items():
         assert differ == [] and ended >= 6, case
