@@ -86,7 +86,7 @@ class GraphCollector(Collector):
     _graph: torch.cuda.CUDAGraph | None = None
     _reader: torch.cuda.Stream | None = None  # None without a GPU
     _ahead: GraphSegment | None = None  # what `rollout` will give
-    _random_before: Sequence[Tensor] = ()  # states of the random generators before it
+    _random: Sequence[tuple[Tensor, Tensor]] = ()  # states of the random generators before and after it
     _scale: Tensor | None = None
     _fused: FusedPolicy | None = None
 
@@ -115,10 +115,10 @@ class GraphCollector(Collector):
         if self._graph is None or not self.goes_ahead:
             return None
         kept = copied(segment)
-        self._random_before = [generator.get_state() for generator in self._generators()]
+        before = [generator.get_state() for generator in self._generators()]
         ahead = super().rollout()
         assert isinstance(ahead, GraphSegment)
-        self._ahead = ahead
+        self._ahead, self._random = ahead, list(zip(before, [g.get_state() for g in self._generators()]))
         return kept
 
     @torch.no_grad()
@@ -126,8 +126,11 @@ class GraphCollector(Collector):
         if self._ahead is None:
             return
         self._ahead = None
-        for generator, before in zip(self._generators(), self._random_before):
-            generator.set_state(before)
+        for generator, (before, after) in zip(self._generators(), self._random):
+            if torch.equal(
+                generator.get_state(), after
+            ):  # otherwise another run of this process has drawn from it since
+                generator.set_state(before)
         adapter = self.adapter
         obs, resets, _, env_state, noise, still_open = tree_map(torch.clone, self._inputs)  # a rollout leaves them
         adapter.obs, adapter.resets, adapter.env.state = obs, resets, env_state
