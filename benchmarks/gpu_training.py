@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +37,13 @@ GROWTH = [(2**k, 128) for k in range(8, 17)] + [(8192, hidden) for hidden in (64
 
 
 def holdfast_run(
-    env: str, cell: str, n: int, hidden: int, seconds: float, threshold: float = 0.95, **own: Any
-) -> dict[str, Any]:
-    """Train for `seconds` after warm-up. own: settings that differ from `SETTINGS`."""
+    env: str, cell: str, n: int, hidden: int, seconds: float, threshold: float = 0.95, *, rounds: int = 1,
+    between: Callable[[Any], None] = lambda trainer: None, callbacks: Sequence[Any] = (), **own: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """Train for `rounds` times `seconds` after warm-up. own: settings that differ from `SETTINGS`.
+
+    between: called before each round, for something else to take its turn on the GPU.
+    """
     import torch
 
     import holdfast as hf
@@ -47,45 +52,59 @@ def holdfast_run(
     torch.cuda.reset_peak_memory_stats()
     settings = {**SETTINGS, **(CARTPOLE if "CartPole" in env else {}), **own}
     solved: list[float] = []
+    windows: list[tuple[int, int, float]] = []  # updates, steps, seconds of each finished round
     clock: dict[str, float] = {"rollout": 0.0, "update": 0.0, "gap": 0.0}
 
+    def start_round(trainer: Any) -> None:
+        torch.cuda.synchronize()
+        between(trainer)
+        clock.update(t=time.perf_counter(), steps=trainer.steps, updates=trainer.update)
+        clock.setdefault("wall", time.time())
+
     class Watch(hf.Callback):
+        only_watches = True
+
         def on_update_end(self, trainer: Any, row: dict[str, float]) -> bool | None:
             if not solved and row["rollout/ep_rew_mean"] >= threshold and row["rollout/episodes"] > 0:
                 solved.append(time.perf_counter() - began)
             gap = row["memory/replay_gap"]
             clock["gap"] = max(clock["gap"], gap) if gap == gap else clock["gap"]
             clock["last"] = row["rollout/ep_rew_mean"]
-            if trainer.update > WARM_UP:
+            if "t" in clock:
                 clock["rollout"] += row["time/env"] + row["time/policy"]
                 clock["update"] += row["time/update"]
                 if time.perf_counter() - clock["t"] > seconds:
-                    return False
-            if trainer.update == WARM_UP:
-                torch.cuda.synchronize()
-                clock.update(t=time.perf_counter(), wall=time.time(), steps=trainer.steps)
+                    torch.cuda.synchronize()
+                    passed = time.perf_counter() - clock["t"]
+                    windows.append(
+                        (trainer.update - int(clock["updates"]), trainer.steps - int(clock["steps"]), passed)
+                    )
+                    if len(windows) == rounds:
+                        clock["wall_end"] = time.time()
+                        return False
+                    start_round(trainer)
+            elif trainer.update == WARM_UP:
+                start_round(trainer)
             return None
-
-        def on_run_end(self, trainer: Any) -> None:
-            torch.cuda.synchronize()
-            clock.update(elapsed=time.perf_counter() - clock["t"], wall_end=time.time())
 
     with tempfile.TemporaryDirectory() as folder:
         config = hf.TrainConfig(
             env=f"holdfast/{env}-v0", core=cell, hidden_size=hidden, num_envs=n, total_steps=10**12, device="cuda", quiet=True,
             run_dir=f"{folder}/run", checkpoint_every=0, tensorboard=False, final_eval_episodes=1, **settings,
         )  # fmt: skip
-        trainer = hf.Trainer(config, callbacks=[Watch()])
+        trainer = hf.Trainer(config, callbacks=[Watch(), *callbacks])
         trainer.run()
-    elapsed = clock["elapsed"]
+    if len(windows) < rounds:
+        raise RuntimeError(f"the run ended after {trainer.update} updates, before it was measured")
+    updates, steps, elapsed = (sum(parts) for parts in zip(*windows))
     return {
-        "steps_per_second": (trainer.steps - clock["steps"]) / elapsed,
-        "updates": trainer.update - WARM_UP, "ms_per_update": 1e3 * elapsed / (trainer.update - WARM_UP),
+        "steps_per_second": steps / elapsed, "rounds": [steps / taken for _, steps, taken in windows],
+        "updates": updates, "ms_per_update": 1e3 * elapsed / updates,
         "solved_after_seconds": solved[0] if solved else None, "last_return": clock["last"], "replay_gap": clock["gap"],
         "rollout_share": clock["rollout"] / elapsed, "update_share": clock["update"] / elapsed,
         "peak_memory_gib": torch.cuda.max_memory_allocated() / 2**30,
         "peak_reserved_gib": torch.cuda.max_memory_reserved() / 2**30,
-        "window": [clock["wall"], clock["wall_end"]],
+        "engines": trainer.engines, "window": [clock["wall"], clock["wall_end"]],
     }  # fmt: skip
 
 

@@ -6,6 +6,8 @@ device's default matmul precision, Adam, 4 epochs x 4 minibatches of whole envir
 
 from __future__ import annotations
 
+import json
+import sys
 import time
 from functools import partial
 from typing import Any
@@ -230,28 +232,50 @@ def make_train(env: str, cell: str, n: int, T: int, hidden: int, lr: float, gamm
     return init, update
 
 
-def run(env: str, cell: str, n: int, T: int = 64, hidden: int = 128, lr: float = 3e-3, gamma: float = 0.6, lam: float = 0.9,
-        seconds: float = 10.0, threshold: float = 0.95, seed: int = 0) -> dict[str, Any]:  # fmt: skip
+class Program:
+    """A compiled training, to be run for as long as asked."""
+
+    def __init__(self, env: str, cell: str, n: int, T: int = 64, hidden: int = 128, lr: float = 3e-3, gamma: float = 0.6,
+                 lam: float = 0.9, threshold: float = 0.95, seed: int = 0) -> None:  # fmt: skip
+        self.began, self.steps_per_update, self.threshold = time.perf_counter(), n * T, threshold
+        init, self._update = make_train(env, cell, n, T, hidden, lr, gamma, lam)
+        self._state, self.mean, _ = self._update(jax.jit(init)(random.key(seed)))
+        jax.block_until_ready(self._state)
+        self.compile_seconds = time.perf_counter() - self.began
+        self.solved: float | None = None
+
+    def train(self, seconds: float) -> tuple[int, float]:
+        """Train for about `seconds`; steps, and the seconds that they took."""
+        updates, timed = 0, time.perf_counter()
+        while time.perf_counter() - timed < seconds:
+            for _ in range(5):
+                self._state, self.mean, ended = self._update(self._state)
+            updates += 5
+            if float(self.mean) >= self.threshold and int(ended) > 0 and self.solved is None:
+                self.solved = time.perf_counter() - self.began
+        jax.block_until_ready(self._state)
+        return updates * self.steps_per_update, time.perf_counter() - timed
+
+
+def run(
+    env: str, cell: str, n: int, T: int = 64, hidden: int = 128, *, seconds: float = 10.0, **options: Any
+) -> dict[str, Any]:
     """Compile, then train for about `seconds`. Returns steps/s and the seconds from the start to the threshold."""
-    began = time.perf_counter()
-    init, update = make_train(env, cell, n, T, hidden, lr, gamma, lam)
-    s = jax.jit(init)(random.key(seed))
-    s, mean, _ = update(s)
-    jax.block_until_ready(s)
-    compiled = time.perf_counter() - began
-    solved, updates, timed, wall = None, 0, time.perf_counter(), time.time()
-    while time.perf_counter() - timed < seconds:
-        for _ in range(5):
-            s, mean, ended = update(s)
-        updates += 5
-        if float(mean) >= threshold and int(ended) > 0 and solved is None:
-            solved = time.perf_counter() - began
-    jax.block_until_ready(s)
-    rate = updates * n * T / (time.perf_counter() - timed)
+    program, wall = Program(env, cell, n, T, hidden, **options), time.time()
+    steps, taken = program.train(seconds)
     return {
-        "steps_per_second": rate,
-        "compile_seconds": compiled,
-        "solved_after_seconds": solved,
-        "last_return": float(mean),
+        "steps_per_second": steps / taken,
+        "compile_seconds": program.compile_seconds,
+        "solved_after_seconds": program.solved,
+        "last_return": float(program.mean),
         "window": [wall, time.time()],
     }
+
+
+def serve(program: str) -> None:
+    """Compile the program described in JSON (arguments of `Program`) and say so; then train for as many seconds as each line of
+    the standard input names, and print steps and seconds. Lets another program take turns with this one."""
+    compiled = Program(**json.loads(program))
+    print(json.dumps({"compile_seconds": compiled.compile_seconds}), flush=True)
+    for line in sys.stdin:
+        print(json.dumps(compiled.train(float(line))), flush=True)

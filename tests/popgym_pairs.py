@@ -28,6 +28,8 @@ class Feed:
     """How episodes end."""
     rtol = 0.0
     """Of observations and rewards."""
+    least_steps = 0
+    """How long both must play until episodes have ended in every way."""
 
     def prepare(self, theirs):
         """Called once, before the first reset, with each of POPGym's environments."""

@@ -81,4 +81,7 @@ def test_the_markdown_table_shows_ours_next_to_theirs():
     assert "| B | 1,000 | 20.0 | 400.0 |  |  | 410.0 ✓ +10.0 (399.0) | 50.0 (40.0) |  |" in text
     assert "their GRU: a paper (second-hand)." in text
     assert "## With settings per family (--tuned)" in text
-    assert "| A | gru | 500 | 2.0 | 3.0 |" in text
+    assert "| A | 3.0 (2.0), 500/s | 3.0 (2.0), 500/s | 3.0 (2.0), 500/s |" in text
+    assert (
+        "runs: 7; tasks: 2; steps in all: 7k; wall clock, up to the last finished run of each command: 0:06; " in text
+    )

@@ -20,11 +20,14 @@ ROOT = Path(__file__).parents[2]
 
 def test_popgym_has_every_task_of_the_catalog_with_its_chance_and_best_return():
     suite = load("popgym")
+    labyrinths = load("popgym-labyrinth")
     known = {env.id: (env.chance_return, env.solved_return) for env in list_envs() if env.id != "holdfast/TMaze-v0"}
-    assert len(suite.tasks) == 42
-    assert {task.env: (task.low, task.high) for task in suite.tasks} == known
-    assert all(task.env == f"holdfast/{task.name}-v0" and task.name.startswith(task.family) for task in suite.tasks)
-    assert (suite.steps, suite.statistic, dict(suite.settings)) == (15_000_000, "best", {})
+    assert (len(suite.tasks), len(labyrinths.tasks)) == (42, 6)
+    tasks = suite.tasks + labyrinths.tasks
+    assert {task.env: (task.low, task.high) for task in tasks} == known
+    assert all(task.env == f"holdfast/{task.name}-v0" and task.name.startswith(task.family) for task in tasks)
+    for one in (suite, labyrinths):
+        assert (one.steps, one.statistic, dict(one.settings)) == (15_000_000, "best", {})
 
 
 def test_popgym_quotes_the_published_figures_and_says_that_they_are_second_hand():
@@ -64,7 +67,11 @@ def test_a_suite_is_a_toml_or_a_json_file(tmp_path):
 @pytest.mark.parametrize(
     ("name", "text", "says"),
     [
-        ("no-such", None, "no suite 'no-such'; one of out-of-the-box, popgym, or a .toml or .json file"),
+        (
+            "no-such",
+            None,
+            "no suite 'no-such'; one of out-of-the-box, popgym, popgym-labyrinth, or a .toml or .json file",
+        ),
         ("popgim", None, "no suite 'popgim'; did you mean popgym?"),
         ("there_is_none.toml", None, "there_is_none.toml: cannot be read (No such file or directory)"),
         ("torn.toml", "name = ", "torn.toml: not a TOML file"),
@@ -153,7 +160,7 @@ def test_nothing_is_asked_of_the_control_except_where_a_task_names_it():
 
 
 def test_every_suite_of_the_package_loads():
-    assert suites.names() == ["out-of-the-box", "popgym"]
+    assert suites.names() == ["out-of-the-box", "popgym", "popgym-labyrinth"]
     assert [load(name).name for name in suites.names()] == suites.names()
 
 

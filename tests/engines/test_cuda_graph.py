@@ -16,7 +16,9 @@ from torch import Tensor, nn
 import holdfast as hf
 from holdfast.engines.cuda_graph import capturing, side_stream
 from holdfast.engines.graph_rollout import GraphCollector
+from holdfast.engines.queued_update import start_update
 from holdfast.runs.log import read_progress
+from holdfast.training.telemetry import start_memory_metrics
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
@@ -86,15 +88,19 @@ def test_a_resumed_run_follows_its_learning_rate_schedule(tmp_path: Path):
         assert mine == pytest.approx(theirs, rel=1e-3, abs=1e-5), name
 
 
+@pytest.mark.parametrize("every", [1, 100])
 @pytest.mark.parametrize("env", ["RepeatPreviousEasy", "PositionOnlyCartPoleEasy"])
-def test_a_resumed_run_writes_the_rows_of_an_unbroken_one(tmp_path: Path, env: str):
-    """Bit for bit: random numbers, memory, environments, weights and moments continue, and no sum changes its order."""
+def test_a_resumed_run_writes_the_rows_of_an_unbroken_one(tmp_path: Path, env: str, every: int):
+    """Bit for bit: random numbers, memory, environments, weights and moments continue, and no sum changes its order. Without a
+    replay check in each update, rollouts go ahead; the run that is stopped takes one back."""
 
     class Stop(hf.Callback):
+        only_watches = True
+
         def on_update_end(self, trainer: hf.Trainer, row: dict[str, float]) -> bool:
             return trainer.update < 5
 
-    settings: dict[str, Any] = dict(env=f"holdfast/{env}-v0", replay_check_every=1)
+    settings: dict[str, Any] = dict(env=f"holdfast/{env}-v0", replay_check_every=every)
     hf.Trainer(config(tmp_path / "unbroken", **settings)).run()
     hf.Trainer(config(tmp_path / "resumed", **settings), callbacks=[Stop()]).run()
     hf.Trainer.resume(tmp_path / "resumed").run()
@@ -103,6 +109,35 @@ def test_a_resumed_run_writes_the_rows_of_an_unbroken_one(tmp_path: Path, env: s
     for mine, theirs in zip(broken, unbroken):
         kept = [name for name in theirs if not name.startswith("time/")]
         assert {name: mine[name] for name in kept} == {name: theirs[name] for name in kept}
+
+
+def test_rollouts_that_go_ahead_change_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    settings: dict[str, Any] = dict(env="holdfast/RepeatPreviousEasy-v0", normalize_value=True)
+    hf.Trainer(config(tmp_path / "ahead", **settings)).run()
+    monkeypatch.setattr(GraphCollector, "goes_ahead", False)
+    hf.Trainer(config(tmp_path / "waiting", **settings)).run()
+    ahead, waiting = (read_progress(tmp_path / name) for name in ("ahead", "waiting"))
+    kept = [name for name in waiting[0] if not name.startswith("time/")]
+    assert len(kept) > 15 and [[row[n] for n in kept] for row in ahead] == [[row[n] for n in kept] for row in waiting]
+
+
+@pytest.mark.parametrize("settings", [{}, {"normalize_value": True, "normalize_reward": False, "epochs": 3}])
+def test_nothing_waits_for_the_gpu_between_a_rollout_and_the_metrics_of_its_update(tmp_path: Path, settings: Any):
+    trainer = hf.Trainer(config(tmp_path / "run", env="holdfast/RepeatPreviousEasy-v0", **settings))
+    trainer.run()
+    rows = []
+    for _ in range(3):
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            segment = trainer.collector.rollout()
+            finish = start_update(trainer.ppo, segment, 0.5, all_valid=True)
+            memory = start_memory_metrics(trainer.collector.memory.read(), segment.resets)
+            kept = trainer.collector.go_ahead(segment)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        assert kept is not None and len(kept.episode_returns) == int((kept.terminated | kept.truncated).sum()) > 0
+        rows.append({**finish(), **memory()})
+    assert rows[0] != rows[1] and all(row["train/skipped_steps"] == 0 for row in rows)
 
 
 def test_one_nccl_rank_trains_as_no_ranks_do(tmp_path: Path):

@@ -32,12 +32,16 @@ ONE_OF_EACH = [
     "holdfast/ConcentrationEasy-v0",
     "holdfast/BattleshipEasy-v0",
     "holdfast/MineSweeperEasy-v0",
+    "holdfast/LabyrinthEscapeEasy-v0",
+    "holdfast/LabyrinthExploreEasy-v0",
 ]
 
 
 def make(env_id, num_envs=6, **kwargs):
     if env_id == "holdfast/TMaze-v0":
         kwargs.setdefault("env_kwargs", {"length": 3})  # short, so that random actions reach ends of both kinds
+    if "Labyrinth" in env_id:
+        kwargs.setdefault("env_kwargs", {"maze_size": 6, "episode_length": 100, "num_mazes": 50})
     return holdfast.envs.make(env_id, num_envs, **kwargs)
 
 
@@ -259,6 +263,7 @@ def test_wrong_actions_of_several_numbers_or_floats_are_refused_too():
         ),
         ("Battleship", {"board_size": 3}, r"ships of \[2, 3, 3, 4\] cells may not fit on a board of 3 x 3"),
         ("Battleship", {"board_size": 13}, "board_size is 13 .* 1 to 12 cells a side"),
+        ("LabyrinthEscape", {"maze_size": 9}, "maze_size is 9, .* expected an even size of at least 6"),
         ("MineSweeper", {"board_size": 9}, "board_size is 9 and num_mines is 2; expected boards of 2 to 8"),
     ],
 )

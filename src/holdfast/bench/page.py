@@ -8,17 +8,16 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from html import escape
-from typing import Any
 
 from holdfast.bench import charts
 from holdfast.bench.aggregate import STATISTICS
 from holdfast.bench.comparison import Cell, Comparison, number, signed
-from holdfast.bench.results import wall_seconds
+from holdfast.bench.facts import facts
 from holdfast.bench.settings import heading_of, stated
 from holdfast.bench.suite import STATISTICS as MEANINGS
 from holdfast.bench.suite import Suite, Task
 from holdfast.bench.table import core_name, estimate_text
-from holdfast.display.dashboard import clock, compact
+from holdfast.display.dashboard import compact
 
 _STYLE = """
 :root { color-scheme: light dark; --ink:#1d2330; --dim:#59616f; --line:#dfe3ea; --paper:#fff; --wash:#f5f7fa;
@@ -76,24 +75,8 @@ def page(suite: Suite, comparisons: Sequence[Comparison]) -> str:
 
 
 def _facts(comparisons: Sequence[Comparison]) -> str:
-    rows = [row for comparison in comparisons for row in comparison.runs]
-    steps = sum(int(row.get("trained_steps") or row["steps"]) for row in rows)
-    seconds = wall_seconds(rows)
-    facts = {
-        "runs": str(len(rows)),
-        "tasks": str(len({row["task"] for row in rows})),
-        "steps in all": compact(steps),
-        "wall clock": clock(seconds),
-        "steps per second, everything counted": compact(steps / seconds) if seconds else "",
-        "device": ", ".join(_unique(row.get("device") for row in rows)),
-        "commit": ", ".join(str(commit)[:10] for commit in _unique(row.get("commit") for row in rows)),
-    }
-    items = (f"<li><b>{escape(value)}</b>{escape(name)}</li>" for name, value in facts.items() if value)
+    items = (f"<li><b>{escape(value)}</b>{escape(name)}</li>" for name, value in facts(comparisons).items())
     return f'<ul class="facts">{"".join(items)}</ul>'
-
-
-def _unique(values: Any) -> list[str]:
-    return list(dict.fromkeys(str(value) for value in values if value))
 
 
 def _section(comparison: Comparison) -> str:

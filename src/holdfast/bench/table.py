@@ -6,14 +6,17 @@ from collections.abc import Iterable, Sequence
 
 from holdfast.bench.aggregate import STATISTICS, Estimate
 from holdfast.bench.comparison import Cell, Comparison, number, signed
+from holdfast.bench.facts import facts
 from holdfast.bench.settings import heading_of, stated
 from holdfast.bench.suite import STATISTICS as MEANINGS
 from holdfast.bench.suite import Suite
+from holdfast.display.dashboard import compact
 
 
-def markdown(suite: Suite, comparisons: Iterable[Comparison]) -> str:
+def markdown(suite: Suite, comparisons: Sequence[Comparison]) -> str:
     """All that there is to say, as one page of Markdown."""
-    parts = [f"# {suite.title or suite.name}", suite.note, legend(suite)]
+    summary = "; ".join(f"{name}: {value}" for name, value in facts(comparisons).items())
+    parts = [f"# {suite.title or suite.name}", suite.note, f"{summary}.", legend(suite)]
     for comparison in comparisons:
         heading, settings = heading_of(comparison.setting), stated(comparison.runs)
         parts += [f"## {heading}" if heading else "", f"Settings of the runs: {settings}." if settings else ""]
@@ -72,24 +75,24 @@ def _aggregates(comparison: Comparison) -> str:
 
 
 def _speed(comparison: Comparison) -> str:
+    head = ["task", *(core_name(comparison.suite, core) for core in comparison.cores)]
     rows = [
-        [task, core, *(_rounded(cell.mean_of(name), unit) for name, unit in SPEED_COLUMNS.values())]
-        for (task, core), cell in comparison.cells.items()
+        [task.name, *(_speed_of(comparison.cells.get((task.name, core))) for core in comparison.cores)]
+        for task in comparison.tasks
     ]
-    return "Speed, mean over seeds (runs at the same time share the device):\n\n" + table(
-        ["task", "core", *SPEED_COLUMNS], rows
+    return (
+        "Seconds of a run (of its training), and steps per second of training, mean over seeds; runs at the same time share the "
+        "device:\n\n" + table(head, rows)
     )
 
 
-SPEED_COLUMNS = {
-    "steps per second": ("steps_per_second", 1.0),
-    "seconds of training": ("seconds", 0.1),
-    "seconds in all": ("wall_seconds", 0.1),
-}
-
-
-def _rounded(value: float | None, unit: float) -> str:
-    return "" if value is None else f"{value:,.0f}" if unit == 1.0 else f"{value:,.1f}"
+def _speed_of(cell: Cell | None) -> str:
+    if cell is None:
+        return ""
+    in_all, training, speed = (cell.mean_of(name) for name in ("wall_seconds", "seconds", "steps_per_second"))
+    if in_all is None or training is None or speed is None:
+        return ""
+    return f"{in_all:,.1f} ({training:,.1f}), {compact(speed)}/s"
 
 
 def estimate_text(estimate: Estimate) -> str:

@@ -35,7 +35,7 @@ class BenchFlags:
     """
 
     suite: str
-    """popgym, out-of-the-box, or a .toml or .json file of your own."""
+    """popgym, popgym-labyrinth, out-of-the-box, or a .toml or .json file of your own."""
     cores: tuple[str, ...] = ()
     """Memories to compare: lstm, gru, mingru, lru, ffm, mlstm, window, none; by default the suite's."""
     tasks: tuple[str, ...] = ()

@@ -77,7 +77,7 @@ class Ranks:
     def moments(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Mean and variance over the rows [N, ...] of all ranks, and how many rows those are, in float64."""
         x = x.double()
-        count = x.new_tensor(float(len(x)))
+        count = x.new_full((), float(len(x)))  # new_tensor would wait for the GPU
         mean = x.sum(0) / (count if self.size == 1 else count.clamp(min=1))
         squares = (x - mean).square().sum(0)
         if self.size == 1:

@@ -23,6 +23,7 @@ from holdfast.engines.graph_step import StepGraphCollector
 from holdfast.engines.graph_update import GraphMinibatches
 from holdfast.engines.minibatch import make_adam
 from holdfast.engines.native import NativeMinibatches
+from holdfast.engines.queued_update import QueuedPPO
 from holdfast.engines.ranks import copy_weights_from_leader, wrap_for_averaging
 from holdfast.kernels.cpu import recurrence as native_kernel
 from holdfast.policies.base import RecurrentPolicy
@@ -195,7 +196,8 @@ def make_ppo(
         copy_weights_from_leader(policy, ranks)
     optimizer = make_adam(policy, config)
     engines = UpdateEngines(policy, config, optimizer, ranks, ddp_policy)
-    return PPO(policy, config, optimizer, engines, ranks), engines
+    kind = PPO if on_cpu else QueuedPPO
+    return kind(policy, config, optimizer, engines, ranks), engines
 
 
 # --- for people ------------------------------------------------------------------------------------------------------

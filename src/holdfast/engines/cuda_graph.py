@@ -10,7 +10,7 @@ import gc
 import threading
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -105,6 +105,22 @@ def capturing(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
         finally:
             if enabled:
                 gc.enable()
+
+
+def read_later(numbers: torch.Tensor) -> Callable[[], list[float]]:
+    """Copy numbers to the host. The result waits for this copy and for nothing that is queued after it."""
+    if not numbers.is_cuda:
+        return numbers.tolist
+    on_host = torch.empty_like(numbers, device="cpu", pin_memory=True)
+    on_host.copy_(numbers, non_blocking=True)
+    copied = torch.cuda.Event()
+    copied.record()
+
+    def read() -> list[float]:
+        copied.synchronize()
+        return on_host.tolist()
+
+    return read
 
 
 def _abandon(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, generator: torch.Generator, state: Any) -> None:

@@ -34,6 +34,8 @@ _CLASSES = {
     "Concentration": "popgym.concentration",
     "Battleship": "popgym.battleship",
     "MineSweeper": "popgym.minesweeper",
+    "LabyrinthEscape": "popgym.labyrinth",
+    "LabyrinthExplore": "popgym.labyrinth",
     "NumpyView": "numpy_view",
     "from_pettingzoo": "pettingzoo",
     "from_rsl_rl": "rsl_rl",

@@ -160,6 +160,12 @@ def _minesweeper(level: str, board_size: int, num_mines: int, chance: float) -> 
     return _popgym(name, text, spaces, length, (chance, 1.0), "minesweeper", **kwargs)
 
 
+def _labyrinth(kind: str, level: str, size: int, chance: float, solved: float) -> EnvRow:
+    text = "find the exit of a maze" if kind == "Escape" else "visit all cells of a maze"
+    spaces, length = ("MultiDiscrete(10 x 5)", "Discrete(4)"), "up to 1023"
+    return _popgym(f"Labyrinth{kind}{level}", text, spaces, length, (chance, solved), "labyrinth", maze_size=size)
+
+
 CATALOG: tuple[EnvRow, ...] = (
     _repeat_previous("Easy", num_decks=1, k=4),
     _repeat_previous("Medium", num_decks=2, k=32),
@@ -203,6 +209,12 @@ CATALOG: tuple[EnvRow, ...] = (
     _minesweeper("Easy", board_size=4, num_mines=2, chance=-0.234),
     _minesweeper("Medium", board_size=6, num_mines=6, chance=-0.402),
     _minesweeper("Hard", board_size=8, num_mines=10, chance=-0.433),
+    _labyrinth("Escape", "Easy", size=10, chance=-0.418, solved=0.979),
+    _labyrinth("Escape", "Medium", size=14, chance=-0.832, solved=0.965),
+    _labyrinth("Escape", "Hard", size=18, chance=-0.955, solved=0.949),
+    _labyrinth("Explore", "Easy", size=10, chance=-0.357, solved=0.983),
+    _labyrinth("Explore", "Medium", size=14, chance=-0.613, solved=0.957),
+    _labyrinth("Explore", "Hard", size=18, chance=-0.743, solved=0.919),
     EnvRow(
         id="holdfast/TMaze-v0",
         description="turn at the end of a corridor (`length` cells, 20) as a sign at its start showed",

@@ -7,6 +7,7 @@ guessing returns -0.5 on average. An episode has cards - 1 steps and ends `termi
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping
 from typing import ClassVar
 
@@ -17,6 +18,8 @@ from torch import Tensor
 from holdfast.envs.base import State, TorchVectorEnv, Transition
 from holdfast.envs.cards import CARDS_PER_DECK, SUITS, deal, draw_for_one_card, full_deck, last_card, require_deck
 
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+
 
 class RepeatPrevious(TorchVectorEnv):
     """Observation: the suit just dealt. Action: a suit. `k` counts the last card as 1."""
@@ -24,6 +27,8 @@ class RepeatPrevious(TorchVectorEnv):
     env_dims: ClassVar[dict[str, int]] = {"recent": 1}
 
     can_truncate = False
+    one_launch = True
+    """Whether a step on a GPU is one kernel, if Triton is there, and not some 17: the same numbers."""
 
     def __init__(self, num_envs: int, num_decks: int = 1, k: int = 4, device: torch.device | str = "cpu") -> None:
         num_cards = num_decks * CARDS_PER_DECK
@@ -53,6 +58,8 @@ class RepeatPrevious(TorchVectorEnv):
 
     def transition(self, state: State, actions: Tensor, draws: Tensor) -> Transition:
         deck, recent = state["deck"], state["recent"]  # [B, 4], [k, B] oldest first
+        if deck.is_cuda and self.one_launch and HAS_TRITON:
+            return self._in_one_launch(deck, recent, actions, draws)
         unseen = deck[:, -1]
         answer = torch.where(actions == recent[0], self._reward, self._penalty)
         rewards = torch.where(unseen <= self._unseen_when_scored, answer, self._unscored)
@@ -69,4 +76,18 @@ class RepeatPrevious(TorchVectorEnv):
             truncated=torch.zeros_like(terminated),
             done=terminated,
             final_obs=torch.where(terminated, last_card(deck), suit),
+        )
+
+    def _in_one_launch(self, deck: Tensor, recent: Tensor, actions: Tensor, draws: Tensor) -> Transition:
+        from holdfast.kernels.triton import repeat_previous  # imports Triton
+
+        after = repeat_previous.step(deck, recent, actions, draws, self._full, self._reward, self._unseen_when_scored)
+        return Transition(
+            state={"deck": after.deck, "recent": after.recent},
+            obs=after.suits,
+            rewards=after.rewards,
+            terminated=after.terminated,
+            truncated=after.truncated,
+            done=after.terminated,
+            final_obs=after.final_obs,
         )

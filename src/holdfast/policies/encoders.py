@@ -79,9 +79,8 @@ class Vector(nn.Module):
             return
         if len(x) == 0:  # every step of the rollout was a dummy step
             return
-        self.merge(
-            x.mean(0), x.var(0, unbiased=False), torch.tensor(float(len(x)), dtype=torch.float64, device=x.device)
-        )
+        count = x.new_full((), float(len(x)))  # torch.tensor would wait for the GPU
+        self.merge(x.mean(0), x.var(0, unbiased=False), count)
 
     @torch.no_grad()
     def merge(self, mean: Tensor, var: Tensor, n: Tensor) -> None:

@@ -35,6 +35,8 @@ TRACED, TRACED_SECONDS = 4, 0.3
 class Profile(Callback):
     """Observes some updates of a run. `report` is the result as text, `table` and `trace` are the files."""
 
+    only_watches = True
+
     def __init__(self) -> None:
         self.report = ""
         self.table: Path | None = None

@@ -105,6 +105,13 @@ class Collector:
         self._writes = self.memory.writes
         return segment
 
+    def go_ahead(self, segment: Segment) -> Segment | None:
+        """Start the next rollout, which `rollout` gives then: `segment`, with tensors that stay. None: not with this engine."""
+        return None
+
+    def take_back(self) -> None:
+        """Be as before `go_ahead`. Whoever saves or changes what a rollout uses calls it first."""
+
     def _notice_other_writers(self) -> None:
         if self._writes is not None and self._writes != self.memory.writes:
             warnings.warn(

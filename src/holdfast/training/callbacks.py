@@ -13,8 +13,13 @@ if TYPE_CHECKING:
 class Callback:
     """Hooks into a run. Return False from any of them to stop it after the current update.
 
+    only_watches = True: no hook changes the run, other than by stopping it. On a GPU the next rollout may then begin before
+    `on_update_end`; without it, a callback that has this hook costs the time that the two would have overlapped.
+
     In a distributed run every rank calls them, with the rollout of its own environments; if one rank stops, all stop.
     """
+
+    only_watches: bool = False
 
     def on_run_start(self, trainer: Trainer) -> None: ...
 

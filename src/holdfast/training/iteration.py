@@ -11,6 +11,7 @@ import torch
 from holdfast.config import TrainConfig
 from holdfast.distributed import metrics as rank_metrics
 from holdfast.engines.cuda_graph import gpu_turn
+from holdfast.engines.queued_update import start_update
 from holdfast.policies.actor_critic import ActorCritic
 from holdfast.policies.precision import autocast, autocast_dtype
 from holdfast.rollout.env_failures import RebuildingEnv
@@ -25,12 +26,19 @@ NAN = float("nan")
 
 
 class Iteration:
-    """Runs iterations over the parts of a run. on_rollout_end: called with each segment before training on it."""
+    """Runs iterations over the parts of a run. on_rollout_end: called with each segment before training on it. may_go_ahead:
+    asked in each update whether the next rollout may be started before the update is over."""
 
     def __init__(
-        self, config: TrainConfig, parts: Parts, progress: RunProgress, on_rollout_end: Callable[[Segment], None]
+        self,
+        config: TrainConfig,
+        parts: Parts,
+        progress: RunProgress,
+        on_rollout_end: Callable[[Segment], None],
+        may_go_ahead: Callable[[], bool],
     ) -> None:
         self.config, self.parts, self.progress, self.on_rollout_end = config, parts, progress, on_rollout_end
+        self.may_go_ahead = may_go_ahead
         self._never_checked = True  # no rollout of this process has been replayed yet
         self._autocast = autocast_dtype(config.precision)
 
@@ -40,33 +48,47 @@ class Iteration:
             segment = self._roll_out()
         self.on_rollout_end(segment)
         with gpu_turn(self.parts.device):
-            return self._train_on(segment), segment
+            return self._train_on(segment)
 
-    def _train_on(self, segment: Segment) -> dict[str, Any]:
+    def _train_on(self, segment: Segment) -> tuple[dict[str, Any], Segment]:
         all_valid = not self.parts.collector.adapter.has_dummy_steps
         scheduled = self._is_check_scheduled()
         began = time.perf_counter()
         gap = self._check_replay(segment, scheduled)
-        losses = self.parts.ppo.update(segment, self.progress.update / self.config.num_updates, all_valid)
-        seconds = time.perf_counter() - began
+        fraction = self.progress.update / self.config.num_updates
+        finish_update = start_update(self.parts.ppo, segment, fraction, all_valid)
+        with span("telemetry of memory"):
+            memory = telemetry.start_memory_metrics(self.parts.collector.memory.read(), segment.resets)
+        # From here to `finish_update` a GPU trains.
+        goes_ahead = all_valid and not scheduled and self.may_go_ahead()
+        if goes_ahead:
+            self._move_statistics(segment, all_valid)
+            segment = self.parts.collector.go_ahead(segment) or segment
+        self._add_episodes(segment)
+        losses = {**finish_update(), **memory()}
+        seconds = time.perf_counter() - max(began, getattr(segment, "over_at", began))
+        if losses["train/skipped_steps"] or losses.get("memory/nan"):
+            self.parts.collector.take_back()  # memory may have to be cleared
         staleness = self._staleness(segment) if scheduled else NAN
-        self._move_statistics(segment, all_valid)
+        if not goes_ahead:
+            self._move_statistics(segment, all_valid)
         self.progress.update += 1
         row = self._row(segment, all_valid, losses, gap, staleness, seconds)
         row = rank_metrics.combine(row, self.parts.ranks, self.config.num_envs, self.parts.device)
         self.progress.steps = row["steps"] = self.progress.steps + int(row["steps"])
-        return row
+        return row, segment
 
     def _roll_out(self) -> Segment:
         try:
-            segment = self.parts.collector.rollout()
+            return self.parts.collector.rollout()
         except ValueError as error:
             replay_check.rollout_failed(self.parts.policy, error)
             raise
+
+    def _add_episodes(self, segment: Segment) -> None:
         ended = segment.episode_returns, segment.episode_lengths
         all_ended = rank_metrics.episodes(self.parts.ranks, *ended, RECENT_EPISODES, self.parts.device)
         self.progress.add_episodes(*all_ended)
-        return segment
 
     def _is_check_scheduled(self) -> bool:
         update, every = self.progress.update, self.config.replay_check_every
@@ -108,23 +130,20 @@ class Iteration:
         self,
         segment: Segment,
         all_valid: bool,
-        losses: dict[str, float],
+        measured: dict[str, float],
         gap: float,
         staleness: float,
         seconds: float,
     ) -> dict[str, Any]:
         """This rank's metrics; "steps" are those of this update."""
         progress, parts = self.progress, self.parts
-        with span("telemetry of memory"):
-            memory = telemetry.memory_metrics(parts.collector.memory.read(), segment.resets)
         row: dict[str, Any] = {
             "update": progress.update,
             "steps": segment.resets.numel() if all_valid else int(segment.valid.sum()),
             "rollout/ep_rew_mean": mean(progress.recent_returns),
             "rollout/ep_len_mean": mean(progress.recent_lengths),
             "rollout/episodes": len(segment.episode_returns),
-            **losses,
-            **memory,
+            **measured,
             "memory/replay_gap": gap,
             "memory/staleness": staleness,
             "eval/mean_return": NAN,

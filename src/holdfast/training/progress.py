@@ -40,8 +40,8 @@ class RunProgress:
         self.earlier_seconds, self._began = self.seconds, None
 
     def add_episodes(self, returns: list[float], lengths: list[int]) -> None:
-        self.recent_returns.extend(returns)
-        self.recent_lengths.extend(lengths)
+        self.recent_returns.extend(returns[-RECENT_EPISODES:])
+        self.recent_lengths.extend(lengths[-RECENT_EPISODES:])
 
     def reached(self, target: float | None) -> bool:
         """Whether the mean return of a full window of recent episodes is at least `target`."""

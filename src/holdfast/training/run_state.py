@@ -63,6 +63,7 @@ def _spaces(trainer: Trainer) -> dict[str, Any]:
 
 def _part(trainer: Trainer) -> dict[str, Any]:
     """The part of one rank."""
+    trainer.collector.take_back()
     scale = trainer.reward_scale
     return {
         "collector": trainer.collector.state_dict(),

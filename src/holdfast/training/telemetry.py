@@ -6,6 +6,7 @@ One device-to-host copy per update. Nothing here changes the run. The whole row 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from holdfast.config import TrainConfig
+from holdfast.engines.cuda_graph import read_later
 from holdfast.rollout.segment import Segment
 from holdfast.state import State, named_leaves
 from holdfast.training.no_progress import ProgressCheck
@@ -20,22 +22,29 @@ from holdfast.training.no_progress import ProgressCheck
 SATURATED = 0.99  # |h| above this: the unit hardly moves, and hardly passes a gradient
 
 
-@torch.no_grad()
 def memory_metrics(state: State, resets: Tensor) -> dict[str, float]:
     """Health of a state and the resets of a rollout, in one copy to the host."""
+    return start_memory_metrics(state, resets)()
+
+
+@torch.no_grad()
+def start_memory_metrics(state: State, resets: Tensor) -> Callable[[], dict[str, float]]:
+    """`memory_metrics` of a state that is not changed in place. Nothing waits for the GPU until the result is called."""
     parts = {name: leaf for name, leaf in named_leaves(state).items() if leaf.is_floating_point()}  # no counters
+    count = resets.sum().float()
     if not parts:
-        return {"memory/resets": float(resets.sum())}
+        counted = read_later(count.unsqueeze(0))
+        return lambda: {"memory/resets": counted()[0]}
     flat = torch.cat([leaf.float().flatten() for leaf in parts.values()])
     finite = torch.isfinite(flat)
     values = torch.where(finite, flat, 0.0)
     bounded = [leaf.float().flatten() for name, leaf in parts.items() if name.rpartition(".")[2] == "h"]
     saturation = (torch.cat(bounded).abs() > SATURATED).float().mean() if bounded else values.new_zeros(())
-    numbers = torch.stack(
-        [values.square().mean().sqrt(), values.abs().max(), saturation, (~finite).sum().float(), resets.sum().float()]
-    ).tolist()
+    numbers = read_later(
+        torch.stack([values.square().mean().sqrt(), values.abs().max(), saturation, (~finite).sum().float(), count])
+    )
     names = ("rms", "max", "saturation", "nan", "resets")
-    return {f"memory/{name}": number for name, number in zip(names, numbers)}
+    return lambda: {f"memory/{name}": number for name, number in zip(names, numbers())}
 
 
 @torch.no_grad()

@@ -35,6 +35,7 @@ from holdfast.runs.log import RunLog
 from holdfast.spans import span
 from holdfast.training import parts as run_parts
 from holdfast.training import run_state, telemetry
+from holdfast.training.callbacks import Callback
 from holdfast.training.checkpoint_check import check_before_building
 from holdfast.training.evaluation import EvalResult, evaluate
 from holdfast.training.iteration import Iteration
@@ -100,7 +101,9 @@ class Trainer:
             self.eval_env = training_env(config, num_envs, self.device, self.env_failures, self.eval_env)
         self.folder = RunFolder(config, self.ranks, self._save, self._notify_of_update)
         self.nonfinite_guard = NonFiniteGuard(config, self.ranks.rank, self._notify_of_update)
-        self._iteration = Iteration(config, parts, self.progress, lambda s: self._run_hooks("on_rollout_end", s))
+        self._iteration = Iteration(
+            config, parts, self.progress, lambda s: self._run_hooks("on_rollout_end", s), self._may_go_ahead
+        )
 
     @property
     def update(self) -> int:
@@ -190,6 +193,13 @@ class Trainer:
         with gpu_turn(self.device):
             self.nonfinite_guard.after_update(row, segment, self.policy, self.collector.memory)
         self._save_if_due(row)
+
+    def _may_go_ahead(self) -> bool:
+        """Whether the rollout after this update may begin before the update has been reported: nobody can change the run."""
+        config, update = self.config, self.update + 1
+        acts = any(_acts(callback) for callback in self.callbacks)
+        due = any(every and update % every == 0 for every in (config.eval_every, config.checkpoint_every))
+        return not (acts or due or update >= config.num_updates or self.stop_signal.reason or self.ranks.joined)
 
     def _evaluate_if_due(self, row: dict[str, float]) -> None:
         every = self.config.eval_every
@@ -392,3 +402,13 @@ class Trainer:
             trainer.episodes_restarted = not run_state.restore(trainer, saved)
         trainer.resumed_from = file
         return trainer
+
+
+def _acts(callback: Any) -> bool:
+    """Whether a callback may change the run after an update."""
+    hook, none = getattr(callback, "on_update_end", None), Callback.on_update_end
+    return (
+        hook is not None
+        and getattr(hook, "__func__", hook) is not none
+        and not getattr(callback, "only_watches", False)
+    )

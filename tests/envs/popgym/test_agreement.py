@@ -239,6 +239,56 @@ class ChoosesMines:
         return np.array(self.squares)
 
 
+class LabyrinthFeed(Feed):
+    """POPGym's mazes take the place of those in our pool, one after another."""
+
+    ends = frozenset({"terminated", "truncated"})
+    least_steps = 1050  # an episode has up to 1023
+
+    def __init__(self):
+        self.walls, self.mazes, self.places = None, {}, {}
+
+    def draws(self, ours, theirs, obs):
+        if self.walls is None:
+            self.walls = torch.ones(64, ours._size**2, dtype=torch.bool)
+        numbers = []
+        for row, env in enumerate(theirs):
+            if self.mazes.get(row) is not env.maze:  # a new episode: the old maze stays, for the last observation in it
+                self.mazes[row] = env.maze
+                self.places[row] = row + len(theirs) * ((self.places.get(row, 0) // len(theirs) + 1) % 16)
+                self.walls[self.places[row]] = torch.as_tensor(env.maze.grid != 0).flatten()
+            start, end = (y * ours._size + x for y, x in (env.maze.start, env.maze.end))
+            (gate,) = ((ours._starts == start) & (ours._exits == end)).nonzero().flatten().tolist()
+            numbers.append(self.places[row] * len(ours._starts) + gate)
+        ours._set_mazes(self.walls)
+        return torch.tensor(numbers).unsqueeze(1)
+
+    def wanted(self, theirs):
+        """Where a good player wants to go."""
+        return np.argwhere(theirs.maze.grid == 3)
+
+    def good_action(self, theirs):
+        """The first step of a shortest way to a wanted cell."""
+        wanted, first = {tuple(cell) for cell in self.wanted(theirs).tolist()}, {theirs.position: 0}
+        queue, here = [theirs.position], theirs.position
+        for cell in queue:
+            if cell in wanted:
+                return first[cell]
+            for action in range(4):
+                theirs.position = cell
+                there = theirs.move(action)
+                if there not in first:
+                    first[there] = first[cell] if cell != here else action
+                    queue.append(there)
+            theirs.position = here
+        return 0
+
+
+class LabyrinthExploreFeed(LabyrinthFeed):
+    def wanted(self, theirs):
+        return np.argwhere((theirs.maze.grid == 0) & (theirs.explored == 0))
+
+
 FEEDS = {
     "RepeatFirst": RepeatFirstFeed,
     "RepeatPrevious": RepeatPreviousFeed,
@@ -254,15 +304,24 @@ FEEDS = {
     "Concentration": ConcentrationFeed,
     "Battleship": BattleshipFeed,
     "MineSweeper": MineSweeperFeed,
+    "LabyrinthEscape": LabyrinthFeed,
+    "LabyrinthExplore": LabyrinthExploreFeed,
 }
 TASKS = [(name, level) for name in FEEDS for level in LEVELS]
+
+
+@pytest.fixture(autouse=True)
+def mazelib(request):
+    """POPGym has the labyrinths only where mazelib is installed."""
+    if "Labyrinth" in request.node.name:
+        pytest.importorskip("mazelib")
 
 
 @pytest.mark.parametrize(("name", "level"), TASKS)
 def test_observations_rewards_and_ends_are_popgyms(name, level):
     feed = FEEDS[name]()
     seed = TASKS.index((name, level))
-    play_both(name, level, feed, steps=STEPS, seed=seed)
+    play_both(name, level, feed, steps=max(STEPS, feed.least_steps), seed=seed)
 
 
 @pytest.mark.parametrize(("name", "level"), TASKS)

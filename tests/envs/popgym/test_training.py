@@ -26,6 +26,7 @@ FAMILIES = [
     "ConcentrationHard",
     "BattleshipEasy",
     "MineSweeperEasy",
+    "LabyrinthExploreEasy",
 ]
 
 

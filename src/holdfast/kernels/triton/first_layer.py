@@ -19,10 +19,10 @@ from triton.language.extra import libdevice
 
 from holdfast.kernels.triton.elements import tanh as tanh_by_sigmoid
 from holdfast.kernels.triton.sums import sum_rows
-from holdfast.kernels.triton.tiles import padded, programs_for
+from holdfast.kernels.triton.tiles import Tile, padded, programs_for
 
 ACTIVATIONS = {"tanh": 0, "relu": 1}  # ACTIVATION in the kernels
-
+FEW = 8  # inputs up to which sums are faster than tensor cores
 
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 
@@ -120,7 +120,7 @@ def load_weight(w, b, D: tl.constexpr, DP: tl.constexpr, F: tl.constexpr, FP: tl
 def backward_kernel(
     obs, part, choice, mean, var, w, b, columns, d_features, partials, rows, size, batch,
     D: tl.constexpr, DP: tl.constexpr, PARTS: tl.constexpr, ONE_HOT: tl.constexpr, F: tl.constexpr, FP: tl.constexpr,
-    ACTIVATION: tl.constexpr, BLOCK: tl.constexpr,
+    ACTIVATION: tl.constexpr, FEW: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """partials [programs, F * D + F]: the sums of each program, W [F, D] and b."""
     f = tl.arange(0, FP)[None, :]
@@ -133,14 +133,20 @@ def backward_kernel(
         at = position(row, ok, columns, size, batch)
         x = load_input(obs, at, ok, part, choice, mean, var, D, DP, PARTS, ONE_HOT)
         given = tl.load(d_features + row.to(tl.int64)[:, None] * F + f, mask=ok[:, None] & (f < F), other=0.0)
-        out = tl.dot(x, weight, input_precision="tf32x3") + bias
+        if FEW:
+            out = tl.sum(x[:, :, None] * weight[None, :, :], 1) + bias
+        else:
+            out = tl.dot(x, weight, input_precision="tf32x3") + bias
         if ACTIVATION == 0:
             y = tanh_by_sigmoid(out)
             d_out = given * (1.0 - y * y)
         else:
             d_out = tl.where(out > 0.0, given, 0.0)
         d_b += d_out
-        d_w += tl.dot(tl.trans(x), d_out, input_precision="tf32x3")
+        if FEW:
+            d_w += tl.sum(x[:, :, None] * d_out[:, None, :], 0)
+        else:
+            d_w += tl.dot(tl.trans(x), d_out, input_precision="tf32x3")
     mine = partials + tl.program_id(0).to(tl.int64) * (F * D + F)
     d, unit = tl.arange(0, DP)[:, None], tl.arange(0, FP)
     tl.store(mine + f * D + d, d_w, mask=(d < D) & (f < F))
@@ -159,38 +165,41 @@ class FirstLayer(NamedTuple):
     var: Tensor | None = None
 
     def features(
-        self, obs: Tensor, columns: Tensor | None, weight: Tensor, bias: Tensor, *, tile: tuple[int, int] = (16, 2)
+        self, obs: Tensor, columns: Tensor | None, weight: Tensor, bias: Tensor, tile: Tile | None = None
     ) -> Tensor:  # fmt: skip
         """Features [T, columns, F] of observations [T, B, ...]; columns None: all."""
+        tile = tile or (Tile(4, 1) if self.inputs <= FEW else Tile(16, 2))
         steps, batch = obs.shape[:2]
         size = batch if columns is None else columns.numel()
         features = torch.empty(steps, size, weight.shape[0], dtype=torch.float32, device=obs.device)
-        forward_kernel[(triton.cdiv(steps * size, tile[0]),)](
+        forward_kernel[(triton.cdiv(steps * size, tile.rows),)](
             obs, self.part, self.choice, self.mean, self.var, weight, bias, columns, features, steps * size, size, batch,
             **self._sizes(weight, tile),
         )  # fmt: skip
         return features
 
     def gradients(
-        self, obs: Tensor, columns: Tensor | None, weight: Tensor, bias: Tensor, d_features: Tensor, *,
-        tile: tuple[int, int] = (64, 4), per_processor: int = 4,
+        self, obs: Tensor, columns: Tensor | None, weight: Tensor, bias: Tensor, d_features: Tensor, tile: Tile | None = None
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Of weight and bias, from those of the features."""
+        few = self.inputs <= FEW
+        tile = tile or (Tile(8, 1, 8) if few else Tile(64, 4, 4))
+        tile = tile.for_sums() if few else tile
         steps, batch = obs.shape[:2]
         size = batch if columns is None else columns.numel()
-        programs = programs_for(steps * size, tile[0], obs.device, per_processor)
+        programs = programs_for(steps * size, tile.rows, obs.device, tile.per_processor)
         parts = (weight.numel(), bias.numel())
         partials = torch.empty(programs, sum(parts), dtype=torch.float32, device=obs.device)
         backward_kernel[(programs,)](
             obs, self.part, self.choice, self.mean, self.var, weight, bias, columns, d_features, partials, steps * size,
-            size, batch, DP=padded(self.inputs), **self._sizes(weight, tile),
+            size, batch, DP=padded(self.inputs, 2 if few else 16), FEW=few, **self._sizes(weight, tile),
         )  # fmt: skip
         d_weight, d_bias = sum_rows(partials).split(parts)
         return d_weight.view_as(weight), d_bias
 
-    def _sizes(self, weight: Tensor, tile: tuple[int, int]) -> dict[str, Any]:
+    def _sizes(self, weight: Tensor, tile: Tile) -> dict[str, Any]:
         features = weight.shape[0]
         return dict(
             D=self.inputs, PARTS=self.numbers, ONE_HOT=self.part is not None, F=features, FP=padded(features),
-            ACTIVATION=ACTIVATIONS[self.activation], BLOCK=tile[0], num_warps=tile[1],
+            ACTIVATION=ACTIVATIONS[self.activation], BLOCK=tile.rows, num_warps=tile.warps,
         )  # fmt: skip

@@ -18,9 +18,10 @@ import triton.language as tl
 from torch import Tensor
 
 from holdfast.kernels.triton.sums import sum_rows
-from holdfast.kernels.triton.tiles import padded, programs_for
+from holdfast.kernels.triton.tiles import Tile, padded, programs_for
 
 KINDS = {"categorical": 0, "bernoulli": 1, "gaussian": 2}  # KIND in the kernels
+FEW = 8  # outputs of actor and critic up to which sums are faster than tensor cores
 METRICS = 5  # policy loss, value loss, entropy, approximate KL divergence, clip fraction: sums over rows
 
 HALF_LOG_2PI = tl.constexpr(0.9189385332046727)
@@ -52,6 +53,16 @@ def load_scale(log_std, center, half_range, A: tl.constexpr, KP: tl.constexpr):
 
 
 @triton.jit
+def layer_outputs(features, w, bias, FEW: tl.constexpr):
+    """features [BLOCK, FP] times w [FP, KP], plus bias, in fp32: sums where there are few outputs, tensor cores otherwise."""
+    if FEW:
+        out = tl.sum(features[:, None, :] * tl.trans(w)[None, :, :], 2)
+    else:
+        out = tl.dot(features, w, input_precision="tf32x3")
+    return out + bias
+
+
+@triton.jit
 def log_softmax(out, inside):
     """Over the columns `inside`; -inf elsewhere."""
     z = tl.where(inside, out, float("-inf"))
@@ -71,7 +82,7 @@ def loss_kernel(
     advantage, returns, valid, columns, weight, clip_range, entropy_coef, dy, partials, rows, size, batch, start, value_coef,
     clip_value,
     F: tl.constexpr, FP: tl.constexpr, A: tl.constexpr, KP: tl.constexpr, HEADS: tl.constexpr, KIND: tl.constexpr,
-    CLIP_VALUE: tl.constexpr, BLOCK: tl.constexpr,
+    CLIP_VALUE: tl.constexpr, FEW: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     K: tl.constexpr = A + 1
     program, programs = tl.program_id(0), tl.num_programs(0)
@@ -98,7 +109,7 @@ def loss_kernel(
         at = (row // size).to(tl.int64) * batch + column  # in the rollout
         here = row.to(tl.int64)[:, None] * F + f
         features = tl.load(y + here, mask=ok[:, None] & (f < F), other=0.0)
-        out = tl.dot(features, w, input_precision="tf32x3") + bias
+        out = layer_outputs(features, w, bias, FEW)
         value = tl.sum(tl.where(is_value, out, 0.0), 1)
 
         # log-probability, entropy, and their gradients by outputs
@@ -166,8 +177,12 @@ def loss_kernel(
             by_spread = by_log_prob[:, None] * (z * z - 1.0) + by_entropy[:, None]
             d_spread += tl.where(real[:, None] & is_action, by_spread, 0.0)
         d_b += d_out
-        d_w += tl.dot(tl.trans(d_out), features, input_precision="tf32x3")
-        d_features = tl.dot(d_out, tl.trans(w), input_precision="tf32x3")
+        if FEW:
+            d_w += tl.sum(d_out[:, :, None] * features[:, None, :], 0)
+            d_features = tl.sum(d_out[:, :, None] * tl.trans(w)[None, :, :], 1)
+        else:
+            d_w += tl.dot(tl.trans(d_out), features, input_precision="tf32x3")
+            d_features = tl.dot(d_out, tl.trans(w), input_precision="tf32x3")
         tl.store(dy + here, d_features, mask=ok[:, None] & (f < F))
 
     # what this program has summed: weights [K, F], biases [K], logarithms of deviations [A], metrics
@@ -190,7 +205,7 @@ def act_kernel(
     y, actor_w, actor_b, critic_w, critic_b, log_std, center, half_range, bounds, noise, value_mean, value_std, actions,
     log_probs, values, batch, start,
     F: tl.constexpr, FP: tl.constexpr, A: tl.constexpr, KP: tl.constexpr, HEADS: tl.constexpr, KIND: tl.constexpr,
-    BLOCK: tl.constexpr,
+    FEW: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """A step of the rollout. noise [B, A]: exponential, uniform or normal numbers. value_mean, value_std: None if values are
     not normalized."""
@@ -200,7 +215,7 @@ def act_kernel(
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     ok = row < batch
     features = tl.load(y + row.to(tl.int64)[:, None] * F + f, mask=ok[:, None] & (f < F), other=0.0)
-    out = tl.dot(features, w, input_precision="tf32x3") + bias
+    out = layer_outputs(features, w, bias, FEW)
     value = tl.sum(tl.where(k == A, out, 0.0), 1)
     if value_mean is not None:
         value = value * tl.load(value_std).to(tl.float32) + tl.load(value_mean).to(tl.float32)
@@ -257,11 +272,17 @@ class Layers(NamedTuple):
             self.bounds,
         )  # fmt: skip
 
-    def _sizes(self, block: int) -> dict[str, object]:
+    @property
+    def few(self) -> bool:
+        """Whether there are so few outputs that sums in fp32 are faster than tensor cores, which take 16."""
+        return self.actor_w.shape[0] < FEW
+
+    def _sizes(self, tile: Tile, **own: object) -> dict[str, object]:
         outputs, features = self.actor_w.shape
+        few = self.few
         return dict(
-            F=features, FP=padded(features), A=outputs, KP=padded(outputs + 1), HEADS=self.heads, KIND=KINDS[self.kind],
-            BLOCK=block,
+            F=features, FP=padded(features), A=outputs, KP=padded(outputs + 1, 2 if few else 16), HEADS=self.heads,
+            KIND=KINDS[self.kind], FEW=few, BLOCK=tile.rows, num_warps=tile.warps, **own,
         )  # fmt: skip
 
 
@@ -300,21 +321,21 @@ class LossGradients(NamedTuple):
 
 
 def loss_and_gradients(
-    y: Tensor, layers: Layers, stored: Stored, columns: Tensor | None, by: Coefficients, *,
-    block: int = 64, warps: int = 4, per_processor: int = 4,
+    y: Tensor, layers: Layers, stored: Stored, columns: Tensor | None, by: Coefficients, tile: Tile | None = None
 ) -> LossGradients:  # fmt: skip
     """PPO's loss on features y [rows, F] of these columns of a rollout (None: all), and all gradients."""
+    tile = tile or (Tile(4, 1, 8) if layers.few else Tile(64, 4, 4))
+    tile = tile.for_sums() if layers.few else tile
     rows, batch = y.shape[0], stored.log_prob.shape[1]
     outputs, features = layers.actor_w.shape
     size = batch if columns is None else columns.numel()
-    programs = programs_for(rows, block, y.device, per_processor)
+    programs = programs_for(rows, tile.rows, y.device, tile.per_processor)
     parts = (outputs * features, features, outputs, 1, outputs, METRICS)
     partials = torch.empty(programs, sum(parts), dtype=torch.float32, device=y.device)
     dy = torch.empty_like(y)
     loss_kernel[(programs,)](
         y, *layers._weights, *stored, columns, by.weight, by.clip_range, by.entropy_coef, dy, partials, rows, size, batch,
-        layers.start, by.value_coef, by.clip_value or 0.0, CLIP_VALUE=by.clip_value is not None, num_warps=warps,
-        **layers._sizes(block),
+        layers.start, by.value_coef, by.clip_value or 0.0, **layers._sizes(tile, CLIP_VALUE=by.clip_value is not None),
     )  # fmt: skip
     flat = sum_rows(partials)
     actor_w, critic_w, actor_b, critic_b, log_std, metrics = flat.split(parts)
@@ -325,7 +346,7 @@ def loss_and_gradients(
 
 def act(
     y: Tensor, layers: Layers, noise: Tensor, scale: tuple[Tensor, Tensor] | None, actions: Tensor, log_prob: Tensor,
-    value: Tensor, *, block: int = 16, warps: int = 4,
+    value: Tensor, tile: Tile | None = None,
 ) -> None:  # fmt: skip
     """Actions, their log-probabilities and values of features y [B, F], written into the last three.
 
@@ -333,8 +354,9 @@ def act(
     None if they are not normalized.
     """
     batch = y.shape[0]
+    tile = tile or (Tile(8, 1) if layers.few else Tile(16, 4))
+    tile = tile.for_sums() if layers.few else tile
     mean, std = (None, None) if scale is None else scale
-    act_kernel[(triton.cdiv(batch, block),)](
-        y, *layers._weights, noise, mean, std, actions, log_prob, value, batch, layers.start, num_warps=warps,
-        **layers._sizes(block),
+    act_kernel[(triton.cdiv(batch, tile.rows),)](
+        y, *layers._weights, noise, mean, std, actions, log_prob, value, batch, layers.start, **layers._sizes(tile)
     )  # fmt: skip

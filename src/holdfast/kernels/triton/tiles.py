@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import NamedTuple
 
 import torch
 
@@ -15,9 +16,24 @@ def recurrence_tile(hidden_size: int) -> tuple[int, int, int]:
     return padded, 16, 8 if padded >= 64 else 4
 
 
-def padded(size: int) -> int:
-    """The number of rows or columns that a product takes: a power of two, 16 or more."""
-    return max(16, 1 << (size - 1).bit_length())
+class Tile(NamedTuple):
+    """How many rows a program takes at a time, its warps, and how many programs a multiprocessor gets."""
+
+    rows: int
+    warps: int
+    per_processor: int = 1
+
+    def for_sums(self) -> Tile:
+        """Itself. Sums of products in fp32 need fewer than 16 rows: Triton makes a TF32 product of larger ones, which is wrong
+        for fewer than 16 columns (Triton 3.6)."""
+        if self.rows >= 16:
+            raise ValueError(f"a tile of sums has {self.rows} rows; it must have fewer than 16")
+        return self
+
+
+def padded(size: int, least: int = 16) -> int:
+    """A power of two that is `least` or more; a product on tensor cores takes 16 rows or columns."""
+    return max(least, 1 << (size - 1).bit_length())
 
 
 @functools.cache
