@@ -1,7 +1,8 @@
 """Rollouts step by step with the policy's whole step as one CUDA graph, for environments that cannot be captured.
 
 Between two steps of the environment there is one launch, or two where a truncated episode needs the value of its last
-observation. It computes what `Collector` computes.
+observation. Whether one does is read from the device one step late, so that the device never waits for the host. It computes
+what `Collector` computes.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class StepGraphCollector(Collector):
         graphs, failed = self._graphs, []
         rows: dict[str, list[Any]] = {name: [] for name in _ROWS}
         chunk_states: list[State] = []
-        final_values: dict[int, Tensor] = {}
+        finals = _FinalValues(graphs, self.steps)
         in_env, began = 0.0, clock()
         graphs.load(self.memory.take(adapter.num_envs)[0], self.noise)
         for t in range(self.steps):
@@ -70,14 +71,15 @@ class StepGraphCollector(Collector):
                 failed.append(t)
             if out.final_obs is not None:
                 with span("values for bootstrapping"):
-                    final_values[t] = graphs.value(out.final_obs, None)
+                    finals.add(t, out.final_obs, out.truncated)
         with span("values for bootstrapping"):
-            last = graphs.value(adapter.obs, adapter.resets)
+            finals.finish()
+            last = graphs.value(adapter.obs, adapter.resets, graphs.state)
         self.memory.put(state_ops.clone(graphs.state), None)
         if self.noise is not None:
             self.noise.value = graphs.noise.clone()
         stacked = {name: tree_map(lambda *x: torch.stack(x), *parts) for name, parts in rows.items()}
-        segment = self._finish(stacked, last, final_values, chunk_states, failed)
+        segment = self._finish(stacked, last, finals.values, chunk_states, failed)
         segment.seconds = {"env": in_env, "policy": clock() - began - in_env}
         return segment
 
@@ -90,6 +92,8 @@ class _StepGraphs:
         adapter, self._policy = collector.adapter, collector.policy
         self._device, self._autocast = adapter.device, collector.autocast
         self.state = tree_map(torch.clone, collector.memory.take(adapter.num_envs)[0])
+        self.in_place = collector.policy.core.supports_advance  # a state too large to copy in every step
+        self._last_state = self.state if self.in_place else tree_map(torch.clone, self.state)
         self._obs, self._resets = tree_map(torch.clone, adapter.obs), adapter.resets.clone()
         self._last_obs, self._last_resets = tree_map(torch.clone, adapter.obs), adapter.resets.clone()
         self._correlated = collector.noise
@@ -118,9 +122,11 @@ class _StepGraphs:
         action, log_prob, value = (part.clone() for part in self._step)
         return action, log_prob, value
 
-    def value(self, obs: Any, resets: Tensor | None) -> Tensor:
-        """V(obs) [B] from the present `state`, which stays. resets None: no row starts over."""
+    def value(self, obs: Any, resets: Tensor | None, state: State) -> Tensor:
+        """V(obs) [B] from a state, which stays: the present one, or with `in_place` False any. resets None: no row starts over."""
         copy_into(self._last_obs, obs)
+        if not self.in_place:
+            copy_into(self._last_state, state)
         self._last_resets.zero_() if resets is None else self._last_resets.copy_(resets)
         self._value_graph.replay()
         return self._last_value.clone()
@@ -129,19 +135,48 @@ class _StepGraphs:
     def _act(self) -> tuple[Tensor, Tensor, Tensor]:
         policy = self._policy
         with autocast(self._device, self._autocast):
-            in_place = policy.core.supports_advance
-            dist, value, state = policy.step(self._obs, self.state, self._resets, in_place=in_place)
+            dist, value, state = policy.step(self._obs, self.state, self._resets, in_place=self.in_place)
             if self._correlated is None:
                 action = dist.sample()
             else:
                 self.noise.copy_(self._correlated.draw(self.noise, self._resets))
                 action = dist.sample(self.noise)
             log_prob = dist.log_prob(action).float()
-        if not in_place:
+        if not self.in_place:
             copy_into(self.state, state)
         return action, log_prob, value.float()
 
     @torch.no_grad()
     def _value(self) -> Tensor:
         with autocast(self._device, self._autocast):
-            return self._policy.step(self._last_obs, self.state, self._last_resets).value.float()
+            return self._policy.step(self._last_obs, self._last_state, self._last_resets).value.float()
+
+
+class _FinalValues:
+    """V(final observation) [B] of the steps of a rollout in which an episode was truncated, by step."""
+
+    def __init__(self, graphs: _StepGraphs, steps: int) -> None:
+        self._graphs, self.values = graphs, dict[int, Tensor]()
+        self._any_truncated = torch.zeros(steps, dtype=torch.bool, pin_memory=True)
+        self._undecided: tuple[int, Any, State, torch.cuda.Event] | None = None
+
+    def add(self, t: int, final_obs: Any, truncated: Tensor) -> None:
+        """Called after step t of the environment was launched: the flag of the step before is on the host by then, or soon."""
+        self.finish()
+        if self._graphs.in_place:
+            self.values[t] = self._graphs.value(final_obs, None, self._graphs.state)
+            return
+        self._any_truncated[t].copy_(truncated.any(), non_blocking=True)
+        on_host = torch.cuda.Event()
+        on_host.record()
+        self._undecided = t, final_obs, state_ops.clone(self._graphs.state), on_host
+
+    def finish(self) -> None:
+        """Decide about the last step that was added."""
+        if self._undecided is None:
+            return
+        t, final_obs, state, on_host = self._undecided
+        self._undecided = None
+        on_host.synchronize()
+        if self._any_truncated[t]:
+            self.values[t] = self._graphs.value(final_obs, None, state)

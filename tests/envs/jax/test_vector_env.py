@@ -155,6 +155,19 @@ def test_a_saved_environment_goes_on_exactly_in_another_one():
         other.load_state_dict({**saved, "state": {**saved["state"], "obs": torch.zeros(5, 3)}})
 
 
+def test_rows_that_move_to_other_ranks_go_on_and_each_rank_makes_worlds_of_its_own():
+    whole = from_jax(Corridor(), 6)
+    whole.reset(seed=4)
+    play(whole, 7)
+    saved, halves = whole.state_dict(), [from_jax(Corridor(), 3) for _ in range(2)]
+    for part, half in enumerate(halves):
+        half.load_state_dict(half.regroup([saved], 3 * part, part, seed=50 + part))
+        rows = half.state_dict()["state"]
+        assert all(torch.equal(rows[name], leaf[3 * part :][:3]) for name, leaf in saved["state"].items())
+    draws = [obs[ended | cut, 1] for env in (whole, *halves) for obs, _, ended, cut, _ in play(env, 12)]
+    assert len(torch.cat(draws).unique()) == len(torch.cat(draws)) > 12
+
+
 def test_what_was_handed_out_never_changes():
     env = from_jax(Corridor(), 64)
     seen = [env.reset(seed=0)[0]]

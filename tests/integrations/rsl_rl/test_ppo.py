@@ -117,6 +117,25 @@ def test_an_update_moves_the_weights_as_rsl_rls_does(rnn_type, changes, seed):
             torch.testing.assert_close(c[1], b, msg=name)
 
 
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("rnn_type", ["lstm", "gru"])
+def test_iterations_of_the_runner_end_with_rsl_rls_weights(rnn_type, seed):
+    """rsl_rl also draws actions in its update, which it does not use; so both draw from the same seed in every iteration."""
+    runners = [make_runner(o, rnn_type, seed=seed, env=Arm(8, seed=seed, final_obs=False)) for o in (False, True)]
+    start = {name: p.clone() for name, p in runners[0].alg.actor.named_parameters()}
+    for iteration in range(4):
+        for runner in runners:
+            torch.manual_seed(iteration)
+            learn(runner, 1)
+    theirs, ours = (runner.alg for runner in runners)
+    assert ours.learning_rate == pytest.approx(theirs.learning_rate)
+    assert max((p - start[name]).abs().max() for name, p in theirs.actor.named_parameters()) > 0.01
+    for mine, other in ((ours.actor, theirs.actor), (ours.critic, theirs.critic)):
+        own = dict(mine.named_parameters())
+        for name, p in other.named_parameters():
+            torch.testing.assert_close(own[name], p, atol=1e-4, rtol=0, msg=name)
+
+
 def test_the_learning_rate_follows_the_kl_divergence_within_rsl_rls_bounds():
     for desired, expected in ((1e-9, 1e-5), (1e9, 1e-2)):
         runner = learn(make_runner(desired_kl=desired, learning_rate=1e-3, num_learning_epochs=10), 1)

@@ -1,14 +1,17 @@
 """`JaxVectorEnv`: many copies of an environment written in JAX, stepped by one compiled function, with torch tensors outside.
 
-An episode that ends is followed by a new one in the same step. Only rows that need a new episode get one: a loop inside the
-compiled step starts `resets_at_once` of them at a time until none is left, and does nothing if no episode ended. Every episode
-has a key of its own, so no world is used twice; it depends on the step and the row only, not on `resets_at_once`.
+An episode that ends is followed by a new one in the same step. New worlds are made ahead, many at once, since making one takes as
+many launches as making a thousand: a step hands out those that are ready, and a loop inside it makes more only when none is left.
+Worlds are numbered in the order in which they are handed out, and number and seed decide what a world is. So no world is used
+twice, and how many are made at once changes no number.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,15 +20,18 @@ from holdfast.envs.jax import tensors
 from holdfast.envs.jax.one_env import Arrays, OneEnv
 from holdfast.envs.jax.protocol import JaxEnv
 
+LARGE = 1024  # bytes of one row of a state: from here on only the rows that change are written
+
 
 class JaxVectorEnv(TorchVectorEnv):
     """`num_envs` copies of `env` on `device`, a CPU or a GPU.
 
-    settings: plain data that tells this environment from others when a saved state is loaded. A step takes over the arrays of the
-    state before it, so keep `state_dict()` and not `state`.
+    settings: plain data that tells this environment from others when a saved state is loaded. resets_at_once: how many worlds are
+    made together. A step takes over the arrays of the state before it, so keep `state_dict()` and not `state`.
     """
 
     can_be_captured = False
+    state: Any  # arrays of JAX: "rows", one per environment, and what is "ahead", the worlds that are ready
 
     def __init__(
         self,
@@ -41,87 +47,160 @@ class JaxVectorEnv(TorchVectorEnv):
         self._one = OneEnv(env)
         settings = settings or {"env": type(env).__name__}
         super().__init__(num_envs, self._one.observation_space, self._one.action_space, settings, device)
-        self._resets_at_once = min(num_envs, resets_at_once or max(1, num_envs // 64))
-        self._begin = jax.jit(self._begin_all)
+        self._resets_at_once = min(num_envs, resets_at_once or max(1, num_envs // 16))
+        self._begin, self._make_ahead = jax.jit(self._begin_all), jax.jit(self._worlds_from)
         self._step = jax.jit(self._step_all, donate_argnums=0)
+        self._nothing = torch.empty(0, device=self.device)
         if hasattr(env, "action_mask"):
             allowed = jax.jit(jax.vmap(self._one.action_mask))
-            self.action_masks = lambda: tensors.to_torch(allowed(self.state))
+            self.action_masks = lambda: tensors.to_torch(allowed(self.state["rows"]))
 
     # --- what a task writes -------------------------------------------------------------------------------------------
 
     def draw(self) -> Tensor:
-        """The random key of a step: 64 bits."""
-        return torch.randint(-(2**31), 2**31, (2,), generator=self.generator, device=self.device, dtype=torch.int32)
+        """Nothing: `begin` draws one key, and everything after it follows from that."""
+        return self._nothing
 
     def begin(self, draws: Tensor) -> tuple[State, Any]:
-        obs, state = self._begin(tensors.to_jax(draws))
+        obs, state = self._begin(tensors.to_jax(self._draw_key()))
         return state, _observation(obs)
 
     def transition(self, state: State, actions: Tensor, draws: Tensor) -> Transition:
         if actions.dtype == torch.int64:
             actions = actions.int()  # JAX has 32 bits unless told otherwise
-        results = self._step(state, tensors.to_jax(actions), tensors.to_jax(draws))
-        obs, state, reward, terminated, truncated, final = results
+        obs, state, reward, terminated, truncated, final = self._step(state, tensors.to_jax(actions))
         seen, ended, cut = _observation(obs), tensors.to_torch(terminated), tensors.to_torch(truncated)
         return Transition(state, seen, tensors.to_torch(reward), ended, cut, ended | cut, _observation(final))
 
+    def _draw_key(self) -> Tensor:
+        return torch.randint(-(2**31), 2**31, (2,), generator=self.generator, device=self.device, dtype=torch.int32)
+
     # --- saving -------------------------------------------------------------------------------------------------------
 
+    def state_dict(self) -> dict[str, Any]:
+        saved = super().state_dict()
+        if self.state is not None:
+            saved["numbering"] = {
+                name: tensors.saved_form(self.state["ahead"][name]).to("cpu", copy=True) for name in NUMBERING
+            }
+        return saved
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        if self.state is None:
+            return
+        if "numbering" in state_dict:
+            found = {name: state_dict["numbering"][name].to(self.device) for name in NUMBERING}
+            numbering = {name: tensors.from_saved_form(part, np.dtype("uint32")) for name, part in found.items()}
+        else:  # of another number of ranks: worlds are numbered afresh, for each rank with a key of its own
+            numbering = _first_numbers(tensors.to_jax(self._draw_key()))
+        self.state["ahead"] = self._make_ahead(numbering)
+
+    def regroup(self, saved: Sequence[Mapping[str, Any]], first: int, part: int, seed: int) -> dict[str, Any]:
+        state = super().regroup(saved, first, part, seed)
+        state.pop("numbering", None)
+        return state
+
     def state_as_tensors(self, state: Any) -> State:
-        return {name: tensors.saved_form(array) for name, array in state.items()}
+        return {name: tensors.saved_form(array) for name, array in state["rows"].items()}
 
     def state_from_tensors(self, saved: State) -> Any:
-        return {name: tensors.from_saved_form(saved[name], one.dtype) for name, one in self._one.state.items()}
+        rows = {name: tensors.from_saved_form(saved[name], one.dtype) for name, one in self._one.state.items()}
+        return {"rows": rows}
 
     def example_state(self) -> State:
         import jax.numpy as jnp
 
-        rows = self.state_as_tensors({name: jnp.zeros(one.shape, one.dtype) for name, one in self._one.state.items()})
+        one = {name: jnp.zeros(one.shape, one.dtype) for name, one in self._one.state.items()}
+        rows = self.state_as_tensors({"rows": one})
         return {name: row.expand(self.num_envs, *row.shape) for name, row in rows.items()}
 
     # --- compiled -----------------------------------------------------------------------------------------------------
 
-    def _begin_all(self, draws: Any) -> tuple[Arrays, Arrays]:
-        import jax.numpy as jnp
-
-        def empty(one: Arrays) -> Arrays:
-            return {name: jnp.zeros((self.num_envs, *leaf.shape), leaf.dtype) for name, leaf in one.items()}
-
-        everywhere = jnp.ones(self.num_envs, bool)
-        return self._restart(everywhere, _keys(draws, self.num_envs)[1], empty(self._one.obs), empty(self._one.state))
-
-    def _step_all(self, state: Arrays, actions: Any, draws: Any) -> tuple[Any, ...]:
-        import jax
-
-        step_keys, reset_keys = _keys(draws, self.num_envs)
-        last, state, reward, terminated, truncated = jax.vmap(self._one.step)(step_keys, state, actions)
-        obs, state = self._restart(terminated | truncated, reset_keys, last, state)
-        return obs, state, reward, terminated, truncated, last
-
-    def _restart(self, rows: Any, keys: Any, obs: Arrays, state: Arrays) -> tuple[Arrays, Arrays]:
-        """New episodes in the rows [B] where `rows` is True, started with their keys [B, 2]."""
+    def _begin_all(self, draws: Any) -> tuple[Arrays, Any]:
         import jax
         import jax.numpy as jnp
 
-        def restart_some(carry: Any) -> Any:
-            waiting, whole = carry
-            some = jnp.nonzero(waiting, size=self._resets_at_once, fill_value=self.num_envs)[0]
-            started = jax.vmap(self._one.reset)(keys[some])  # a number of no row: started in vain, and dropped below
-            put = jax.tree.map(lambda old, new: old.at[some].set(new, mode="drop"), whole, started)
-            return waiting.at[some].set(False, mode="drop"), put
+        def empty(count: int) -> dict[str, Arrays]:
+            one = {"obs": self._one.obs, "rows": self._one.state}
+            return jax.tree.map(lambda leaf: jnp.zeros((count, *leaf.shape), leaf.dtype), one)
 
-        _, restarted = jax.lax.while_loop(lambda carry: carry[0].any(), restart_some, (rows, (obs, state)))
-        return restarted
+        at_once = self._resets_at_once
+        nothing_ahead = {**_first_numbers(draws), **empty(at_once), "used": jnp.int32(at_once)}
+        obs, rows, ahead = self._restart(jnp.ones(self.num_envs, bool), **empty(self.num_envs), ahead=nothing_ahead)
+        return obs, {"rows": rows, "ahead": ahead}
+
+    def _step_all(self, state: Any, actions: Any) -> tuple[Any, ...]:
+        import jax
+
+        rows, ahead = state["rows"], state["ahead"]
+        key = jax.random.fold_in(_key_of("steps", ahead), ahead["step"])
+        keys = jax.random.split(key, self.num_envs)
+        last, rows, reward, terminated, truncated = jax.vmap(self._one.step)(keys, rows, actions)
+        ahead = {**ahead, "step": ahead["step"] + 1}
+        obs, rows, ahead = self._restart(terminated | truncated, last, rows, ahead)
+        return obs, {"rows": rows, "ahead": ahead}, reward, terminated, truncated, last
+
+    def _worlds_from(self, numbering: Arrays) -> Arrays:
+        """The next worlds, made ahead."""
+        import jax
+        import jax.numpy as jnp
+
+        at_once = self._resets_at_once
+        numbers = numbering["world"] + jnp.arange(at_once, dtype=jnp.uint32)
+        keys = jax.vmap(jax.random.fold_in, (None, 0))(_key_of("worlds", numbering), numbers)
+        obs, rows = jax.vmap(self._one.reset)(keys)
+        return {**numbering, "obs": obs, "rows": rows, "used": jnp.zeros((), jnp.int32)}
+
+    def _restart(self, ended: Any, obs: Arrays, rows: Arrays, ahead: Any) -> tuple[Arrays, Arrays, Any]:
+        """New episodes in the rows [B] where `ended` is True."""
+        import jax
+
+        def make_more(carry: Any) -> Any:
+            waiting, obs, rows, ahead = carry
+            return self._hand_out(waiting, obs, rows, self._worlds_from({name: ahead[name] for name in NUMBERING}))
+
+        handed_out = self._hand_out(ended, obs, rows, ahead)
+        return jax.lax.while_loop(lambda carry: carry[0].any(), make_more, handed_out)[1:]
+
+    def _hand_out(self, waiting: Any, obs: Arrays, rows: Arrays, ahead: Any) -> tuple[Any, Arrays, Arrays, Any]:
+        """The worlds that are ready to the first rows that wait, as far as they reach."""
+        import jax.numpy as jnp
+
+        at_once, used = self._resets_at_once, ahead["used"]
+        world = used + jnp.cumsum(waiting, dtype=jnp.int32) - 1  # [B]: of each row that waits
+        served = waiting & (world < at_once)
+        some = jnp.nonzero(served, size=at_once, fill_value=self.num_envs)[0]  # [at_once]: rows, then numbers of no row
+
+        def put(old: Any, new: Any) -> Any:
+            if old[0].nbytes < LARGE:
+                return jnp.where(served.reshape(-1, *[1] * (old.ndim - 1)), new[jnp.clip(world, 0, at_once - 1)], old)
+            ready = jnp.clip(used + jnp.arange(at_once), 0, at_once - 1)
+            return old.at[some].set(new[ready], mode="drop")
+
+        obs = {name: put(old, ahead["obs"][name]) for name, old in obs.items()}
+        rows = {name: put(old, ahead["rows"][name]) for name, old in rows.items()}
+        count = served.sum(dtype=jnp.int32)
+        ahead = {**ahead, "used": used + count, "world": ahead["world"] + count.astype(jnp.uint32)}
+        return waiting & ~served, obs, rows, ahead
 
 
-def _keys(draws: Any, count: int) -> tuple[Any, Any]:
-    """Keys of a step and of what may restart in it, [B, 2] each."""
+NUMBERING = ("key", "step", "world")
+"""What decides everything that is random: the key of a run of episodes, the next step's number, the next world's."""
+
+
+def _first_numbers(draws: Any) -> Arrays:
+    import jax
+    import jax.numpy as jnp
+
+    zero = jnp.zeros((), jnp.uint32)
+    return {"key": jax.lax.bitcast_convert_type(draws, "uint32"), "step": zero, "world": zero}
+
+
+def _key_of(what: str, numbering: Arrays) -> Any:
     import jax
 
-    key = jax.lax.bitcast_convert_type(draws, "uint32")
-    step, restart = jax.random.split(key)
-    return jax.random.split(step, count), jax.random.split(restart, count)
+    return jax.random.split(numbering["key"])[("steps", "worlds").index(what)]
 
 
 def _observation(arrays: Arrays) -> Any:
