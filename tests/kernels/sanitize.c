@@ -16,6 +16,7 @@ int holdfast_perceptron_forward(const Perceptron *job), holdfast_perceptron_back
 int holdfast_linear_forward(const LinearRecurrence *job), holdfast_linear_backward(const LinearRecurrence *job);
 int holdfast_objective(const Objective *job), holdfast_adam(const Adam *job);
 int64_t holdfast_meet(int64_t *arrived, int64_t rank, int64_t processes, int64_t count, int64_t patience);
+int64_t holdfast_sum_ranks(RankSum *job, int64_t patience);
 
 static float *numbers(int64_t count) {
     float *p = malloc((size_t)count * sizeof(float) + (count == 0));
@@ -212,7 +213,9 @@ static void refuse_all(int64_t size) {
 
 /* Threads stand for processes: each writes its number before the barrier, and reads those of all others after it. */
 #define MEETING 3
+#define SLOT 50
 static int64_t arrived[MEETING * 8], written[MEETING];
+static float slots[(MEETING + 1) * SLOT];
 
 static void *meet_often(void *argument) {
     const int64_t rank = (int64_t *)argument - written;
@@ -224,6 +227,15 @@ static void *meet_often(void *argument) {
         late = holdfast_meet(arrived, rank, MEETING, count + 1, (int64_t)60e9);
         if (late >= 0) exit(1);
     }
+    float x[SLOT];
+    RankSum job = {.rank = rank, .processes = MEETING, .slot = SLOT, .arrived = arrived, .slots = slots, .meeting = 200, .x = x};
+    for (job.count = 0; job.count <= SLOT; job.count++) {
+        for (int64_t i = 0; i < job.count; i++) x[i] = (float)(rank + i);
+        if (holdfast_sum_ranks(&job, (int64_t)60e9) >= 0) exit(1);
+        for (int64_t i = 0; i < job.count; i++)
+            if (x[i] != (float)(MEETING * i + 3)) exit(1);
+    }
+    if (holdfast_sum_ranks(&job, 0) != -2) exit(1); /* more than a slot */
     return NULL;
 }
 

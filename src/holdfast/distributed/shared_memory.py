@@ -1,8 +1,8 @@
 """Sums and gathers over ranks of one machine through memory that they share: microseconds, where gloo takes a millisecond.
 
 gloo hands each message to a thread and to the kernel, and wakes a thread that sleeps on the other side; on a CPU that costs
-more than adding the numbers. Here each rank writes its numbers into its slot, and after a barrier in C each rank adds up
-its part of all slots for everybody: every element is computed once, in the order of ranks, so all ranks have the same bits.
+more than adding the numbers. Here each rank writes its numbers into its slot, waits for the others in C, and adds up its
+part of all slots for everybody: every element is computed once, in the order of ranks, so all ranks have the same bits.
 
 A rank that ends holds no lock on its byte of the file any more, however it ended; the others then raise an error.
 """
@@ -13,20 +13,19 @@ import mmap
 import os
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from holdfast.kernels.cpu.barrier import BYTES_PER_PROCESS, Barrier
+from holdfast.kernels.cpu.exchange import Exchange, bytes_for
 
 FOLDER = Path("/dev/shm")
 SLOT_BYTES = 2**20
 """Numbers of a rank go through its slot in pieces of this size, which stay in the cache."""
 _HEADER_BYTES = 64
-_PART_BYTES = 64
-"""What a rank adds up begins at a multiple of this: no cache line is written by two."""
 _SECONDS_BETWEEN_LOOKS = 0.2
 
 
@@ -42,29 +41,23 @@ class SharedMemory:
 
         self._file, self._rank, self._size, self._patience = file, rank, size, patience
         memory = torch.frombuffer(mmap.mmap(file, 0), dtype=torch.uint8)
-        counters, slots = memory[_HEADER_BYTES:].split([BYTES_PER_PROCESS * size, SLOT_BYTES * (size + 1)])
-        self._barrier = Barrier(counters, rank, size)
-        self._slots = slots.view(size + 1, SLOT_BYTES)  # one per rank, and one for results
+        self._exchange = Exchange(memory[_HEADER_BYTES:], rank, size, SLOT_BYTES)
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, rank)  # until this process ends
 
     def sum_(self, x: Tensor) -> Tensor:
         """Over all ranks, in place."""
+        if x.dtype is not torch.float32:  # a few numbers
+            return x.copy_(self.all_gather(x).sum(0, dtype=x.dtype))
         flat = x.contiguous().view(-1)
-        slots = self._slots.view(x.dtype)
-        for piece in flat.split(slots.shape[1]):
-            slots[self._rank, : len(piece)].copy_(piece)
-            self._meet()
-            begin, end = self._part(len(piece), x.element_size())
-            if begin < end:
-                torch.sum(slots[: self._size, begin:end], 0, dtype=x.dtype, out=slots[self._size, begin:end])
-            self._meet()
-            piece.copy_(slots[self._size, : len(piece)])
+        for piece in flat.split(SLOT_BYTES // x.element_size()):
+            self._exchange.begin_sum(piece)
+            self._until_all(self._exchange.wait_sum)
         return x if x.is_contiguous() else x.copy_(flat.view(x.shape))
 
     def all_gather(self, x: Tensor) -> Tensor:
         """[ranks, ...]: the tensor of each."""
         flat = x.contiguous().view(-1)
-        slots, out = self._slots.view(x.dtype), x.new_empty((self._size, len(flat)))
+        slots, out = self._exchange.slots.view(x.dtype), x.new_empty((self._size, len(flat)))
         for piece, gathered in zip(flat.split(slots.shape[1]), out.split(slots.shape[1], 1)):
             slots[self._rank, : len(piece)].copy_(piece)
             self._meet()
@@ -72,18 +65,17 @@ class SharedMemory:
             self._meet()  # nobody writes the next piece before all have read this one
         return out.view(self._size, *x.shape)
 
-    def _part(self, count: int, element_size: int) -> tuple[int, int]:
-        """Which of `count` elements this rank adds up."""
-        line = _PART_BYTES // element_size
-        each = -(-count // (self._size * line)) * line
-        return min(count, self._rank * each), min(count, (self._rank + 1) * each)
-
     def _meet(self) -> None:
-        self._barrier.arrive()
-        late = self._barrier.wait(_SECONDS_BETWEEN_LOOKS)
+        self._exchange.arrive()
+        self._until_all(self._exchange.wait)
+
+    def _until_all(self, wait: Callable[[float], int | None]) -> None:
+        late = wait(_SECONDS_BETWEEN_LOOKS)
+        if late is None:
+            return
         gives_up = time.monotonic() + self._patience
         while late is not None:
-            if self._has_ended(late) and self._barrier.wait(0) == late:
+            if self._has_ended(late) and wait(0) == late:
                 raise RankEndedError(
                     f"rank {late} has ended while rank {self._rank} waited for it; look for its error above, and resume the run"
                 )
@@ -92,7 +84,7 @@ class SharedMemory:
                     f"rank {self._rank} waited {self._patience:.0f} seconds for rank {late}, which runs but does not "
                     "answer. HOLDFAST_RANK_TIMEOUT sets how many seconds to wait"
                 )
-            late = self._barrier.wait(_SECONDS_BETWEEN_LOOKS)
+            late = wait(_SECONDS_BETWEEN_LOOKS)
 
     def _has_ended(self, rank: int) -> bool:
         import fcntl
@@ -133,7 +125,7 @@ def share_memory(rank: int, size: int, patience: float) -> SharedMemory | None:
 def _create(size: int) -> tuple[str | None, bytes]:
     """A file that only this user can open, with a mark that no other has."""
     mark = os.urandom(_HEADER_BYTES)
-    total = _HEADER_BYTES + BYTES_PER_PROCESS * size + SLOT_BYTES * (size + 1)
+    total = _HEADER_BYTES + bytes_for(size, SLOT_BYTES)
     if not FOLDER.is_dir() or os.environ.get("HOLDFAST_SHARED_MEMORY") == "0":
         return None, mark
     path = None
