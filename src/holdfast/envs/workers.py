@@ -284,6 +284,7 @@ def _arrays(space: Any, num_envs: int, file: str) -> Any:
 def _work(make: Any, pipe: Any, others: Any) -> None:
     """Answer questions until the pipe closes: ("done", answer) or ("error", (traceback, the last observations))."""
     others.close()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the one that trains handles it
     worker = None
     try:
         worker = _Worker(make())
