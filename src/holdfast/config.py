@@ -62,8 +62,7 @@ class TrainConfig:
     stop_at: float | None = None
     """Stop early when the mean return of the last 100 episodes reaches this; None: never."""
     vectorization: Literal["sync", "async", "workers"] = "sync"
-    """How gymnasium environments run: in this process, one process each (EnvPool: in batches as they are ready), or dealt to a
-    worker process per core."""
+    """Where gymnasium environments run: here, a process each (EnvPool: in batches), or a worker process per core."""
     env_failure: Literal["rebuild", "stop"] = "rebuild"
     """When an environment raises, hangs or dies: rebuild all of them and continue, or stop the run."""
     max_env_failures: int = 10
