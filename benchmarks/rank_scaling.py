@@ -6,10 +6,12 @@
 Per rank: 64 environments x 64 steps, 4 epochs x 4 minibatches. Rollout and update are in CPU-seconds of a rank, which do not
 depend on what else the machine does. The all-reduce is the fastest of 30 by wall-clock time, with no other work. With more
 ranks than cores it includes waiting for a core.
-Throughput: whole training (rollout, update, statistics, metrics, log) by wall-clock time. One process alone and two ranks take
-turns of a few updates each, so that what else the machine does hits both; one thread per rank, as many environments per
-rank as alone. The median over turns, and the machine's load while it ran. On a busy machine ranks wait for each other's
-turn on a core; the ratio per CPU-second of a rank leaves waiting out.
+Throughput: whole training (rollout, update, statistics, metrics, log) by wall-clock time. One process alone, two ranks, and two
+processes that know nothing of each other take turns of a few updates each, so that what else the machine does hits all; one
+thread per process, as many environments per rank as alone. Two strangers are the upper limit: they share caches and
+memory, and never wait for each other. The median over turns, and the machine's load while it ran. On a busy machine ranks
+wait for each other's turn on a core; the ratio per CPU-second of a rank leaves the waiting out in which a rank sleeps.
+HOLDFAST_SHARED_MEMORY=0 measures ranks that exchange everything through gloo.
 """
 
 from __future__ import annotations
@@ -59,7 +61,7 @@ def measure(hidden_size: int, folder: str) -> dict[str, Any]:
     for _ in range(30):
         dist.barrier()
         began = time.perf_counter()
-        dist.all_reduce(gradients)
+        trainer.ranks.sum_(gradients)
         seconds.append(time.perf_counter() - began)
     return {
         "ranks": size,
@@ -99,33 +101,49 @@ def speed(hidden_size: int, folder: str, ranks: Ranks) -> dict[str, float]:
 
 
 def throughput(hidden_size: int, folder: str, turns: int) -> dict[str, Any]:
-    """Turns of rank 0 alone, while the others wait, and of all ranks together."""
+    """Turns of rank 0 alone, while the others wait, of all ranks as strangers, and of all together."""
     everybody, _ = join("cpu")
     torch.set_num_threads(1)
-    alone, together, loads = [], [], []
+    alone, strangers, together, loads = [], [], [], []
     for turn in range(turns):
+        name = f"{hidden_size}-{turn}"
         dist.barrier()
         if everybody.leads:
-            alone.append(speed(hidden_size, f"{folder}/alone-{hidden_size}-{turn}", ALONE))
+            alone.append(speed(hidden_size, f"{folder}/alone-{name}", ALONE))
         dist.barrier()
-        together.append(speed(hidden_size, f"{folder}/together-{hidden_size}-{turn}", everybody))
+        mine = speed(hidden_size, f"{folder}/stranger-{name}-{everybody.rank}", ALONE)
+        of_all = everybody.all_gather([mine["steps_per_second"], mine["busy"]], torch.device("cpu"))
+        strangers.append(
+            {"steps_per_second": sum(s for s, _ in of_all), "busy": sum(b for _, b in of_all) / len(of_all)}
+        )
+        dist.barrier()
+        together.append(speed(hidden_size, f"{folder}/together-{name}", everybody))
         loads.append(os.getloadavg()[0])
     if not everybody.leads:
         return {}
-    ratios = [b["steps_per_second"] / a["steps_per_second"] for a, b in zip(alone, together)]
     return {
         "ranks": everybody.size,
         "hidden_size": hidden_size,
+        "shared_memory": everybody.shared is not None,
         "alone": statistics.median(run["steps_per_second"] for run in alone),
-        "together": statistics.median(run["steps_per_second"] for run in together),
-        "ratio": statistics.median(ratios),
-        "ratios": [round(ratio, 3) for ratio in ratios],
-        "ratio_per_cpu_second": statistics.median(
-            r * a["busy"] / b["busy"] for r, a, b in zip(ratios, alone, together)
-        ),
+        **compare("together", together, alone),
+        **compare("strangers", strangers, alone),
         "core_share_alone": statistics.median(run["busy"] for run in alone),
-        "core_share_together": statistics.median(run["busy"] for run in together),
         "load": statistics.median(loads),
+    }
+
+
+def compare(name: str, runs: list[dict[str, float]], alone: list[dict[str, float]]) -> dict[str, Any]:
+    """Two processes against one."""
+    ratios = [run["steps_per_second"] / one["steps_per_second"] for run, one in zip(runs, alone)]
+    per_cpu_second = [ratio * one["busy"] / run["busy"] for ratio, run, one in zip(ratios, runs, alone)]
+    suffix = "" if name == "together" else f"_{name}"
+    return {
+        name: statistics.median(run["steps_per_second"] for run in runs),
+        f"ratio{suffix}": statistics.median(ratios),
+        f"ratios{suffix}": [round(ratio, 3) for ratio in ratios],
+        f"ratio_per_cpu_second{suffix}": statistics.median(per_cpu_second),
+        f"core_share_{name}": statistics.median(run["busy"] for run in runs),
     }
 
 
@@ -163,7 +181,8 @@ def main() -> None:
                 f"hidden {cell['hidden_size']}: alone {cell['alone']:,.0f}, two ranks {cell['together']:,.0f} steps/s, "
                 f"{cell['ratio']:.2f}x (turns {min(cell['ratios']):.2f} to {max(cell['ratios']):.2f}); of a core "
                 f"{cell['core_share_alone']:.0%} and {cell['core_share_together']:.0%} each, "
-                f"{cell['ratio_per_cpu_second']:.2f}x per CPU-second of a rank; load {cell['load']:.1f}"
+                f"{cell['ratio_per_cpu_second']:.2f}x per CPU-second of a rank; two strangers {cell['ratio_strangers']:.2f}x, "
+                f"{cell['ratio_per_cpu_second_strangers']:.2f}x per CPU-second; load {cell['load']:.1f}"
             )
     RESULTS.write_text(json.dumps(report, indent=2) + "\n")
 

@@ -35,15 +35,15 @@ RESULTS = Path(__file__).parent / "results" / "vs_sb3.json"
 
 def holdfast_run(config: Any, until: Any) -> dict[str, Any]:
     """Train until `until(steps, recent_returns, cpu_seconds)`. Returns CPU-seconds, steps, returns of finished episodes."""
-    import holdfast as hf
     from holdfast import envs
     from holdfast.engines.choose import make_ppo
+    from holdfast.engines.native_step import NativeStepCollector  # what the trainer chooses
     from holdfast.runs.saved_policy import policy_from
 
     torch.manual_seed(config.seed)
     env = envs.make(config.env, config.num_envs, mask_velocity=config.mask_velocity)
     policy = policy_from(config, env.single_observation_space, env.single_action_space)
-    collector = hf.Collector(
+    collector = NativeStepCollector(
         env, policy, config.num_steps, gamma=config.gamma, gae_lambda=config.gae_lambda, seed=config.seed
     )
     ppo, _ = make_ppo(policy, config)

@@ -23,7 +23,7 @@ import torch.distributed as dist
 import holdfast as hf
 from holdfast.algorithms import ppo
 from holdfast.algorithms.ppo import PPO, normalize_advantage
-from holdfast.distributed.ranks import Ranks
+from holdfast.distributed.ranks import Ranks, join
 from holdfast.engines import choose
 from holdfast.engines.choose import make_ppo
 from holdfast.envs import make
@@ -78,7 +78,7 @@ def _work(rank: int, size: int, folder: str, pipe: Any, job: Callable[..., Any],
 
 def ranks() -> Ranks:
     """This process's place; one rank outside `run_ranks`."""
-    return Ranks(dist.get_rank(), dist.get_world_size(), True) if dist.is_initialized() else Ranks()
+    return join("cpu")[0]
 
 
 # --- jobs ------------------------------------------------------------------------------------------------------------

@@ -61,14 +61,14 @@ class TrainConfig:
     """Environment steps of the whole run."""
     stop_at: float | None = None
     """Stop early when the mean return of the last 100 episodes reaches this; None: never."""
-    vectorization: Literal["sync", "async"] = "sync"
-    """How gymnasium environments run: in this process, or one process each (EnvPool: in batches as they are ready)."""
+    vectorization: Literal["sync", "async", "workers"] = "sync"
+    """Where gymnasium environments run: here, a process each (EnvPool: in batches), or a worker process per core."""
     env_failure: Literal["rebuild", "stop"] = "rebuild"
     """When an environment raises, hangs or dies: rebuild all of them and continue, or stop the run."""
     max_env_failures: int = 10
     """Number of rebuilds before the run stops."""
     env_timeout: float | None = None
-    """Seconds after which a step of the environments counts as hung (async only); None: no limit."""
+    """Seconds after which a step of the environments counts as hung (async and workers only); None: no limit."""
     mask_velocity: bool = False
     """Hide velocities of known gymnasium tasks, so that memory is needed."""
     env_kwargs: dict[str, Any] = field(default_factory=dict)
@@ -461,9 +461,9 @@ def _check_name(config: TrainConfig) -> None:
 
 
 def _check_env_timeout(config: TrainConfig) -> None:
-    if config.env_timeout is not None and config.vectorization != "async":
+    if config.env_timeout is not None and config.vectorization == "sync":
         raise ValueError(
-            f"--env-timeout {config.env_timeout} needs --vectorization async: a step can only be timed out if the "
+            f"--env-timeout {config.env_timeout} needs --vectorization async or workers: a step can only be timed out if the "
             "environments run in processes of their own"
         )
 

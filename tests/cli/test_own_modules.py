@@ -36,7 +36,7 @@ def module(folder, monkeypatch):
     gym.registry.pop("OwnCounter-v0", None)
 
 
-@pytest.mark.parametrize("vectorization", ["sync", "async"])
+@pytest.mark.parametrize("vectorization", ["sync", "async", "workers"])
 @pytest.mark.parametrize("env", [ENV, "own_module:OwnCounter-v0"])
 def test_train_finds_an_environment_in_the_current_folder(train, module, env, vectorization):
     train("--env", env, "--run-dir", "run", "--quiet", "--vectorization", vectorization)

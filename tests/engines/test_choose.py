@@ -99,9 +99,13 @@ def test_a_run_says_which_engines_it_uses_on_screen_and_in_its_metadata(tmp_path
     )  # fmt: skip
     trainer = hf.Trainer(config)
     trainer.run()
-    assert "rollout: step by step; update: C, without autograd" in capsys.readouterr().out
+    assert "rollout: step by step, the policy in C; update: C, without autograd" in capsys.readouterr().out
     meta = json.loads((tmp_path / "run" / "meta.json").read_text())
-    assert meta["engines"] == trainer.engines == {"rollout": "step by step", "update": "C, without autograd"}
+    assert (
+        meta["engines"]
+        == trainer.engines
+        == {"rollout": "step by step, the policy in C", "update": "C, without autograd"}
+    )
 
 
 def test_an_engine_that_changes_during_a_run_is_announced(tmp_path: Path, capsys: Any):
@@ -132,7 +136,10 @@ def test_a_run_resumed_on_another_engine_says_so(tmp_path: Path, capsys: Any, mo
     monkeypatch.setenv("HOLDFAST_CPU_KERNEL", "portable")
     hf.Trainer.resume(tmp_path / "run", total_steps=128).run()
     said = capsys.readouterr().out
-    assert "the engines have changed" in said and "before: rollout: step by step; update: C, without autograd" in said
+    assert (
+        "the engines have changed" in said
+        and "before: rollout: step by step, the policy in C; update: C, without autograd" in said
+    )
 
 
 def test_the_machine_is_described():

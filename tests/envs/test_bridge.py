@@ -37,7 +37,7 @@ def test_ours_are_made_on_the_device_asked_for():
     assert make("holdfast/TMaze-v0", 2, env_kwargs={"length": 7}).settings == {"length": 7}
 
 
-@pytest.mark.parametrize("vectorization", ["sync", "async"])
+@pytest.mark.parametrize("vectorization", ["sync", "async", "workers"])
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "popgym:RepeatPreviousEasy"])
 def test_gymnasium_and_popgym_environments_reset_in_the_same_step(env_id, vectorization):
     if env_id.startswith("popgym"):
@@ -108,7 +108,7 @@ def test_an_unknown_popgym_name_is_refused_with_the_nearest():
 
 
 def test_an_unknown_vectorization_is_refused():
-    with pytest.raises(ValueError, match='\'threads\'; expected "sync" or "async"'):
+    with pytest.raises(ValueError, match='\'threads\'; expected "sync", "async" or "workers"'):
         make("CartPole-v1", 2, vectorization="threads")
 
 

@@ -54,7 +54,7 @@ def module(tmp_path, monkeypatch, request):
     gym.registry.pop("Counter-v0", None)
 
 
-@pytest.mark.parametrize("vectorization", ["sync", "async"])
+@pytest.mark.parametrize("vectorization", ["sync", "async", "workers"])
 @pytest.mark.parametrize(("what", "unit"), [("Counter-v0", 5), ("Counter", 1), ("Nested.Inner", 1), ("ten", 10)])
 def test_a_module_in_the_current_folder_gives_environments(module, what, unit, vectorization):
     env = make(f"{module}:{what}", 2, vectorization=vectorization)
@@ -74,7 +74,7 @@ def test_arguments_reach_a_class(module):
     assert make(f"{module}:Counter", 1, env_kwargs={"unit": 7.0}).reset()[0].item() == 7
 
 
-@pytest.mark.parametrize("vectorization", ["sync", "async"])
+@pytest.mark.parametrize("vectorization", ["sync", "async", "workers"])
 def test_a_class_and_a_function_are_taken_as_they_are(vectorization):
     for source, first in ((CountingEnv, 1), (lambda: CountingEnv(unit=3.0), 3)):
         env = make(source, 2, vectorization=vectorization)

@@ -2,6 +2,7 @@
  * tools that check memory and threads: sanitize SEED COUNT. Numbers are checked elsewhere; here every result only has to
  * be finite. Calls without their arrays have to be refused. */
 #include <math.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,6 +15,8 @@ int holdfast_forward(const Job *job), holdfast_backward(const Job *job), holdfas
 int holdfast_perceptron_forward(const Perceptron *job), holdfast_perceptron_backward(const Perceptron *job);
 int holdfast_linear_forward(const LinearRecurrence *job), holdfast_linear_backward(const LinearRecurrence *job);
 int holdfast_objective(const Objective *job), holdfast_adam(const Adam *job);
+int64_t holdfast_meet(int64_t *arrived, int64_t rank, int64_t processes, int64_t count, int64_t patience);
+int64_t holdfast_sum_ranks(RankSum *job, int64_t patience);
 
 static float *numbers(int64_t count) {
     float *p = malloc((size_t)count * sizeof(float) + (count == 0));
@@ -208,6 +211,42 @@ static void refuse_all(int64_t size) {
     refuse(holdfast_adam(&adam));
 }
 
+/* Threads stand for processes: each writes its number before the barrier, and reads those of all others after it. */
+#define MEETING 3
+#define SLOT 50
+static int64_t arrived[MEETING * 8], written[MEETING];
+static float slots[(MEETING + 1) * SLOT];
+
+static void *meet_often(void *argument) {
+    const int64_t rank = (int64_t *)argument - written;
+    for (int64_t count = 1; count < 200; count += 2) {
+        written[rank] = count;
+        int64_t late = holdfast_meet(arrived, rank, MEETING, count, (int64_t)60e9);
+        for (int other = 0; other < MEETING; other++)
+            if (late >= 0 || written[other] != count) exit(1);
+        late = holdfast_meet(arrived, rank, MEETING, count + 1, (int64_t)60e9);
+        if (late >= 0) exit(1);
+    }
+    float x[SLOT];
+    RankSum job = {.rank = rank, .processes = MEETING, .slot = SLOT, .arrived = arrived, .slots = slots, .meeting = 200, .x = x};
+    for (job.count = 0; job.count <= SLOT; job.count++) {
+        for (int64_t i = 0; i < job.count; i++) x[i] = (float)(rank + i);
+        if (holdfast_sum_ranks(&job, (int64_t)60e9) >= 0) exit(1);
+        for (int64_t i = 0; i < job.count; i++)
+            if (x[i] != (float)(MEETING * i + 3)) exit(1);
+    }
+    if (holdfast_sum_ranks(&job, 0) != -2) exit(1); /* more than a slot */
+    return NULL;
+}
+
+static void run_meetings(void) {
+    pthread_t threads[MEETING];
+    memset(arrived, 0, sizeof arrived);
+    for (int n = 0; n < MEETING; n++) pthread_create(&threads[n], NULL, meet_often, &written[n]);
+    for (int n = 0; n < MEETING; n++) pthread_join(threads[n], NULL);
+    if (holdfast_meet(arrived, 0, MEETING, 1000, 1000) != 1) exit(1); /* nobody else comes */
+}
+
 static int64_t up_to(int64_t most) { return rand() % (most + 1); }
 
 static void run_random(void) {
@@ -231,6 +270,7 @@ int main(int argc, char **argv) {
                                  {2, 200, 1, 3},  {3, 9, 65, 100}};
     const int64_t widths[][5] = {{1, 1, 1, 1, 1}, {5, 33, 7, 2, 1}, {64, 64, 64, 4, 3}, {16, 200, 17, 65, 100}};
     int sets = 0;
+    run_meetings();
     for (int i = 0; i < 3; i++) {
         if (!holdfast_choose(isas[i])) continue;
         sets++;

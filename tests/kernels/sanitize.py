@@ -29,7 +29,8 @@ DRIVER = Path(__file__).with_suffix(".c")
 
 def functions_not_driven() -> list[str]:
     """Functions that Python can call and the driver does not."""
-    exported = re.findall(r"^EXPORT .*?(holdfast_\w+)\(", (build.SOURCES / "holdfast.c").read_text(), re.M)
+    sources = "\n".join(path.read_text() for path in sorted(build.SOURCES.glob("*.c")))
+    exported = re.findall(r"^EXPORT .*?(holdfast_\w+)\(", sources, re.M)
     driver = DRIVER.read_text()
     calls = {name for name in exported if re.search(rf"(succeed|refuse|if)\b.*{name}\(|= .*{name}\(", driver)}
     return [name for name in exported if name not in calls and name != "holdfast_key"]

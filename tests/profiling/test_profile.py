@@ -128,6 +128,7 @@ ENGINES: dict[str, dict[str, Any]] = {
     "C": {},
     "autograd": dict(precision="bf16"),
     "gymnasium": dict(env="CartPole-v1", env_kwargs={}, mask_velocity=True, normalize_obs=True),
+    "workers": dict(env="CartPole-v1", env_kwargs={}, vectorization="workers"),
 }
 
 

@@ -74,7 +74,7 @@ def train(env: Any, folder: Path, **settings: Any) -> hf.TrainConfig:
     return config
 
 
-@pytest.mark.parametrize("vectorization", ["sync", "async"])
+@pytest.mark.parametrize("vectorization", ["sync", "async", "workers"])
 @pytest.mark.parametrize(
     ("env", "rule"),
     [

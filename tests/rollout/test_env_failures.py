@@ -54,6 +54,10 @@ class Keep(hf.Callback):
         ("leave", {"vectorization": "async"}, "ended by itself (exit code 3)"),
         ("hang", {"vectorization": "async", "env_timeout": 4.0}, "did not answer within 4 seconds"),
         ("die", {"vectorization": "async"}, "was killed by SIGKILL (exit code -9)"),
+        ("raise", {"vectorization": "workers"}, "ValueError: the simulator fell over"),
+        ("leave", {"vectorization": "workers"}, "ended by itself (exit code 3)"),
+        ("hang", {"vectorization": "workers", "env_timeout": 4.0}, "did not answer within 4 seconds"),
+        ("die", {"vectorization": "workers"}, "was killed by SIGKILL (exit code -9)"),
     ],
 )
 def test_a_run_outlives_an_environment(

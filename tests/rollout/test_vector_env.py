@@ -15,6 +15,7 @@ from gymnasium.vector.utils import batch_space
 import holdfast as hf
 from counting_env import MODES, CountingEnv, vector_env
 from holdfast import envs
+from holdfast.envs.workers import WorkersVectorEnv
 from holdfast.rollout.vector_env import VectorEnvAdapter
 
 ACTION = torch.zeros(2, dtype=torch.long)
@@ -244,7 +245,7 @@ def vectorized():
 
 
 @pytest.mark.parametrize("source", ["info", "method"])
-@pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])
+@pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv, WorkersVectorEnv])
 @pytest.mark.parametrize("mode", MODES)
 def test_action_masks_belong_to_the_observation_they_came_with(
     vectorized: Any, kind: type[Any], mode: AutoresetMode, source: str
@@ -292,7 +293,7 @@ class Verbs(CountingEnv):
 
 
 @pytest.mark.parametrize("layout", ["one array", "a tuple", "method"])
-@pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])
+@pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv, WorkersVectorEnv])
 def test_masks_of_several_heads_stand_side_by_side(kind: type[Any], layout: str):
     env = kind([partial(Verbs, layout)] * 2, autoreset_mode=AutoresetMode.SAME_STEP)
     try:

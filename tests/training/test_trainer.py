@@ -404,12 +404,12 @@ def test_an_environment_and_a_policy_of_ones_own(tmp_path: Path):
 
 
 def test_environments_in_processes_of_their_own_give_the_same_run(tmp_path: Path):
-    for how in ("sync", "async"):
+    for how in ("sync", "async", "workers"):
         settings = config(tmp_path / how, **CARTPOLE, vectorization=how, total_steps=4 * 8 * 4)
         trainer = hf.Trainer(settings)
         trainer.run()
         trainer.env.close(), trainer.eval_env.close()
-    assert record(tmp_path / "sync") == record(tmp_path / "async")
+    assert record(tmp_path / "sync") == record(tmp_path / "async") == record(tmp_path / "workers")
 
 
 def test_evaluation_with_an_environment_of_ones_own_needs_another_of_them(tmp_path: Path):

@@ -2,8 +2,9 @@
 
     torchrun --nproc-per-node 4 -m holdfast train --num-envs 256
 
-It uses `torch.distributed`: gloo between CPUs, NCCL between GPUs. Without torchrun there is one rank, and every
-function here returns its input. Nothing here knows what is trained.
+It uses `torch.distributed`: gloo between CPUs, NCCL between GPUs. Numbers of ranks on the CPUs of one machine go through
+memory that they share. Without torchrun there is one rank, and every function here returns its input. Nothing here knows
+what is trained.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import atexit
 import os
 import re
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -23,6 +24,7 @@ from torch import Tensor
 
 from holdfast.config import flag_of
 from holdfast.distributed.rendezvous import fresh_store
+from holdfast.distributed.shared_memory import SharedMemory, share_memory
 from holdfast.spans import span
 
 EXCHANGE = "exchange with other ranks"
@@ -36,6 +38,7 @@ class Ranks:
     rank: int = 0
     size: int = 1
     joined: bool = False
+    shared: SharedMemory | None = field(default=None, compare=False, repr=False)  # of ranks on the CPUs of one machine
 
     @property
     def leads(self) -> bool:
@@ -71,7 +74,10 @@ class Ranks:
         """Over all ranks, in place."""
         if self.joined:
             with span(EXCHANGE):
-                dist.all_reduce(x)
+                if self.shared is not None and x.is_cpu:
+                    self.shared.sum_(x)
+                else:
+                    dist.all_reduce(x)
         return x
 
     def moments(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -84,10 +90,7 @@ class Ranks:
             return mean, squares / count, count
         # One exchange for all three, joined as in Chan et al.: means weighted by rows, and how far they lie apart.
         mine = torch.cat([count.view(1), mean.flatten(), squares.flatten()])
-        parts = [torch.empty_like(mine) for _ in range(self.size)]
-        with span(EXCHANGE):
-            dist.all_gather(parts, mine)
-        counts, means, all_squares = torch.stack(parts).split([1, mean.numel(), mean.numel()], dim=1)
+        counts, means, all_squares = self._all_gather(mine).split([1, mean.numel(), mean.numel()], dim=1)
         total = counts.sum()
         whole = (counts * means).sum(0) / total
         apart = (counts * (means - whole).square()).sum(0)
@@ -98,10 +101,16 @@ class Ranks:
         if not self.joined:
             return [numbers]
         mine = torch.tensor(numbers, dtype=torch.float64, device=device)
-        parts = [torch.empty_like(mine) for _ in range(self.size)]
+        return self._all_gather(mine).tolist()
+
+    def _all_gather(self, mine: Tensor) -> Tensor:
+        """[ranks, ...]"""
         with span(EXCHANGE):
+            if self.shared is not None and mine.is_cpu:
+                return self.shared.all_gather(mine)
+            parts = [torch.empty_like(mine) for _ in range(self.size)]
             dist.all_gather(parts, mine)
-        return torch.stack(parts).tolist()
+            return torch.stack(parts)
 
     # --- data --------------------------------------------------------------------------------------------------------
 
@@ -141,7 +150,7 @@ def join(device: str) -> tuple[Ranks, torch.device]:
         from torch.distributed.rendezvous import rendezvous
 
         # Tensors on a GPU go through NCCL, what a checkpoint gathers on the host through gloo.
-        patience = timedelta(seconds=float(os.environ.get("HOLDFAST_RANK_TIMEOUT", 1800)))
+        patience = timedelta(seconds=_patience())
         store, rank, size = next(rendezvous("env://", timeout=patience))
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo",
@@ -151,7 +160,24 @@ def join(device: str) -> tuple[Ranks, torch.device]:
             timeout=patience,
         )
         atexit.register(leave)
-    return Ranks(dist.get_rank(), dist.get_world_size(), True), chosen
+    shared = _shared_memory() if chosen.type == "cpu" else None
+    return Ranks(dist.get_rank(), dist.get_world_size(), True, shared), chosen
+
+
+def _patience() -> float:
+    """Seconds to wait for a rank that neither answers nor ends."""
+    return float(os.environ.get("HOLDFAST_RANK_TIMEOUT", 1800))
+
+
+_shared_by_group: weakref.WeakKeyDictionary[Any, SharedMemory | None] = weakref.WeakKeyDictionary()
+
+
+def _shared_memory() -> SharedMemory | None:
+    """That of the process group, made when its ranks first ask, all of them together."""
+    group, rank, size = dist.group.WORLD, dist.get_rank(), dist.get_world_size()
+    if group not in _shared_by_group:
+        _shared_by_group[group] = share_memory(rank, size, _patience()) if size > 1 else None
+    return _shared_by_group[group]
 
 
 _group_users: weakref.WeakSet[Any] = weakref.WeakSet()

@@ -1,7 +1,8 @@
 """Which engine runs what: the only place that decides, from policy, environment, config, device and ranks.
 
-A rollout is played step by step (`rollout.Collector`) or as one CUDA graph. A minibatch runs in C, as a CUDA graph, or
-through autograd, which takes everything. Each choice says what keeps a faster engine from being used.
+A rollout is played step by step (`rollout.Collector`; on a CPU with the policy in C) or as one CUDA graph. A minibatch runs
+in C, as a CUDA graph, or through autograd, which takes everything. Each choice says what keeps a faster engine from being
+used.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torch import nn
 from holdfast.algorithms.ppo import PPO, LossSettings, MinibatchEngine
 from holdfast.config import TrainConfig
 from holdfast.distributed.ranks import ALONE, Ranks
-from holdfast.engines import fused_policy, graph_rollout, graph_step, graph_update, native_obstacles
+from holdfast.engines import fused_policy, graph_rollout, graph_step, graph_update, native_obstacles, native_step
 from holdfast.engines.cuda_graph import NotCapturable
 from holdfast.engines.eager import AutogradMinibatches
 from holdfast.engines.fused_update import FusedMinibatches
@@ -23,6 +24,7 @@ from holdfast.engines.graph_step import StepGraphCollector
 from holdfast.engines.graph_update import GraphMinibatches
 from holdfast.engines.minibatch import make_adam
 from holdfast.engines.native import NativeMinibatches
+from holdfast.engines.native_step import NativeStepCollector
 from holdfast.engines.queued_update import QueuedPPO
 from holdfast.engines.ranks import copy_weights_from_leader, wrap_for_averaging
 from holdfast.kernels.cpu import recurrence as native_kernel
@@ -45,6 +47,7 @@ class Choice(NamedTuple):
 
 STEP_BY_STEP, GRAPH, NATIVE, AUTOGRAD = "step by step", "CUDA graph", "C, without autograd", "autograd"
 STEP_GRAPH = "step by step, the policy a CUDA graph"
+STEP_IN_C = "step by step, the policy in C"
 IN_BATCHES = "asynchronous batches"
 
 
@@ -68,7 +71,15 @@ def make_collector(
     choice = rollout_choice(env, device)
     if choice.engine == STEP_BY_STEP and device.type == "cuda" and graph_step.obstacle(policy) is None:
         choice = choice._replace(engine=STEP_GRAPH)
-    kinds = {GRAPH: GraphCollector, IN_BATCHES: AsyncCollector, STEP_GRAPH: StepGraphCollector}
+    in_fp32_on_cpu = device.type == "cpu" and config.precision == "fp32"
+    if choice.engine == STEP_BY_STEP and in_fp32_on_cpu and native_step.obstacle(policy) is None:
+        choice = choice._replace(engine=STEP_IN_C)
+    kinds = {
+        GRAPH: GraphCollector,
+        IN_BATCHES: AsyncCollector,
+        STEP_GRAPH: StepGraphCollector,
+        STEP_IN_C: NativeStepCollector,
+    }
     kind = kinds.get(choice.engine, Collector)
     collector = kind(
         env,
@@ -219,7 +230,9 @@ def describe_machine() -> list[tuple[str, str]]:
         ]
     kernel = native_kernel.status()
     if kernel["kernel"] == "native":
+        rollout = f"{STEP_IN_C}, for hf.ActorCritic in fp32 with one layer of memory; {STEP_BY_STEP} for other policies"
         update = "C, without autograd, for hf.ActorCritic in fp32; autograd for other policies"
     else:
+        rollout = STEP_BY_STEP
         update = f"autograd, because the compiled CPU kernel is not in use ({kernel['reason']})"
-    return [("rollout engine", STEP_BY_STEP), ("update engine", update)]
+    return [("rollout engine", rollout), ("update engine", update)]

@@ -23,6 +23,7 @@ _CLASSES = {
     "PositionOnlyCartPole": "position_only_cartpole",
     "TMaze": "t_maze",
     "VelocityMask": "velocity_mask",
+    "WorkersVectorEnv": "workers",
     "NoisyPositionOnlyCartPole": "popgym.cartpole",
     "VelocityOnlyCartPole": "popgym.cartpole",
     "PositionOnlyPendulum": "popgym.pendulum",

@@ -1,8 +1,8 @@
 """`make`: a vector environment from an id, a class, a function or an environment, always with SAME_STEP autoreset.
 
 Environments of Holdfast and those written in JAX are on `device` and use tensors. All others are a gymnasium
-`SyncVectorEnv` or `AsyncVectorEnv` and use numpy arrays, whatever `device` is. `own.py` makes what is not an id. What the
-trainer does with an environment is in `rollout/vector_env.py`.
+`SyncVectorEnv` or `AsyncVectorEnv`, or a `WorkersVectorEnv`, and use numpy arrays, whatever `device` is. `own.py` makes what
+is not an id. What the trainer does with an environment is in `rollout/vector_env.py`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from difflib import SequenceMatcher
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import gymnasium as gym
 
@@ -22,7 +22,7 @@ from holdfast.envs.jax.protocol import is_jax_env, keep_jax_from_preallocating
 from holdfast.envs.velocity_mask import require_known_velocities
 from holdfast.named_objects import import_module
 
-Vectorization = Literal["sync", "async"]
+Vectorization = Literal["sync", "async", "workers"]
 EnvSpec = gym.envs.registration.EnvSpec
 
 
@@ -50,14 +50,15 @@ def make(
 
     With `seed` the environments are reset once with it, so that a later `reset()` without a seed and
     `action_space.sample()` are reproducible. `vectorization` says how gymnasium environments run: "sync", one after
-    another, or "async", each in its own process. `env_kwargs` are the arguments of the environment's constructor.
+    another; "async", each in its own process; or "workers", in a process per core, several in each. `env_kwargs` are the
+    arguments of the environment's constructor.
 
     >>> env = make("holdfast/TMaze-v0", 2, seed=0, env_kwargs={"length": 5})
     >>> env.reset()[0].shape
     torch.Size([2, 4])
     """
-    if vectorization not in ("sync", "async"):
-        raise ValueError(f'vectorization is {vectorization!r}; expected "sync" or "async"')
+    if vectorization not in get_args(Vectorization):
+        raise ValueError(f'vectorization is {vectorization!r}; expected "sync", "async" or "workers"')
     source, kwargs = find(env) if isinstance(env, str) else env, dict(env_kwargs or {})
     if is_jax_env(source):
         source = _jax_maker(source)
@@ -94,6 +95,8 @@ def _from_spec(
         return gym.make_vec(spec, num_envs, **kwargs)
     if spec.id.startswith("popgym-"):
         kwargs.setdefault("disable_env_checker", True)  # it warns about info dicts that some of them share
+    if vectorization == "workers":
+        return own.vectorize([partial(gym.make, spec, **kwargs)] * num_envs, vectorization, mask_velocity)
     return gym.make_vec(
         spec,
         num_envs,

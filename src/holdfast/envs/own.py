@@ -21,6 +21,7 @@ import numpy as np
 
 from holdfast.envs.jax.protocol import is_jax_env
 from holdfast.envs.velocity_mask import VelocityMask
+from holdfast.envs.workers import WorkersVectorEnv
 from holdfast.named_objects import name_of
 
 VECTOR_ENV = ("num_envs", "single_observation_space", "single_action_space", "reset", "step")
@@ -112,7 +113,7 @@ def from_callable(
 
         return from_pettingzoo(partial(make_env, **kwargs), num_envs)
     if "num_envs" not in parameters:
-        return _vectorize([partial(make_env, **kwargs)] * num_envs, vectorization, mask_velocity)
+        return vectorize([partial(make_env, **kwargs)] * num_envs, vectorization, mask_velocity)
     if mask_velocity:
         raise ValueError(
             "mask_velocity needs an environment that is made one copy at a time, this one is a vector environment"
@@ -150,16 +151,18 @@ def from_object(
             f"{type(env.unwrapped).__name__} cannot be copied for num_envs={num_envs} ({type(error).__name__}: {error}); "
             "pass a function that makes one, env=lambda: MyEnv(...), or set num_envs=1"
         ) from error
-    return _vectorize([partial(_same, one) for one in copies], vectorization, False)
+    return vectorize([partial(_same, one) for one in copies], vectorization, False)
 
 
 def _same(env: Any) -> Any:
     return env
 
 
-def _vectorize(
+def vectorize(
     makers: list[Callable[[], Any]], vectorization: str, mask_velocity: bool
 ) -> gym.vector.VectorEnv[Any, Any, Any]:
+    """A vector environment of what `makers` make, each in the usual wrappers."""
+
     def wrapped(make_one: Callable[[], Any]) -> Any:
         env = make_one()
         if not is_env(env):
@@ -171,8 +174,9 @@ def _vectorize(
             env = wrapper(env)
         return env
 
-    kind = gym.vector.AsyncVectorEnv if vectorization == "async" else gym.vector.SyncVectorEnv
-    return kind([partial(wrapped, make_one) for make_one in makers], autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
+    kinds = {"sync": gym.vector.SyncVectorEnv, "async": gym.vector.AsyncVectorEnv, "workers": WorkersVectorEnv}
+    env_fns = [partial(wrapped, make_one) for make_one in makers]
+    return kinds[vectorization](env_fns, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
 
 
 def _parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
@@ -251,7 +255,7 @@ def wrappers(mask_velocity: bool) -> list[Any]:
 
 def _ignore_ctrl_c_in_worker(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
     """Ctrl-C reaches all processes. Only the one that trains should handle it, not the processes of environments."""
-    if multiprocessing.current_process().name.startswith("Worker<"):  # the names that AsyncVectorEnv gives them
+    if multiprocessing.current_process().name.startswith("Worker<"):  # as AsyncVectorEnv and WorkersVectorEnv name them
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     return env
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from holdfast.memory import Memory
-from holdfast.policies.base import RecurrentPolicy
+from holdfast.policies.base import RecurrentPolicy, Step
 from holdfast.policies.precision import autocast
 from holdfast.rollout.advantages import gae
 from holdfast.rollout.exploration import CorrelatedNoise
@@ -134,10 +134,7 @@ class Collector:
             if t % self.bptt == 0:
                 chunk_states.append(memory.read() if memory.in_place else memory.take(adapter.num_envs)[0])
             with span("policy"), autocast(adapter.device, self.autocast):
-                options: dict[str, Any] = {} if noise is None else {"noise": noise.advance(adapter.resets)}
-                step = policy.act(
-                    adapter.obs, adapter.resets, memory=memory, action_mask=adapter.action_mask, **options
-                )
+                step = self.act(None if noise is None else noise.advance(adapter.resets))
             for name in ("obs", "resets", "valid", "action_mask"):
                 rows[name].append(getattr(adapter, name))
             rows["actions"].append(step.action)
@@ -160,6 +157,14 @@ class Collector:
         segment = self._finish(stacked, last, final_values, chunk_states, failed)
         segment.seconds = {"env": in_env, "policy": clock() - began - in_env}
         return segment
+
+    def act(self, noise: Tensor | None) -> Step:
+        """One step of the policy in all environments; memory moves on. noise: as in `RecurrentPolicy.act`."""
+        adapter = self.adapter
+        options: dict[str, Any] = {} if noise is None else {"noise": noise}
+        return self.policy.act(
+            adapter.obs, adapter.resets, memory=self.memory, action_mask=adapter.action_mask, **options
+        )
 
     def _value_of_final(self, final_obs: Any, truncated: Tensor) -> Tensor:
         """V(final observation) for the truncated rows, from the state they had before the reset: [B]."""

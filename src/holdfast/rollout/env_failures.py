@@ -29,6 +29,7 @@ from holdfast import envs
 from holdfast.config import TrainConfig
 from holdfast.envs.base import TorchVectorEnv
 from holdfast.envs.own import can_be_made_again
+from holdfast.envs.workers import WorkerFailedError
 from holdfast.rollout.env_contract import broken_rule
 from holdfast.rollout.vector_env import autoreset_mode, masks_of
 from holdfast.state import tree_map
@@ -49,7 +50,7 @@ class BrokenEnvError(EnvFailedError):
 class RebuildingEnv(VectorWrapper):  # generic in newer gymnasium only
     """Builds its environments with `make`, and again after each of up to `limit` failures.
 
-    timeout: seconds that a step or reset of an `AsyncVectorEnv` may take; None: no limit. report: called at every failure
+    timeout: seconds that a step or reset in other processes may take; None: no limit. report: called at every failure
     with its number and the traceback, whose last line says what happened. Environments must reset in the step that ends
     an episode (SAME_STEP).
     """
@@ -187,6 +188,8 @@ class RebuildingEnv(VectorWrapper):  # generic in newer gymnasium only
 
     def _describe(self, error: BaseException) -> str:
         """A traceback, and in its last line what happened."""
+        if isinstance(error, WorkerFailedError):
+            return error.report[-LONGEST_REPORT:]
         recorder = getattr(self.env.unwrapped, "error_queue", None)
         if isinstance(recorder, _Recorder) and (text := recorder.read()):
             return text[-LONGEST_REPORT:]

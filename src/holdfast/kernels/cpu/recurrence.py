@@ -307,12 +307,19 @@ def step(x: Tensor, h: Tensor, c: Tensor | None, resets: Resets, weights: Weight
         mask = None if mask is None else mask.unsqueeze(0)
         _, h, new_c, *_ = _forward(x.unsqueeze(0), h, c, mask, reset_h, reset_c, *weights, False, False)
         return (h,) if c is None else (h, new_c)
-    inputs = (x, h, c, mask, reset_h, reset_c, *weights)
+    new_h = torch.empty_like(h, memory_format=torch.contiguous_format)
+    new_c = None if c is None else torch.empty_like(c, memory_format=torch.contiguous_format)
+    prepare_step(x, h, c, resets, weights, new_h, new_c)()
+    return (new_h,) if new_c is None else (new_h, new_c)
+
+
+def prepare_step(
+    x: Tensor, h: Tensor, c: Tensor | None, resets: Resets, weights: Weights, new_h: Tensor, new_c: Tensor | None
+) -> library.PreparedCall:
+    """A step into new_h and new_c. It can be repeated if all tensors are contiguous and stay where they are."""
+    inputs = (x, h, c, resets.mask, resets.h, resets.c, *weights)
     tensors = {name: tensor.contiguous() for name, tensor in zip(_INPUTS, inputs) if tensor is not None}
-    tensors["y"] = new_h = torch.empty_like(tensors["h0"])
-    if c is None:
-        library.run("step", False, tensors)
-        return (new_h,)
-    tensors["c_n"] = new_c = torch.empty_like(tensors["c0"])
-    library.run("step", False, tensors)
-    return new_h, new_c
+    tensors["y"] = new_h
+    if new_c is not None:
+        tensors["c_n"] = new_c
+    return library.PreparedCall("step", False, tensors)

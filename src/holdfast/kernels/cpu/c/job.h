@@ -91,6 +91,18 @@ typedef struct {
     float *const *steps_taken; /* [tensors]: each counts this step; may be NULL */
 } Adam;
 
+/* A sum over processes that share memory: how far it has come, and the meetings so far. */
+typedef struct {
+    int64_t rank, processes;
+    int64_t slot;     /* floats in a slot */
+    int64_t *arrived; /* [processes, 8], shared: a cache line each; the last meeting of a process, and how many sleep until its next */
+    float *slots;     /* [processes + 1, slot], shared: one per process, and the result */
+    int64_t meeting;
+    int64_t phase; /* 0 between sums */
+    float *x;      /* [count]; replaced by the sum */
+    int64_t count; /* at most `slot` */
+} RankSum;
+
 /* What the functions return. */
 enum { DONE, OUT_OF_MEMORY, UNKNOWN_ACTION, INVALID_JOB /* a negative size, or an array that is needed is NULL */ };
 
