@@ -46,6 +46,7 @@ def callbacks(profile: bool) -> list[Any]:
 
 def run_and_report(trainer: Trainer) -> TrainResult | None:
     """Run a trainer; rank 0 then writes result.json, prints the result, draws the curve, and returns the result."""
+    from holdfast.distributed.ranks import RankLostError
     from holdfast.rollout.env_failures import EnvFailedError
     from holdfast.runs.log import RESULT_NAME, RunFolderError, write_result
     from holdfast.training.nonfinite import NonFiniteError
@@ -55,7 +56,7 @@ def run_and_report(trainer: Trainer) -> TrainResult | None:
     try:
         result = trainer.run()
     except (
-        ReplayError, NonFiniteError, EnvFailedError, FileExistsError, RunFolderError, ModuleNotFoundError
+        ReplayError, NonFiniteError, EnvFailedError, FileExistsError, RunFolderError, ModuleNotFoundError, RankLostError
     ) as error:  # fmt: skip
         raise UserError(str(error)) from error
     except (ValueError, TypeError) as error:

@@ -37,14 +37,15 @@ def train_seeds(configs: list[TrainConfig]) -> None:
         raise UserError("--seeds starts processes of its own; leave out torchrun, or train one seed")
     with user_errors():
         on_gpu = distributed.pick_device(configs[0].device).type == "cuda"
-    task = chosen.Task(on_gpu, fast_env=configs[0].env.startswith("holdfast/"))
-    configs = [_with_free_folder(chosen.choose_sizes(config, task)[0]) for config in configs]
+        task = chosen.Task(on_gpu, fast_env=configs[0].env.startswith("holdfast/"))
+        configs = [_with_free_folder(chosen.choose_sizes(config, task)[0]) for config in configs]
     try:
         _train_in_turn(configs) if on_gpu else _train_in_processes(configs)
     except (KeyboardInterrupt, SystemExit):
         print("\n".join(_what_was_done(config) for config in configs), flush=True)
         raise
-    _report([config.folder for config in configs])
+    with user_errors():
+        _report([config.folder for config in configs])
 
 
 def _with_free_folder(config: TrainConfig) -> TrainConfig:

@@ -128,6 +128,15 @@ ALONE = Ranks()
 """One process."""
 
 
+class RankLostError(RuntimeError):
+    """Another process of the job is gone, so this one cannot go on."""
+
+
+def is_lost_rank(error: RuntimeError) -> bool:
+    """Whether an exchange with another rank failed. gloo has no error of its own, and DDP raises what gloo does."""
+    return isinstance(error, dist.DistError) or "/gloo/" in str(error)
+
+
 def join(device: str) -> tuple[Ranks, torch.device]:
     """This process's rank and device; one rank without torchrun."""
     chosen = pick_device(device, int(os.environ.get("LOCAL_RANK", 0)) if launched() else None)

@@ -81,7 +81,7 @@ class RunFolder:
         except OSError as error:
             self.release()
             raise RunFolderError(
-                f"{self.path} cannot be written: {error}; choose another run_dir, or make room"
+                f"{self.path} cannot be written ({error.strerror}); choose another folder (run_dir), or make room there"
             ) from error
 
     def _claim(self, new: bool) -> None:

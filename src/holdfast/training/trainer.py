@@ -22,6 +22,7 @@ import torch
 from holdfast.config import TrainConfig
 from holdfast.display.first_lines import first_lines
 from holdfast.display.live import Display
+from holdfast.distributed.ranks import RankLostError, is_lost_rank
 from holdfast.engines.cuda_graph import gpu_turn
 from holdfast.envs.bridge import UnknownEnvError
 from holdfast.envs.own import can_be_made_again, is_vector_env
@@ -142,6 +143,10 @@ class Trainer:
                 if self.ranks.leads:
                     print(self._last_words(), file=sys.stderr, flush=True)
                 raise
+            except RuntimeError as error:
+                if not (self.ranks.joined and is_lost_rank(error)):
+                    raise
+                raise RankLostError(self._lost_rank(error)) from error
             finally:
                 self.folder.release()
 
@@ -165,6 +170,17 @@ class Trainer:
         saved = shlex.quote(str(self.saved_elsewhere or self.folder.path))
         done = f"stopped by {self.stop_signal.reason} after update {self.update} of {self.config.num_updates}"
         return f"{done}; continue with   holdfast train --resume {saved}"
+
+    def _lost_rank(self, error: RuntimeError) -> str:
+        """What the other ranks say when one of them is gone; their group is broken, so nothing more is saved."""
+        lost = f"rank {self.ranks.rank} lost another rank after update {self.update} of {self.config.num_updates}"
+        saved = self.folder.last_checkpoint()
+        again = (
+            f"start all ranks again with --resume {shlex.quote(str(self.folder.path))}"
+            if saved
+            else "start all ranks again"
+        )
+        return f"{lost} ({str(error).split('] ')[-1].split('. ')[0]}); {again}"
 
     def _one_update(self) -> None:
         before, steps_before = time.perf_counter(), self.steps
