@@ -93,8 +93,10 @@ def _result_line(config: TrainConfig, result: TrainResult, steps: int, seconds: 
 
 def _next_steps(trainer: Trainer, result: TrainResult) -> list[tuple[str, str]]:
     """The files of a finished run, and commands that continue, measure and compare it."""
+    from holdfast.envs.own import allow_imports_flag
+
     config, run = trainer.config, result.run_dir
-    saved = shlex.quote(str(trainer.saved_elsewhere or run))
+    saved = shlex.quote(str(trainer.saved_elsewhere or run)) + allow_imports_flag(config)
     resume = f"holdfast train --resume {saved}"
     if trainer.saved_elsewhere:
         resume += f" --run-dir {shlex.quote(str(run))}"

@@ -82,13 +82,15 @@ def _train_in_processes(configs: list[TrainConfig]) -> None:
 def _what_was_done(config: TrainConfig) -> str:
     """One line about a run of several that were stopped."""
     from holdfast.display.side_by_side import last_row
+    from holdfast.envs.own import allow_imports_flag
     from holdfast.runs import checkpoint
 
     saved = checkpoint.rolling(config.folder)
     if not saved:
         return f"seed {config.seed}  nothing is saved"
     done = f"update {last_row(config.folder).get('update', 0):.0f} of {config.num_updates}"
-    return f"seed {config.seed}  {done}; continue with   holdfast train --resume {shlex.quote(str(config.folder))}"
+    resume = f"holdfast train --resume {shlex.quote(str(config.folder))}{allow_imports_flag(config)}"
+    return f"seed {config.seed}  {done}; continue with   {resume}"
 
 
 def _report(runs: list[Path]) -> None:

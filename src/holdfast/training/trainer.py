@@ -25,7 +25,7 @@ from holdfast.display.live import Display
 from holdfast.distributed.ranks import RankLostError, is_lost_rank
 from holdfast.engines.cuda_graph import gpu_turn
 from holdfast.envs.bridge import UnknownEnvError
-from holdfast.envs.own import can_be_made_again, is_vector_env
+from holdfast.envs.own import allow_imports_flag, can_be_made_again, is_vector_env
 from holdfast.policies.precision import autocast, autocast_dtype
 from holdfast.rollout.env_failures import EnvFailedError, training_env
 from holdfast.rollout.segment import Segment
@@ -169,7 +169,7 @@ class Trainer:
     def _last_words(self) -> str:
         saved = shlex.quote(str(self.saved_elsewhere or self.folder.path))
         done = f"stopped by {self.stop_signal.reason} after update {self.update} of {self.config.num_updates}"
-        return f"{done}; continue with   holdfast train --resume {saved}"
+        return f"{done}; continue with   holdfast train --resume {saved}{allow_imports_flag(self.config)}"
 
     def _lost_rank(self, error: RuntimeError) -> str:
         """What the other ranks say when one of them is gone; their group is broken, so nothing more is saved."""
