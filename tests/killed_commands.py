@@ -46,7 +46,7 @@ _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["holdfast.deploy.hub", "huggingface_hub", "safetensors.torch"])
 Round = Callable[[Path, random.Random, int, str], Iterator[str]]
 """Yields "" for each try that went as promised, otherwise what happened."""
-SETTINGS = """--core {core} --hidden-size 16 --num-envs 8 --num-steps 32 --minibatches 2 --epochs 2 --threads 1
+SETTINGS = """--core {core} --hidden-size 16 --num-envs {envs} --num-steps 32 --minibatches 2 --epochs 2 --threads 1
     --device cpu --no-tensorboard --final-eval-episodes 2 --checkpoint-every 5 --total-steps {steps}"""
 
 
@@ -194,7 +194,7 @@ def ranks(folder: Path, draw: random.Random, count: int, env: str) -> Iterator[s
     cores = ["lstm", "gru", "mingru", "window"]
     for number in range(count):
         core = cores[number % len(cores)]
-        settings = SETTINGS.format(core=core, steps=256 * 60).split()
+        settings = SETTINGS.format(core=core, envs=8, steps=256 * 60).split()
         flags = ["train", "--env", "holdfast/RepeatPreviousEasy-v0", *settings, "--quiet"]
         whole, run = folder / f"whole-{core}", folder / f"run{number}"
         if not whole.exists():
@@ -241,7 +241,7 @@ def _finish_ranks(folder: Path, flags: list[str], run: Path | None) -> str:
 
 
 def envs(folder: Path, draw: random.Random, count: int, env: str) -> Iterator[str]:
-    flags = ["train", "--env", env, *SETTINGS.format(core="gru", steps=256 * 30).split()]
+    flags = ["train", "--env", env, *SETTINGS.format(core="gru", envs=12, steps=384 * 30).split()]
     whole = folder / "whole"
     _, problem = finish(folder, *flags, "--run-dir", str(whole))
     if problem:
@@ -267,8 +267,8 @@ def envs(folder: Path, draw: random.Random, count: int, env: str) -> Iterator[st
 
 
 def sweep(folder: Path, draw: random.Random, count: int, env: str) -> Iterator[str]:
-    words = ["sweep", "--env", "holdfast/TMaze-v0", "--trials", "6", "--workers", "2", "--confirm", "1", "--core", "gru",
-             *SETTINGS.format(core="gru", steps=256 * 12).split()]  # fmt: skip
+    words = ["sweep", "--env", "holdfast/TMaze-v0", "--trials", "6", "--workers", "2", "--confirm", "1",
+             *SETTINGS.format(core="gru", envs=8, steps=256 * 12).split()]  # fmt: skip
     for number in range(count):
         place = folder / f"sweep{number}"
         place.mkdir()

@@ -56,7 +56,9 @@ class EnvPoolVectorEnv(VectorEnv[Any, Any, Any]):
             raise ValueError(f"batch_size={batch_size} must divide the {num_envs} environments")
         threads = options.get("num_threads", 0)
         if not isinstance(threads, int) or not 0 <= threads <= MOST_THREADS:  # EnvPool aborts the process
-            raise ValueError(f"num_threads={threads!r} must be between 0, which lets EnvPool choose, and {MOST_THREADS}")
+            raise ValueError(
+                f"num_threads={threads!r} must be between 0, which lets EnvPool choose, and {MOST_THREADS}"
+            )
         self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}
         self.num_envs, self.batch_size = num_envs, batch_size or num_envs
         self._task, self._options = task, options

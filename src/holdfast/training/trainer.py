@@ -172,15 +172,15 @@ class Trainer:
         return f"{done}; continue with   holdfast train --resume {saved}{allow_imports_flag(self.config)}"
 
     def _lost_rank(self, error: RuntimeError) -> str:
-        """What the other ranks say when one of them is gone; their group is broken, so nothing more is saved."""
+        """What a rank says when another one is gone. Their group is broken, so nothing more is saved."""
         lost = f"rank {self.ranks.rank} lost another rank after update {self.update} of {self.config.num_updates}"
-        saved = self.folder.last_checkpoint()
-        again = (
-            f"start all ranks again with --resume {shlex.quote(str(self.folder.path))}"
-            if saved
-            else "start all ranks again"
-        )
-        return f"{lost} ({str(error).split('] ')[-1].split('. ')[0]}); {again}"
+        reason = " ".join(
+            str(error).split("] ")[-1].split(". ")[0].split()
+        )  # gloo begins with its file and ends with advice
+        again = "start all ranks again"
+        if self.folder.last_checkpoint():
+            again += f" with --resume {shlex.quote(str(self.folder.path))}{allow_imports_flag(self.config)}"
+        return f"{lost} ({reason}); {again}"
 
     def _one_update(self) -> None:
         before, steps_before = time.perf_counter(), self.steps
