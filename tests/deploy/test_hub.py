@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -313,6 +314,19 @@ def test_a_damaged_download_is_fetched_again_and_a_tampered_file_is_refused(hub:
     hub.add_commit("me/bad", {"model.safetensors": flipped})
     with pytest.raises(CheckpointError, match=r"model.safetensors: damaged, cut short or changed"):
         hf.load("hub:me/bad")
+
+
+def test_a_cache_that_cannot_be_written_is_not_blamed_on_the_hub(hub: HubServer, monkeypatch: pytest.MonkeyPatch):
+    small_policy(5).push_to_hub("me/full")
+
+    def full(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("huggingface_hub.HfApi.hf_hub_download", full)
+    with pytest.raises(
+        CheckpointError, match=r"the cache cannot be written \(No space left on device\); make room, or"
+    ):
+        hf.load("hub:me/full")
 
 
 def test_what_is_not_there_is_said_in_one_line(hub: HubServer):
