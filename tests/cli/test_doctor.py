@@ -78,6 +78,13 @@ def test_files_are_written(run, package, capsys):
     assert (package / "r.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_report_that_cannot_be_written_is_one_line_after_the_result(run, package, capsys):
+    assert run("doctor", "somebodys_policy:make_healthy", "--quiet", "--html", "somebodys_policy.py/report.html") == 2
+    said = capsys.readouterr()
+    assert "healthy" in said.out
+    assert said.err.splitlines()[-1] == "holdfast doctor: somebodys_policy.py/report.html: Not a directory"
+
+
 def test_json_to_standard_output_is_json_alone(run, package, capsys):
     run("doctor", "somebodys_policy:make_sick", "--json", "-")
     assert json.loads(capsys.readouterr().out)["findings"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 
 import gymnasium as gym
@@ -52,6 +53,15 @@ def test_every_command_takes_the_policy_that_the_run_was_trained_with(run, train
     assert run("train", "--resume", "run", *names, "--total-steps", 128, "--quiet") == 0
     assert run("export", "run", "--policy", POLICY, "-o", "policy.pt2") == 0
     assert run("doctor", "run:run", "--policy", POLICY, "--quiet") == 0
+
+
+def test_the_commands_that_a_run_ends_with_work_as_they_are_printed(run, train, module, capsys):
+    train("--env", ENV, "--run-dir", "run")
+    printed = re.findall(r"(?:train on|measure) +holdfast (.*)", capsys.readouterr().out)
+    assert len(printed) == 2
+    for command in printed:
+        del sys.modules["own_module"]  # as in a new process
+        assert run(*command.split()) == 0, command
 
 
 def test_the_default_folder_is_named_after_the_policy(train, module):

@@ -114,3 +114,12 @@ def test_seeds_that_cannot_be_trained_together_are_refused(
     assert main([*FLAGS, *flags]) == 2
     assert words in capsys.readouterr().err
     assert not (tmp_path / "runs").exists(), "a refused command leaves nothing behind"
+
+
+def test_seeds_whose_folder_cannot_be_made_are_refused_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any
+):
+    monkeypatch.chdir(tmp_path)
+    Path("runs").write_text("a file")
+    assert main([*FLAGS, "--seeds", "1", "2"]) == 2
+    assert capsys.readouterr().err == "holdfast train: runs/TMaze-v0: Not a directory\n"

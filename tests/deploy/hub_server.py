@@ -8,11 +8,18 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import sys
 import threading
 from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import unquote, urlsplit
+
+
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, *arguments: Any) -> None:
+        if not isinstance(sys.exc_info()[1], ConnectionError):  # clients that are killed
+            super().handle_error(*arguments)
 
 
 class HubServer:
@@ -25,7 +32,7 @@ class HubServer:
         self.cut_after: dict[str, list[int]] = {}  # by file: where the next downloads break off
         self.replaced: dict[str, list[bytes]] = {}  # by file: what the next downloads give instead
         self.down = False
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": self}))
+        self._server = _Server(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": self}))
         self._server.daemon_threads = True
         self.endpoint = f"http://127.0.0.1:{self._server.server_address[1]}"
 

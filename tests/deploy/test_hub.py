@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -19,6 +21,7 @@ from torch import nn
 
 import holdfast as hf
 from deploy.hub_server import HubServer
+from holdfast.deploy import hub as sharing
 from holdfast.runs import pretrained
 from holdfast.runs.checkpoint import CheckpointError
 from holdfast.runs.imports import ImportNotAllowedError
@@ -148,12 +151,46 @@ def test_saving_again_replaces_a_shared_policy_and_nothing_else(tmp_path: Path):
     assert (tmp_path / "mine" / "README.md").read_text() == "mine"
 
 
+@pytest.mark.parametrize("there_before", [True, False])
+def test_a_save_that_is_killed_anywhere_is_refused_in_one_line_and_can_be_saved_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there_before: bool
+):
+    folder, write_whole, writes = tmp_path / "shared", sharing.write_whole, 0
+    if there_before:
+        hf.save_pretrained(small_policy(1), folder)
+
+    def write_or_die(path: Path, chunks: Any) -> None:
+        nonlocal writes
+        writes += 1
+        if writes == deadly:
+            path.with_name(f".{path.name}.0.tmp").write_bytes(b"half")  # what a killed write leaves
+            raise KeyboardInterrupt
+        write_whole(path, chunks)
+
+    monkeypatch.setattr(sharing, "write_whole", write_or_die)
+    for deadly in range(1, 6):  # incomplete manifest, config, weights, card, manifest
+        writes = 0
+        with pytest.raises(KeyboardInterrupt):
+            hf.save_pretrained(small_policy(2), folder)
+        if deadly > 1 or not there_before:
+            with pytest.raises((CheckpointError, FileNotFoundError)) as refusal:
+                hf.load(folder)
+            assert "\n" not in str(refusal.value)
+        writes = 99
+        assert same_weights(hf.load(hf.save_pretrained(small_policy(3), folder)), small_policy(3))
+        assert not list(folder.glob(".*"))
+        if not there_before:
+            shutil.rmtree(folder)
+
+
 def test_policies_that_cannot_come_back_are_refused(tmp_path: Path):
     with pytest.raises(ValueError, match="a core that is already made"):
         hf.save_pretrained(hf.ActorCritic(BOX, spaces.Discrete(2), hf.LSTM(128, 8)), tmp_path / "a")
     with pytest.raises(ValueError, match=r"could not be loaded again .* expected torch.float32") as error:
         hf.save_pretrained(small_policy().double(), tmp_path / "b")
-    assert "\n" not in str(error.value) and not (tmp_path / "b" / "manifest.json").exists()
+    assert "\n" not in str(error.value)
+    with pytest.raises(CheckpointError, match="interrupted"):
+        hf.load(tmp_path / "b")
     with pytest.raises(TypeError, match=r"hf.load\(run\)"):
         hf.save_pretrained("runs/x", tmp_path / "c")  # type: ignore[arg-type]
 
@@ -277,6 +314,19 @@ def test_a_damaged_download_is_fetched_again_and_a_tampered_file_is_refused(hub:
     hub.add_commit("me/bad", {"model.safetensors": flipped})
     with pytest.raises(CheckpointError, match=r"model.safetensors: damaged, cut short or changed"):
         hf.load("hub:me/bad")
+
+
+def test_a_cache_that_cannot_be_written_is_not_blamed_on_the_hub(hub: HubServer, monkeypatch: pytest.MonkeyPatch):
+    small_policy(5).push_to_hub("me/full")
+
+    def full(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("huggingface_hub.HfApi.hf_hub_download", full)
+    with pytest.raises(
+        CheckpointError, match=r"the cache cannot be written \(No space left on device\); make room, or"
+    ):
+        hf.load("hub:me/full")
 
 
 def test_what_is_not_there_is_said_in_one_line(hub: HubServer):

@@ -10,8 +10,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import holdfast as hf
 import rank_jobs
+from holdfast.distributed.ranks import RankLostError
 from holdfast.runs import checkpoint
 from holdfast.runs.log import read_progress
 
@@ -44,6 +47,28 @@ SETTINGS = dict(
     env="holdfast/TMaze-v0", hidden_size=8, num_envs=6, num_steps=8, minibatches=2, epochs=1, device="cpu",
     total_steps=6 * 8 * 6, checkpoint_every=2, final_eval_episodes=2, threads=1, tensorboard=False,
 )  # fmt: skip
+
+
+def train_until_rank_1_dies(config: hf.TrainConfig, line: Path) -> None:
+    class Mortal(hf.Callback):
+        def on_rollout_end(self, trainer: hf.Trainer, segment: hf.Segment) -> None:
+            if trainer.ranks.rank == 1 and trainer.update == 3:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    try:
+        hf.Trainer(config, callbacks=[Mortal()]).run()
+    except RankLostError as error:
+        line.write_text(str(error))
+
+
+@pytest.mark.parametrize("engine", [{}, {"reset": "learned"}], ids=["C", "autograd"])
+def test_a_rank_whose_neighbor_is_killed_stops_at_once_with_one_line(tmp_path: Path, engine: dict[str, Any]):
+    config = hf.TrainConfig(**SETTINGS, **engine, run_dir=str(tmp_path / "run"), quiet=True)
+    with pytest.raises((EOFError, AssertionError)):  # rank 1 gives no result
+        rank_jobs.run_ranks(2, train_until_rank_1_dies, config, tmp_path / "line")
+    line = (tmp_path / "line").read_text()
+    assert line.startswith("rank 0 lost another rank after update 3 of 6 (") and "\n" not in line
+    assert line.endswith(f"start all ranks again with --resume {tmp_path / 'run'}")
 
 
 def timeless(run: Path) -> list[dict[str, str]]:

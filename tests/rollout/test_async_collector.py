@@ -140,3 +140,6 @@ def test_envpool_mistakes_are_one_line(envpool):
         make("envpool:CartPol-v1", 4)
     with pytest.raises(ValueError, match="batch_size=3 must divide the 4 environments"):
         make("envpool:CartPole-v1", 4, env_kwargs={"batch_size": 3})
+    for threads in (-3, 10**6, "two"):  # EnvPool itself would end the process
+        with pytest.raises(ValueError, match=r"num_threads=.* must be between 0"):
+            make("envpool:CartPole-v1", 4, env_kwargs={"num_threads": threads})

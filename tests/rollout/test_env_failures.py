@@ -108,8 +108,8 @@ def test_stop_means_stop_and_the_run_can_be_resumed(tmp_path: Path):
     run = tmp_path / "run"
     assert str(stopped.value) == (
         f"the environments failed: ValueError: the simulator fell over. Tracebacks are in {run}/env_failures-rank0.txt. "
-        f"The last checkpoint is {run}/checkpoints/update_00000001.pt; continue with holdfast train --resume {run}; "
-        "--env-failure rebuild rebuilds them"
+        f"The last checkpoint is {run}/checkpoints/update_00000001.pt; continue with holdfast train --resume {run} "
+        "--allow-imports; --env-failure rebuild rebuilds them"
     )
     assert "in step" in (run / "env_failures-rank0.txt").read_text()
     resumed = hf.Trainer.resume(run)

@@ -226,7 +226,7 @@ def test_a_disk_that_stays_full_costs_neither_the_last_checkpoint_nor_a_row(
 
 def test_a_folder_that_cannot_be_written_is_refused_before_training(tmp_path: Path):
     (tmp_path / "file").write_text("not a folder")
-    with pytest.raises(RunFolderError, match=r"file/run cannot be written: .*; choose another run_dir"):
+    with pytest.raises(RunFolderError, match=r"file/run cannot be written .*; choose another folder"):
         hf.Trainer(config(tmp_path, run_dir=str(tmp_path / "file" / "run"))).run()
 
 

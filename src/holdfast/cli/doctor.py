@@ -11,7 +11,7 @@ import inspect
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -95,7 +95,6 @@ def main(argv: list[str]) -> int:
             )
     except CannotExamine as error:
         return _give_up(errors, flags.target, str(error))
-    _write_files(report, flags)
     if flags.json == "-":
         print(report.to_json())
     elif flags.format == "github":
@@ -104,23 +103,26 @@ def main(argv: list[str]) -> int:
         print(report.verdict)
     else:
         report.print()
+    _write_files(report, flags)
     return report.exit_code
 
 
 def _write_files(report: Report, flags: DoctorFlags) -> None:
-    if flags.html is not None:
-        report.to_html(flags.html)
-    if flags.png is not None and report.credit is not None:
-        with user_errors():
-            report.credit.to_png(flags.png)
-    if flags.json is not None and flags.json != "-":
-        report.to_json(flags.json)
-    if flags.sarif is not None:
-        flags.sarif.write_text(
-            json.dumps(ci.sarif(report, location_of(flags.target)), indent=2) + "\n", encoding="utf-8"
-        )
-    if flags.junit is not None:
-        flags.junit.write_text(ci.junit(report), encoding="utf-8")
+    def write(file: Path | None, how: Callable[[Path], Any]) -> None:
+        if file is not None:
+            with user_errors(file):
+                how(file)
+
+    write(flags.html, report.to_html)
+    if report.credit is not None:
+        write(flags.png, report.credit.to_png)
+    write(Path(flags.json) if flags.json not in (None, "-") else None, report.to_json)
+    location = location_of(flags.target)
+    write(
+        flags.sarif,
+        lambda file: file.write_text(json.dumps(ci.sarif(report, location), indent=2) + "\n", encoding="utf-8"),
+    )
+    write(flags.junit, lambda file: file.write_text(ci.junit(report), encoding="utf-8"))
 
 
 def _give_up(console: Any, target: str, why: str) -> int:

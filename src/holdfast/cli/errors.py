@@ -14,8 +14,11 @@ class UserError(Exception):
 
 
 @contextlib.contextmanager
-def user_errors() -> Iterator[None]:
-    """Turn errors into `UserError`s. For setup code, where nearly every error is caused by a setting or a file."""
+def user_errors(writes: Path | None = None) -> Iterator[None]:
+    """Turn errors into `UserError`s. For setup code, where nearly every error is caused by a setting or a file.
+
+    writes: a file that is being written, which a full disk does not name.
+    """
     import gymnasium as gym
 
     from holdfast.runs.checkpoint import CheckpointError
@@ -26,7 +29,10 @@ def user_errors() -> Iterator[None]:
         raise UserError(f"{error.filename}: there is no such file" if error.filename else str(error)) from error
     except json.JSONDecodeError as error:
         raise UserError(f"not a JSON file: {error}") from error
-    except (ValueError, TypeError, OSError, ImportError, RuntimeError, CheckpointError, gym.error.Error) as error:
+    except OSError as error:
+        file = error.filename or writes
+        raise UserError(f"{file}: {error.strerror or error}" if file else str(error)) from error
+    except (ValueError, TypeError, ImportError, RuntimeError, CheckpointError, gym.error.Error) as error:
         raise UserError(str(error)) from error
 
 

@@ -32,7 +32,7 @@ def main(argv: list[str]) -> int:
     flags = parse(PlotFlags, argv, "plot")
     from holdfast.display.plot import plot_runs
 
-    with user_errors():
+    with user_errors(flags.out):
         # A glob such as runs/TMaze-v0/* also matches plots that were drawn earlier: other files are left out.
         folders = [path for path in flags.runs if path.is_dir() or not path.exists()]
         runs = [run for folder in folders for run in _runs_in(folder) or [folder]]

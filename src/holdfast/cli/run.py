@@ -46,7 +46,7 @@ def callbacks(profile: bool) -> list[Any]:
 
 def run_and_report(trainer: Trainer) -> TrainResult | None:
     """Run a trainer; rank 0 then writes result.json, prints the result, draws the curve, and returns the result."""
-    from holdfast.distributed.shared_memory import RankEndedError
+    from holdfast.distributed.ranks import RankLostError
     from holdfast.rollout.env_failures import EnvFailedError
     from holdfast.runs.log import RESULT_NAME, RunFolderError, write_result
     from holdfast.training.nonfinite import NonFiniteError
@@ -56,7 +56,7 @@ def run_and_report(trainer: Trainer) -> TrainResult | None:
     try:
         result = trainer.run()
     except (
-        ReplayError, NonFiniteError, EnvFailedError, RankEndedError, FileExistsError, RunFolderError, ModuleNotFoundError
+        ReplayError, NonFiniteError, EnvFailedError, FileExistsError, RunFolderError, ModuleNotFoundError, RankLostError
     ) as error:  # fmt: skip
         raise UserError(str(error)) from error
     except (ValueError, TypeError) as error:
@@ -93,8 +93,10 @@ def _result_line(config: TrainConfig, result: TrainResult, steps: int, seconds: 
 
 def _next_steps(trainer: Trainer, result: TrainResult) -> list[tuple[str, str]]:
     """The files of a finished run, and commands that continue, measure and compare it."""
+    from holdfast.envs.own import allow_imports_flag
+
     config, run = trainer.config, result.run_dir
-    saved = shlex.quote(str(trainer.saved_elsewhere or run))
+    saved = shlex.quote(str(trainer.saved_elsewhere or run)) + allow_imports_flag(config)
     resume = f"holdfast train --resume {saved}"
     if trainer.saved_elsewhere:
         resume += f" --run-dir {shlex.quote(str(run))}"

@@ -37,14 +37,15 @@ def train_seeds(configs: list[TrainConfig]) -> None:
         raise UserError("--seeds starts processes of its own; leave out torchrun, or train one seed")
     with user_errors():
         on_gpu = distributed.pick_device(configs[0].device).type == "cuda"
-    task = chosen.Task(on_gpu, fast_env=configs[0].env.startswith("holdfast/"))
-    configs = [_with_free_folder(chosen.choose_sizes(config, task)[0]) for config in configs]
+        task = chosen.Task(on_gpu, fast_env=configs[0].env.startswith("holdfast/"))
+        configs = [_with_free_folder(chosen.choose_sizes(config, task)[0]) for config in configs]
     try:
         _train_in_turn(configs) if on_gpu else _train_in_processes(configs)
     except (KeyboardInterrupt, SystemExit):
         print("\n".join(_what_was_done(config) for config in configs), flush=True)
         raise
-    _report([config.folder for config in configs])
+    with user_errors():
+        _report([config.folder for config in configs])
 
 
 def _with_free_folder(config: TrainConfig) -> TrainConfig:
@@ -81,13 +82,15 @@ def _train_in_processes(configs: list[TrainConfig]) -> None:
 def _what_was_done(config: TrainConfig) -> str:
     """One line about a run of several that were stopped."""
     from holdfast.display.side_by_side import last_row
+    from holdfast.envs.own import allow_imports_flag
     from holdfast.runs import checkpoint
 
     saved = checkpoint.rolling(config.folder)
     if not saved:
         return f"seed {config.seed}  nothing is saved"
     done = f"update {last_row(config.folder).get('update', 0):.0f} of {config.num_updates}"
-    return f"seed {config.seed}  {done}; continue with   holdfast train --resume {shlex.quote(str(config.folder))}"
+    resume = f"holdfast train --resume {shlex.quote(str(config.folder))}{allow_imports_flag(config)}"
+    return f"seed {config.seed}  {done}; continue with   {resume}"
 
 
 def _report(runs: list[Path]) -> None:

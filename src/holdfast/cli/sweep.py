@@ -190,15 +190,19 @@ def _seconds(text: str | None) -> float | None:
 @contextmanager
 def _study_errors(folder: Path) -> Iterator[None]:
     """What a trial raises is recorded in the study. Any other error is in the study itself: its database or its files."""
+    from holdfast.sweep.study import database_reason
+
     try:
         with user_errors():
             yield
     except UserError:
         raise
     except Exception as error:
-        text = " ".join(str(error).split())[:200]
+        reason = database_reason(error)
+        if "disk is full" in reason:
+            raise UserError(f"{folder}: {reason}; make room, and the same command goes on") from error
         raise UserError(
-            f"the study in {folder} cannot be used: {type(error).__name__}: {text}; choose another --study, or repair it"
+            f"the study in {folder} cannot be used: {reason}; choose another --study, or repair it"
         ) from error
 
 

@@ -17,7 +17,7 @@ from holdfast.deploy.model_card import card
 from holdfast.deploy.training_record import TrainingRecord, find_record
 from holdfast.policies.base import RecurrentPolicy
 from holdfast.runs import hub_repository, pretrained, space_json
-from holdfast.runs.writing import write_whole
+from holdfast.runs.writing import TEMPORARY, write_whole
 from holdfast.training.evaluation import EvalResult
 
 
@@ -118,12 +118,16 @@ def _write(
 
 
 def _write_files(folder: Path, files: dict[str, bytes]) -> None:
-    """The manifest goes first and comes last: a folder that is being written is not a shared policy."""
+    """The manifest says that the folder is incomplete until all files are there. A kill leaves a folder that is refused, and
+    that can be written again."""
     folder.mkdir(parents=True, exist_ok=True)
     manifest = folder / pretrained.MANIFEST
-    if not manifest.exists() and any(folder.iterdir()):
+    left_by_a_kill = set(folder.glob(TEMPORARY))
+    if not manifest.exists() and any(file not in left_by_a_kill for file in folder.iterdir()):
         raise FileExistsError(f"{folder} has files of something else in it; choose an empty folder, or a new one")
-    manifest.unlink(missing_ok=True)
+    write_whole(manifest, [pretrained.INCOMPLETE])
+    for file in left_by_a_kill:
+        file.unlink(missing_ok=True)
     for name in pretrained.OPTIONAL_FILES:
         (folder / name).unlink(missing_ok=True)
     for name, data in files.items():
@@ -141,7 +145,7 @@ def _require_same(policy: RecurrentPolicy, weights: dict[str, torch.Tensor], fol
         if different:
             raise ValueError(f"{different[0]} is another after loading")
     except Exception as error:
-        (folder / pretrained.MANIFEST).unlink(missing_ok=True)
+        write_whole(folder / pretrained.MANIFEST, [pretrained.INCOMPLETE])
         text = " ".join(str(error).split())
         raise ValueError(f"this {type(policy).__name__} could not be loaded again from {folder}: {text}") from error
 

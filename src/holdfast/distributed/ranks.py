@@ -24,7 +24,7 @@ from torch import Tensor
 
 from holdfast.config import flag_of
 from holdfast.distributed.rendezvous import fresh_store
-from holdfast.distributed.shared_memory import SharedMemory, share_memory
+from holdfast.distributed.shared_memory import RankEndedError, SharedMemory, share_memory
 from holdfast.spans import span
 
 EXCHANGE = "exchange with other ranks"
@@ -135,6 +135,15 @@ class Ranks:
 
 ALONE = Ranks()
 """One process."""
+
+
+class RankLostError(RuntimeError):
+    """Another process of the job is gone, so this one cannot go on."""
+
+
+def is_lost_rank(error: RuntimeError) -> bool:
+    """Whether an exchange with another rank failed. gloo has no error of its own, and DDP raises what gloo does."""
+    return isinstance(error, (dist.DistError, RankEndedError)) or "/gloo/" in str(error)
 
 
 def join(device: str) -> tuple[Ranks, torch.device]:

@@ -17,6 +17,7 @@ from gymnasium.vector.utils import batch_space
 from holdfast.state import tree_map
 
 PREFIX = "envpool:"
+MOST_THREADS = 1024
 
 
 def named(env_id: str) -> Callable[..., Any]:
@@ -53,6 +54,11 @@ class EnvPoolVectorEnv(VectorEnv[Any, Any, Any]):
     def __init__(self, task: str, num_envs: int, batch_size: int | None = None, **options: Any) -> None:
         if batch_size is not None and (batch_size < 1 or num_envs % batch_size):
             raise ValueError(f"batch_size={batch_size} must divide the {num_envs} environments")
+        threads = options.get("num_threads", 0)
+        if not isinstance(threads, int) or not 0 <= threads <= MOST_THREADS:  # EnvPool aborts the process
+            raise ValueError(
+                f"num_threads={threads!r} must be between 0, which lets EnvPool choose, and {MOST_THREADS}"
+            )
         self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}
         self.num_envs, self.batch_size = num_envs, batch_size or num_envs
         self._task, self._options = task, options

@@ -19,6 +19,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from holdfast.config import TrainConfig
 from holdfast.envs.jax.protocol import is_jax_env
 from holdfast.envs.velocity_mask import VelocityMask
 from holdfast.envs.workers import WorkersVectorEnv
@@ -63,6 +64,17 @@ def module_named(env_id: str) -> str | None:
     """
     module, colon, _ = env_id.rpartition(":")
     return module if colon and module not in BRIDGES and not is_object_name(env_id) else None
+
+
+def allow_imports_flag(config: TrainConfig) -> str:
+    """What a command that reads a run's files needs in addition if they name a module of the user's.
+
+    >>> from holdfast.config import TrainConfig
+    >>> allow_imports_flag(TrainConfig(env="my_module:MyEnv")), allow_imports_flag(TrainConfig(env="gymnax:CartPole-v1"))
+    (' --allow-imports', '')
+    """
+    names = (config.env, config.core, config.policy)
+    return " --allow-imports" if any(isinstance(name, str) and module_named(name) for name in names) else ""
 
 
 def steps_all_at_once(env_id: str) -> bool:

@@ -28,7 +28,7 @@ from torch import Tensor
 from holdfast import envs
 from holdfast.config import TrainConfig
 from holdfast.envs.base import TorchVectorEnv
-from holdfast.envs.own import can_be_made_again
+from holdfast.envs.own import allow_imports_flag, can_be_made_again
 from holdfast.envs.workers import WorkerFailedError
 from holdfast.rollout.env_contract import broken_rule
 from holdfast.rollout.vector_env import autoreset_mode, masks_of
@@ -295,7 +295,8 @@ class FailureLog:
 
     def last_words(self, error: EnvFailedError, saved: Path | None) -> EnvFailedError:
         """The error that ends a run: what happened, where the tracebacks are, what is left, what can be done."""
-        resume = f"continue with holdfast train --resume {shlex.quote(str(self.config.folder))}"
+        folder = shlex.quote(str(self.config.folder))
+        resume = f"continue with holdfast train --resume {folder}{allow_imports_flag(self.config)}"
         kept = f"The last checkpoint is {saved}; {resume}" if saved else "No update was finished, nothing is saved"
         if isinstance(error, BrokenEnvError):
             return BrokenEnvError(f"{error}. The traceback is in {self.file}. {kept}")

@@ -16,6 +16,7 @@ from typing import Any
 
 from holdfast.config import TrainConfig
 from holdfast.distributed.ranks import Ranks, launched
+from holdfast.envs.own import allow_imports_flag
 from holdfast.runs import checkpoint
 from holdfast.runs.lock import LOCK_NAME, FolderInUseError, RunLock
 from holdfast.runs.log import RESULT_NAME, RunFolderError, read_progress, removed_folder, write_json, write_metadata
@@ -81,7 +82,7 @@ class RunFolder:
         except OSError as error:
             self.release()
             raise RunFolderError(
-                f"{self.path} cannot be written: {error}; choose another run_dir, or make room"
+                f"{self.path} cannot be written ({error.strerror}); choose another folder (run_dir), or make room there"
             ) from error
 
     def _claim(self, new: bool) -> None:
@@ -96,7 +97,7 @@ class RunFolder:
         """The folder of a new run holds no other. A run that died before its first checkpoint may start again."""
         other = "choose another name or run_dir"
         if checkpoint.rolling(self.path):
-            resume = f"holdfast train --resume {shlex.quote(str(self.path))}"
+            resume = f"holdfast train --resume {shlex.quote(str(self.path))}{allow_imports_flag(self._config)}"
             raise FileExistsError(f"{self.path} already holds a run; resume it ({resume}), remove it, or {other}")
         differs = _difference(self._recorded_settings(), settings, set(settings) - _OF_THE_FOLDER)
         if differs and (rows := len(read_progress(self.path))):

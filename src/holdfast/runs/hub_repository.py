@@ -7,6 +7,7 @@ module does not look inside files, and it uploads nothing.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import re
@@ -18,6 +19,7 @@ from holdfast.runs.checkpoint import CheckpointError
 
 PREFIX = "hub:"
 NEEDS_HUB = "hub:... needs huggingface_hub: pip install 'holdfast[hub]'"
+_OF_THE_DISK = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 _NAME = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
 
 
@@ -70,6 +72,10 @@ def one_line_errors(what: str) -> Iterator[None]:
             f"{what}: there is no such repository, or it is private; log in with `hf auth login`, or set HF_TOKEN"
         ) from error
     except Exception as error:  # httpx's, requests', the operating system's
+        if isinstance(error, OSError) and error.errno in _OF_THE_DISK:
+            raise CheckpointError(
+                f"{what}: the cache cannot be written ({error.strerror}); make room, or set HF_HOME to another folder"
+            ) from error
         text = " ".join(str(error).split())
         raise CheckpointError(
             f"{what}: the hub refused or the transfer failed ({type(error).__name__}: {text[:200]})"

@@ -38,6 +38,10 @@ _ALL_OR_KEYS = ("actor_obs", "critic_obs")  # None in a policy and () in a confi
 _ARGUMENTS = set(inspect.signature(ActorCritic).parameters) - {"observation_space", "action_space"}
 
 
+INCOMPLETE = b"{}\n"
+"""The manifest of a folder that is being written."""
+
+
 class Shared(NamedTuple):
     """What a folder holds, checked against its manifest."""
 
@@ -79,6 +83,8 @@ def manifest_of(files: dict[str, bytes]) -> bytes:
 
 def files_in(manifest: bytes, where: Path | str) -> dict[str, dict[str, Any]]:
     """The entries of a manifest by name of file. Raises CheckpointError if it is not one that `manifest_of` wrote."""
+    if manifest == INCOMPLETE:
+        raise CheckpointError(f"{where}: saving this policy was interrupted; save it again")
     with checkpoint.refusals(Path(where), "this is not the manifest of a shared policy, or it is damaged"):
         data = plain_checks.mapping(_parse(manifest), "the manifest", "format", "files")
         if data["format"] != FORMAT:

@@ -261,10 +261,16 @@ def _open_database(url: str) -> Any:
             return optuna.storages.RDBStorage(url, engine_kwargs=options)
         except Exception as error:  # SQLAlchemy's, or the database driver's
             if attempt == ATTEMPTS_TO_OPEN - 1:
-                text = " ".join(str(error).split())
-                raise ValueError(f"--storage {url} cannot be opened: {text[:200]}") from error
+                raise ValueError(f"--storage {url} cannot be opened: {database_reason(error)}") from error
             time.sleep(0.2 * (attempt + 1))
     raise AssertionError
+
+
+def database_reason(error: BaseException) -> str:
+    """What the database said: Optuna wraps SQLAlchemy's errors, and these add the statement."""
+    while (cause := getattr(error, "orig", None) or error.__cause__) is not None:
+        error = cause
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
 def _index(trial: Any) -> int:

@@ -22,10 +22,11 @@ import torch
 from holdfast.config import TrainConfig
 from holdfast.display.first_lines import first_lines
 from holdfast.display.live import Display
+from holdfast.distributed.ranks import RankLostError, is_lost_rank
 from holdfast.engines import choose
 from holdfast.engines.cuda_graph import gpu_turn
 from holdfast.envs.bridge import UnknownEnvError
-from holdfast.envs.own import can_be_made_again, is_vector_env
+from holdfast.envs.own import allow_imports_flag, can_be_made_again, is_vector_env
 from holdfast.policies.precision import autocast, autocast_dtype
 from holdfast.rollout.env_failures import EnvFailedError, training_env
 from holdfast.rollout.segment import Segment
@@ -149,6 +150,10 @@ class Trainer:
                 if self.ranks.leads:
                     print(self._last_words(), file=sys.stderr, flush=True)
                 raise
+            except RuntimeError as error:
+                if not (self.ranks.joined and is_lost_rank(error)):
+                    raise
+                raise RankLostError(self._lost_rank(error)) from error
             finally:
                 self.folder.release()
 
@@ -171,7 +176,18 @@ class Trainer:
     def _last_words(self) -> str:
         saved = shlex.quote(str(self.saved_elsewhere or self.folder.path))
         done = f"stopped by {self.stop_signal.reason} after update {self.update} of {self.config.num_updates}"
-        return f"{done}; continue with   holdfast train --resume {saved}"
+        return f"{done}; continue with   holdfast train --resume {saved}{allow_imports_flag(self.config)}"
+
+    def _lost_rank(self, error: RuntimeError) -> str:
+        """What a rank says when another one is gone. Their group is broken, so nothing more is saved."""
+        lost = f"rank {self.ranks.rank} lost another rank after update {self.update} of {self.config.num_updates}"
+        reason = " ".join(
+            str(error).split("] ")[-1].split(". ")[0].split()
+        )  # gloo begins with its file and ends with advice
+        again = "start all ranks again"
+        if self.folder.last_checkpoint():
+            again += f" with --resume {shlex.quote(str(self.folder.path))}{allow_imports_flag(self.config)}"
+        return f"{lost} ({reason}); {again}"
 
     def _one_update(self) -> None:
         before, steps_before = time.perf_counter(), self.steps
