@@ -541,10 +541,11 @@ PRESETS: dict[str, dict[str, Any]] = {
         lr_schedule="constant", entropy_coef=0.02, gae_lambda=0.99, memory_span=40, stop_at=0.98,
     ),
     # A reward in 600 steps at most. Advantages keep their size, which tells a reward from noise; with a small epsilon Adam moves
-    # anyway. The entropy bonus keeps a policy that has had no reward walking; it falls to 0, because the last turns are sampled too.
+    # anyway. A large entropy bonus keeps a policy walking that does not know the turn yet: with a small one it learns to be late
+    # (0) after the sign that it answers wrongly (-1), and stays there. It falls to 0, because the last turns are sampled too.
     "t-maze-200": dict(
         env="holdfast/TMaze-v0", env_kwargs={"length": 200}, core="mingru", hidden_size=64, num_envs=16, num_steps=1024,
-        epochs=4, minibatches=4, total_steps=2_000_000, learning_rate=2e-3, gae_lambda=0.5, entropy_coef=0.005,
+        epochs=4, minibatches=4, total_steps=3_000_000, learning_rate=2e-3, gae_lambda=0.5, entropy_coef=0.02,
         entropy_schedule="linear", value_coef=0.01, adam_eps=1e-8, normalize_advantage=False, memory_span=600,
     ),
     "higher-lower-easy": dict(
