@@ -1,24 +1,29 @@
 """How far back does each memory recall? Steps of training until the mean return of the last 100 episodes is 0.95.
 
-    python benchmarks/memory_span.py                                        # every cell that is not done yet; days of CPU
+    python benchmarks/memory_span.py --seeds 11                             # what is not done yet; about 70 minutes of one core
+    python benchmarks/memory_span.py --seeds 11 12 13 --jobs 16 --seconds 900
     python benchmarks/memory_span.py --task recall --cores window lru --spans 16 64 --seeds 1
-    python benchmarks/memory_span.py --report                               # table, JSON and plot of what is done
+    python benchmarks/memory_span.py --report                               # table and plot of what is done
 
 Two tasks. `recall` is RepeatPrevious: name what was seen k steps ago, at every step (k: 4 to 256). `maze` is TMaze: one sign
 at the start decides a turn at the end of a corridor (20 to 500 steps). A core is told the span (`memory_span`): gates
 start out open for as long, and a window has that length. All other settings are the same for all cores. A cell ends at the
-threshold or at --max-steps. Its result is kept in benchmarks/results/memory_span/, so that an interrupted run continues.
+threshold or at its limit of steps (`step_limit`), and is one line of benchmarks/results/memory_span.jsonl. Lines that are
+there are not run again, so that an interrupted run continues.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import shutil
+import os
+import subprocess
+import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,32 +32,60 @@ import holdfast as hf
 from holdfast.cores.named import CORES
 
 HERE = Path(__file__).parent
-RESULTS = HERE / "results"
+RESULTS = HERE / "results" / "memory_span.jsonl"
 PLOT = HERE.parent / "docs" / "memory_span.png"
 SPANS = {"recall": (4, 8, 16, 32, 64, 128, 256), "maze": (20, 50, 100, 200, 500)}
 THRESHOLD = 0.95
 TITLES = {"recall": "RepeatPrevious: what was seen k steps ago", "maze": "TMaze: a sign at the start of a corridor"}
 STEP_TICKS = [factor * 10**power for power in range(4, 8) for factor in (1, 2, 5)]
+MARKERS = "osD^v<P"
 CARDS_PER_DECK = 52
 
 
+class Cell(NamedTuple):
+    """One run."""
+
+    task: str
+    core: str
+    span: int
+    seed: int
+
+
+LONGEST = {"recall": {}, "maze": {"lru": 100, "ffm": 100, "window": 100}}
+"""The longest spans of a whole grid, where not all are tried: a linear memory stayed at chance in a corridor of 200 for a million
+steps, and a window of three times that would cost too much. --spans asks for others."""
+CPU_SECONDS = {"lstm": 22, "gru": 20, "mingru": 21, "lru": 52, "ffm": 95, "mlstm": 84, "window": 78}
+"""Of a million steps of recall 64, on one core. The maze costs twice as much."""
+
+
 def config_of(task: str, core: str, span: int, seed: int, max_steps: int) -> hf.TrainConfig:
-    """The same settings for all cores; only the length of segments and the discount follow the span."""
+    """The same settings for all cores; only the length of segments follows the span."""
     common: dict[str, Any] = dict(
-        core=core, seed=seed, hidden_size=64, num_envs=64, minibatches=4, learning_rate=2e-3, lr_schedule="constant",
-        total_steps=max_steps, stop_at=THRESHOLD, threads=1, quiet=True, tensorboard=False, checkpoint_every=0,
-        device="cpu",
+        core=core, seed=seed, total_steps=max_steps, stop_at=THRESHOLD, threads=1, quiet=True, tensorboard=False,
+        checkpoint_every=0, device="cpu",
     )  # fmt: skip
     if task == "recall":
         decks = -(-5 * span // (2 * CARDS_PER_DECK))  # k is 40% of an episode, as in POPGym's hard task, or less
         return hf.TrainConfig(
             env="holdfast/RepeatPreviousHard-v0", env_kwargs={"k": span, "num_decks": decks}, memory_span=span,
-            num_steps=max(128, 2 * span), gamma=0.3, gae_lambda=0.9, entropy_coef=0.003, **common,
+            hidden_size=64, num_envs=64, num_steps=max(128, 2 * span), minibatches=4, learning_rate=2e-3,
+            lr_schedule="constant", gamma=0.3, gae_lambda=0.9, entropy_coef=0.003, **common,
         )  # fmt: skip
-    return hf.TrainConfig(
-        env="holdfast/TMaze-v0", env_kwargs={"length": span}, memory_span=2 * span, num_steps=max(128, 2 * span),
-        gamma=max(0.99, 1 - 0.5 / span), gae_lambda=0.99, entropy_coef=0.02, **common,
+    return hf.TrainConfig.preset(
+        "t-maze-200", env_kwargs={"length": span}, memory_span=3 * span, num_steps=max(128, 5 * span),
+        lr_schedule="constant", entropy_schedule="constant", **common,
     )  # fmt: skip
+
+
+def step_limit(cell: Cell) -> int:
+    """Steps after which a run that is below the threshold is ended: about 4000 CPU-seconds for one seed of the whole grid."""
+    return 2_000_000 if cell.task == "maze" and cell.span > 100 else 1_000_000
+
+
+def seconds_expected(cell: Cell, steps: int) -> float:
+    """CPU-seconds of a run that takes so many steps, about; the longest cells start first."""
+    factor = 2.0 if cell.task == "maze" else 1.0
+    return CPU_SECONDS[cell.core] * factor * (1 + cell.span / 256) * steps / 1e6
 
 
 class FirstUpdateAtThreshold(hf.Callback):
@@ -66,28 +99,75 @@ class FirstUpdateAtThreshold(hf.Callback):
             self.steps, self.cpu_seconds = int(row["steps"]), time.process_time() - self.began
 
 
-def run_cell(task: str, core: str, span: int, seed: int, max_steps: int) -> dict[str, Any]:
-    folder = tempfile.mkdtemp()
-    config = config_of(task, core, span, seed, max_steps)
-    config.run_dir = folder + "/run"
+def run_cell(cell: Cell, max_steps: int) -> dict[str, Any]:
+    config = config_of(*cell, max_steps)
     watch = FirstUpdateAtThreshold()
-    trainer = hf.Trainer(config, callbacks=[watch])
-    result = trainer.run()
-    shutil.rmtree(folder)
+    with tempfile.TemporaryDirectory() as folder:
+        config.run_dir = folder + "/run"
+        result = hf.Trainer(config, callbacks=[watch]).run()
     return {
-        "task": task, "core": core, "span": span, "seed": seed, "max_steps": max_steps, "threshold": THRESHOLD,
+        **cell._asdict(), "max_steps": max_steps, "threshold": THRESHOLD,
         "steps_to_threshold": watch.steps, "cpu_seconds_to_threshold": watch.cpu_seconds, "steps": result.steps,
         "mean_return": result.mean_return, "cpu_seconds": time.process_time() - watch.began,
         "version": hf.__version__,
     }  # fmt: skip
 
 
-def cell_path(task: str, core: str, span: int, seed: int) -> Path:
-    return RESULTS / "memory_span" / f"{task}-{span}-{core}-seed{seed}.json"
+# --- many cells, each in a process of its own -------------------------------------------------------------------------
 
 
-def finished() -> list[dict[str, Any]]:
-    return [json.loads(path.read_text()) for path in sorted((RESULTS / "memory_span").glob("*.json"))]
+def finished(path: Path) -> dict[Cell, dict[str, Any]]:
+    """What is done. Of a cell that was run again, with more steps, the last line."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    rows = [json.loads(line) for line in lines]
+    return {Cell(*(row[name] for name in Cell._fields)): row for row in rows}
+
+
+def is_done(row: dict[str, Any] | None, max_steps: int) -> bool:
+    """At the threshold, or as many steps as it may take."""
+    return row is not None and (row["steps_to_threshold"] is not None or row["max_steps"] >= max_steps)
+
+
+def to_do(args: argparse.Namespace) -> list[tuple[Cell, int]]:
+    """The cells that are asked for and not done, with their limits; seed by seed, the longest first."""
+    done = finished(args.out)
+    cells = [
+        Cell(task, core, span, seed)
+        for seed in args.seeds
+        for task in ([args.task] if args.task else SPANS)
+        for span in args.spans or SPANS[task]
+        for core in args.cores
+        if args.spans or span <= LONGEST[task].get(core, span)
+    ]
+    jobs = [(cell, args.max_steps or step_limit(cell)) for cell in cells]
+    jobs = [(cell, steps) for cell, steps in jobs if not is_done(done.get(cell), steps)]
+    return sorted(jobs, key=lambda job: (args.seeds.index(job[0].seed), -seconds_expected(*job)))
+
+
+def run_and_keep(cell: Cell, max_steps: int, path: Path, deadline: float) -> None:
+    """Add one line to the results. A run that is not done at the deadline leaves none."""
+    left = deadline - time.monotonic()
+    if left < 1:
+        return
+    command = [sys.executable, __file__, "--one", json.dumps([*cell, max_steps])]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    name = f"{cell.task} {cell.span}, {cell.core}, seed {cell.seed}"
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=left if left < 1e9 else None)
+    except subprocess.TimeoutExpired:
+        print(f"{name}: not done in time", flush=True)
+        return
+    if done.returncode:
+        print(f"{name}: failed\n{done.stderr.strip()[-600:]}", flush=True)
+        return
+    line = done.stdout.strip().splitlines()[-1]
+    with path.open("a") as file:
+        file.write(line + "\n")
+    row = json.loads(line)
+    print(f"{name}: {entry([row])}, {row['cpu_seconds']:.0f} CPU-s", flush=True)
+
+
+# --- report -----------------------------------------------------------------------------------------------------------
 
 
 def entry(cells: list[dict[str, Any]]) -> str:
@@ -130,7 +210,7 @@ def plot(cells: list[dict[str, Any]], out: Path) -> None:
     figure, axes = plt.subplots(1, len(tasks), figsize=(6 * len(tasks), 4), squeeze=False)
     for axis, task in zip(axes[0], tasks):
         axis.set(xscale="log", yscale="log", title=TITLES[task], xlabel="steps to remember")
-        axis.set_ylabel(f"steps to a return of {THRESHOLD} (x: not reached)")
+        axis.set_ylabel(f"steps to a return of {THRESHOLD} (hollow: not reached)")
         for core in CORES:
             mine = [cell for cell in cells if cell["task"] == task and cell["core"] == core]
             if not mine:
@@ -139,10 +219,17 @@ def plot(cells: list[dict[str, Any]], out: Path) -> None:
             failed = [cell for cell in mine if cell["steps_to_threshold"] is None]
             spans = sorted({cell["span"] for cell in done})
             medians = [np.median([c["steps_to_threshold"] for c in done if c["span"] == span]) for span in spans]
-            (line,) = axis.plot(spans, medians, "o-", label=core)
-            beside = 1.05 ** list(CORES).index(core)  # crosses of several cores would cover each other
+            number = list(CORES).index(core)
+            beside = 1.05 ** (number - len(CORES) // 2)  # points of several cores would cover each other
+            style = dict(marker=MARKERS[number], color=f"C{number}", ms=6)
+            axis.plot([span * beside for span in spans], medians, label=core, **style)
             axis.plot(
-                [c["span"] * beside for c in failed], [c["steps"] for c in failed], "x", color=line.get_color(), ms=9
+                [c["span"] * beside for c in failed],
+                [c["steps"] for c in failed],
+                ls="",
+                mfc="none",
+                alpha=0.6,
+                **style,
             )
         axis.set_xticks(sorted({cell["span"] for cell in cells if cell["task"] == task}))
         axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
@@ -158,19 +245,18 @@ def plot(cells: list[dict[str, Any]], out: Path) -> None:
     plt.close(figure)
 
 
-def report() -> None:
-    cells = finished()
-    if not cells:
-        raise SystemExit("no cell is done yet; run without --report first")
-    text = table(cells)
+def report(path: Path) -> None:
+    rows = list(finished(path).values())
+    if not rows:
+        raise SystemExit(f"{path}: no cell is done yet; run without --report first")
+    text = table(rows)
     print(text)
-    (RESULTS / "memory_span.json").write_text(json.dumps(cells, indent=1) + "\n")
-    (RESULTS / "memory_span.md").write_text(
+    path.with_suffix(".md").write_text(
         "# How far back each memory recalls\n\nMade by `python benchmarks/memory_span.py`. Bold: environment steps until the mean "
         "return of the last 100 training episodes is 0.95, median over seeds. Otherwise: the final return, and after how "
         f"many steps the run was ended.\n\n{text}\n"
     )
-    plot(cells, PLOT)
+    plot(rows, PLOT if path == RESULTS else path.with_suffix(".png"))
 
 
 def main() -> None:
@@ -179,24 +265,36 @@ def main() -> None:
     parser.add_argument("--cores", nargs="+", choices=tuple(CORES), default=tuple(CORES), help="all by default")
     parser.add_argument("--spans", nargs="+", type=int, help="steps to remember; the whole range by default")
     parser.add_argument("--seeds", nargs="+", type=int, default=[11, 12, 13])
-    parser.add_argument("--max-steps", type=int, default=5_000_000, help="a cell that is not done by then is ended")
-    parser.add_argument("--report", action="store_true", help="train nothing; write table, JSON and plot")
+    parser.add_argument("--max-steps", type=int, help="instead of each cell's own limit")
+    parser.add_argument("--jobs", type=int, default=1, help="cells at a time, one thread each")
+    parser.add_argument(
+        "--seconds", type=float, default=float("inf"), help="end what is not done by then; run again to go on"
+    )
+    parser.add_argument("--out", type=Path, default=RESULTS, help="results, one line per cell")
+    parser.add_argument("--list", action="store_true", help="train nothing; print the cells that are not done")
+    parser.add_argument("--report", action="store_true", help="train nothing; write table and plot")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    torch.set_num_threads(1)
-    (RESULTS / "memory_span").mkdir(parents=True, exist_ok=True)
-    for task in () if args.report else [args.task] if args.task else SPANS:
-        for span in args.spans or SPANS[task]:
-            for core in args.cores:
-                for seed in args.seeds:
-                    path = cell_path(task, core, span, seed)
-                    if not path.exists():
-                        cell = run_cell(task, core, span, seed, args.max_steps)
-                        path.write_text(json.dumps(cell) + "\n")
-                        print(
-                            f"{task} {span}, {core}, seed {seed}: {entry([cell])}, {cell['cpu_seconds']:.0f} CPU-s",
-                            flush=True,
-                        )
-    report()
+    if args.one:
+        *cell, max_steps = json.loads(args.one)
+        torch.set_num_threads(1)
+        print(json.dumps(run_cell(Cell(*cell), max_steps)))
+        return
+    if not args.report:
+        deadline = time.monotonic() + args.seconds
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        jobs = to_do(args)
+        if args.list:
+            print(
+                "\n".join(
+                    f"{cell.task} {cell.span}, {cell.core}, seed {cell.seed}: {steps / 1e6:.2f}M"
+                    for cell, steps in jobs
+                )
+            )
+            return
+        with ThreadPoolExecutor(args.jobs) as pool:
+            list(pool.map(lambda job: run_and_keep(*job, args.out, deadline), jobs))
+    report(args.out)
 
 
 if __name__ == "__main__":

@@ -134,6 +134,9 @@ def test_the_name_of_a_run_with_a_preset_is_plain_and_says_what_differs_from_the
     if config.mask_velocity:
         assert config.automatic_name == f"{config.core}-mask-velocity-seed4"
         return
+    if config.env_kwargs:  # not the task that its environment's other preset is for
+        assert config.automatic_name == f"{config.core}-length200-seed4"
+        return
     assert config.automatic_name == config.plain_name == f"{config.core}-seed4"
     sizes = "-envs16" if "num_envs" in PRESETS[preset] else ""  # otherwise chosen for the task, in every run
     assert hf.TrainConfig.preset(preset, num_envs=16).automatic_name == f"{config.core}{sizes}-seed1"

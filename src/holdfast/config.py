@@ -283,7 +283,7 @@ _MOST_NAMED = 4
 def _named_differences(config: TrainConfig) -> list[str]:
     """What differs from the defaults, or from a preset of this environment if that is closer; at most a few."""
     bases = [{}, *(settings for settings in PRESETS.values() if settings["env"] == config.env)]
-    named_always = {"mask_velocity": False}  # another task in the same environment's folder
+    named_always = {"mask_velocity": False, "env_kwargs": {}}  # another task in the same environment's folder
     found = min((_differences(config, {**base, **named_always}) for base in bases), key=len)
     return found if len(found) <= _MOST_NAMED else [*found[:_MOST_NAMED], "etc"]
 
@@ -539,6 +539,14 @@ PRESETS: dict[str, dict[str, Any]] = {
     "t-maze": dict(
         _EASY, env="holdfast/TMaze-v0", total_steps=1_500_000, num_steps=128, learning_rate=2e-3,
         lr_schedule="constant", entropy_coef=0.02, gae_lambda=0.99, memory_span=40, stop_at=0.98,
+    ),
+    # A reward in 600 steps at most. Advantages keep their size, which tells a reward from noise; with a small epsilon Adam moves
+    # anyway. A large entropy bonus keeps a policy walking that does not know the turn yet: with a small one it learns to be late
+    # (0) after the sign that it answers wrongly (-1), and stays there. It falls to 0, because the last turns are sampled too.
+    "t-maze-200": dict(
+        env="holdfast/TMaze-v0", env_kwargs={"length": 200}, core="mingru", hidden_size=64, num_envs=16, num_steps=1024,
+        epochs=4, minibatches=4, total_steps=3_000_000, learning_rate=2e-3, gae_lambda=0.5, entropy_coef=0.02,
+        entropy_schedule="linear", value_coef=0.01, adam_eps=1e-8, normalize_advantage=False, memory_span=600,
     ),
     "higher-lower-easy": dict(
         _EASY, env="holdfast/HigherLowerEasy-v0", total_steps=1_000_000, gamma=0.9, gae_lambda=0.9, learning_rate=1e-3,

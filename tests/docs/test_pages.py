@@ -98,7 +98,8 @@ def test_a_notebook_becomes_a_page():
 
 
 def result(name: str):
-    return json.loads((RESULTS / name).read_text())
+    text = (RESULTS / name).read_text()
+    return [json.loads(line) for line in text.splitlines()] if name.endswith(".jsonl") else json.loads(text)
 
 
 def geometric_mean(values) -> float:
@@ -116,7 +117,8 @@ def measured() -> dict[str, str]:
     lstm = [row["both"] for row in result("gpu_recurrence.json")["shapes"] if row["kind"] == "lstm"]
     on_cpu = [row["ms"] for row in result("linear_recurrence_cpu.json")["layers"]]
     on_gpu = [row["graph_ms"] for row in result("linear_recurrence_cuda.json")["layers"]]
-    window = next(row for row in result("memory_span.json") if (row["core"], row["span"]) == ("window", 64))
+    recalls = [row for row in result("memory_span.jsonl") if (row["task"], row["span"]) == ("recall", 64)]
+    window = next(row for row in recalls if row["core"] == "window")
     solved = {
         core: [result(f"learning/RepeatPreviousEasy-{core}-seed{seed}.json") for seed in (1, 2, 3)]
         for core in ("lstm", "none")
