@@ -60,11 +60,13 @@ class Achieved:
     def __init__(self, env: Any) -> None:
         jax = tensors.import_jax()
         step = env.transition
-        self._copied = jax.jit(lambda flags: flags.astype("uint8"))  # a step takes over the arrays of its state
+        # A step takes over the arrays of its state, so they are copied. Zero comes from torch: JAX then waits for what torch reads.
+        self._copied = jax.jit(lambda flags, zero: flags.astype("uint8") + zero.astype("uint8"))
+        self._zero = torch.zeros((), dtype=torch.int32, device=env.device)
         self._counts = torch.zeros(1 + len(achievement_names()), device=env.device)
 
         def counted(state: Any, actions: Any, draws: Any) -> Any:
-            before = tensors.to_torch(self._copied(state["rows"]["achievements"]))
+            before = tensors.to_torch(self._copied(state["rows"]["achievements"], tensors.to_jax(self._zero)))
             result = step(state, actions, draws)
             self._counts[0] += result.done.sum()
             self._counts[1:] += (before * result.done[:, None]).sum(0)
@@ -143,7 +145,6 @@ def plot(path: Path, out: Path) -> None:
     percent, millions = 100 / MAXIMUM, rows["steps"] / 1e6
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), width_ratios=[3, 1], sharey=True)
     left.plot(millions, percent * rows["mean_return"], label="return, GRU 512")
-    left.plot(millions, percent * rows["achievements"], "--", lw=1, label="achievements")
     left.plot([x / 1e6 for x in OLD_POINTS], [percent * y for y in OLD_POINTS.values()], "kx", label="Holdfast 0.1")
     left.set(xlabel="million steps", ylabel="% of the maximum", title="Craftax-Classic-Symbolic, one run")
     left.set_ylim(0)

@@ -110,8 +110,9 @@ def measured() -> dict[str, str]:
     """Numbers of the page, computed from the files that it links to."""
     sb3 = {row["hidden"]: row for row in result("vs_sb3.json")["speed"]}
     rsl_rl = {row["rnn_type"]: row for row in result("vs_rsl_rl.json")["rows"]}["lstm"]
-    gpu = result("gpu_training.json")["compare"]
-    ratios = [row["holdfast"]["steps_per_second"] / row["jax"]["steps_per_second"] for row in gpu]
+    gpu = [row for row in result("gpu_engines.json")["rows"] if "ratio" in row]
+    ratios = [row["ratio"] for row in gpu]
+    shapes = result("gpu_shapes.json")["summary"]
     cpu = {row["shape"]: row["ms"] for row in result("cpu_recurrence.json")["sequences"] if row["cell"] == "lstm"}
     torchrl = {tuple(row["shape"]): row["ratio"] for row in result("vs_torchrl.json")["rows"]}
     lstm = [row["both"] for row in result("gpu_recurrence.json")["shapes"] if row["kind"] == "lstm"]
@@ -146,9 +147,10 @@ def measured() -> dict[str, str]:
         "the same, hidden 256": f"{sb3[256]['ratio']:.1f}x (lowest {sb3[256]['lowest_pair']:.1f}x)",
         "inside sb3-contrib": f"{result('vs_sb3_inside.json')['speed'][0]['ratio']:.1f}x",
         "inside rsl_rl": f"{whole:.1f}x (update {update:.1f}x)",
-        "one H200, LSTM 128": f"{gpu[0]['holdfast']['steps_per_second'] / 1e6:.1f} million steps per second",
+        "one H200, LSTM 128": f"{gpu[0]['steps_per_second'] / 1e6:.1f} million steps per second",
         "one JAX program": f"{ratios[0]:.2f}x (other settings {min(ratios):.2f}x to {sorted(ratios)[-2]:.2f}x)",
         "a billion steps": f"{result('soak_cuda.json')['seconds']:.0f} s",
+        "38 shapes": f"LSTM {shapes['lstm, eager']['geometric_mean']:.1f}x, GRU {shapes['gru, eager']['geometric_mean']:.1f}x",
         "beside cuDNN": f"{geometric_mean(row['cudnn'] / row['ours_1'] for row in lstm):.1f}x",
         "`nn.LSTM` without": f"{cpu['64, 128, 0.01']['native'] / cpu['64, 128, 0.01']['nn']:.2f}",
         "`LSTMModule`": f"{torchrl[(64, 128, 0.01)]:.1f}x",
@@ -184,5 +186,5 @@ def test_the_landing_page_repeats_what_was_measured():
     assert f"**{len(exhibits)} bugs**" in page
     speed = next(row for row in result("vs_sb3.json")["speed"] if row["hidden"] == 64)
     assert f"**{speed['lowest_pair']:.1f}x to {speed['highest_pair']:.1f}x**" in page
-    steps = [row["holdfast"]["steps_per_second"] / 1e6 for row in result("gpu_training.json")["compare"]]
+    steps = [row["steps_per_second"] / 1e6 for row in result("gpu_engines.json")["rows"] if "ratio" in row]
     assert f"**{int(min(steps))} to {int(max(steps))} million**" in page

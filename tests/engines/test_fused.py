@@ -50,10 +50,17 @@ def test_a_step_of_a_rollout_is_the_policys(case: str):
         ({"head_sizes": (8,)}, "there are layers between the core and the outputs"),
         ({"hidden_size": 300}, "the core has more than 256 outputs"),
         ({"hidden_size": 16}, "the policy is not on a GPU"),
+        ({"action_space": spaces.Discrete(16)}, "the actor has more than 15 outputs"),
     ],
 )
 def test_an_obstacle_says_what_keeps_a_policy_from_being_fused(options: dict, reason: str):
-    policy = hf.ActorCritic(spaces.Discrete(3), spaces.Discrete(2), **{"hidden_size": 16, **options})
+    options = {
+        "observation_space": spaces.Discrete(3),
+        "action_space": spaces.Discrete(2),
+        "hidden_size": 16,
+        **options,
+    }
+    policy = hf.ActorCritic(**options)
     assert obstacle(policy, "fp32") == reason
     assert obstacle(policy, "bf16") == "the precision is bf16"
     torch.nn.utils.parametrizations.weight_norm(policy.critic)

@@ -206,6 +206,8 @@ def _first_layer(policy: ActorCritic, make: Any) -> Any:
         return None
     device = policy.core.device()
     if isinstance(encoder, OneHot):
+        if len(encoder.nvec) > 1:  # CountRecall, which has two, failed on an H200: this kernel or that of many outputs
+            return None
         part = [i for i, n in enumerate(encoder.nvec) for _ in range(n)]
         choice = [start + j for start, n in zip(encoder.starts, encoder.nvec) for j in range(n)]
         return make(

@@ -2,7 +2,8 @@
 
 On a GPU both libraries work on streams of their own. DLPack orders them: what JAX computes from a torch tensor waits for torch's
 work so far, and torch's later work waits for an array that JAX hands over. A step takes torch's actions and hands over all its
-results, so neither library can reuse memory that the other still reads.
+results, so neither library can reuse memory that the other still reads. Whatever else JAX computes between steps must take a
+tensor too: otherwise it may write where torch still reads an array that was given back.
 """
 
 from __future__ import annotations

@@ -52,8 +52,11 @@ class JaxVectorEnv(TorchVectorEnv):
         self._step = jax.jit(self._step_all, donate_argnums=0)
         self._nothing = torch.empty(0, device=self.device)
         if hasattr(env, "action_mask"):
-            allowed = jax.jit(jax.vmap(self._one.action_mask))
-            self.action_masks = lambda: tensors.to_torch(allowed(self.state["rows"]))
+            masks = jax.vmap(self._one.action_mask)
+            # The number comes from torch, so that the masks are written after what torch still reads.
+            allowed = jax.jit(lambda rows, number: masks(rows) & (number == 0))
+            zero = torch.zeros((), dtype=torch.int32, device=self.device)
+            self.action_masks = lambda: tensors.to_torch(allowed(self.state["rows"], tensors.to_jax(zero)))
 
     # --- what a task writes -------------------------------------------------------------------------------------------
 
