@@ -228,7 +228,7 @@ def test_the_process_goes_on_after_a_capture_that_failed():
         y = torch.rand(1024, device="cuda") + x
         y.sum().item()
     del y
-    assert torch.cuda.current_stream() == stream and torch.cuda.memory_allocated() == before
+    assert torch.cuda.current_stream() == stream and torch.cuda.memory_allocated() <= before
     assert torch.equal(torch.rand(3, device="cuda"), expected)
     graph = torch.cuda.CUDAGraph()
     with side_stream():

@@ -95,7 +95,8 @@ class Stop(hf.Callback):
 
 def trainer(folder: Path, monkeypatch: pytest.MonkeyPatch, env: str, *callbacks: hf.Callback) -> hf.Trainer:
     """With rollouts that write the same tensors each time."""
-    monkeypatch.setattr(choose, "Collector", StaticCollector)
+    for name in ("Collector", "NativeStepCollector"):
+        monkeypatch.setattr(choose, name, StaticCollector)
     if (folder / "config.json").exists():
         return hf.Trainer.resume(folder, callbacks=callbacks)
     config = hf.TrainConfig(
