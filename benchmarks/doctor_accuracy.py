@@ -24,7 +24,6 @@ import platform
 import random
 import signal
 import statistics
-import subprocess
 import sys
 import time
 import traceback
@@ -33,6 +32,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from this_commit import this_commit
 
 if TYPE_CHECKING:
     from doctor.gallery.base import Exhibit
@@ -215,14 +216,6 @@ def kept_rows(path: Path | None) -> list[Row]:
     return [Row(**json.loads(line)) for line in path.read_text().splitlines()]
 
 
-def commit() -> str:
-    try:
-        shown = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
-    except FileNotFoundError:
-        return "unknown"
-    return shown.stdout.strip() or "unknown"
-
-
 def examine_and_keep(jobs: list[tuple[str, int]], rows: list[Row], flags: argparse.Namespace, started: float) -> None:
     """Adds to `rows`, and to the file of rows, as examinations end."""
     total = len(rows) + len(jobs)
@@ -289,7 +282,7 @@ def main() -> None:
     examined = {row.patient for row in rows}
     header = {
         "command": f"python benchmarks/doctor_accuracy.py --seeds {flags.seeds} --jobs {flags.jobs}",
-        "commit": commit(),
+        "commit": this_commit(),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
         "torch": torch.__version__,
         "minutes": round((time.perf_counter() - started) / 60, 1),

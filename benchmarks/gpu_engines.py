@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 
 from gpu_training import CARTPOLE as CARTPOLE_SETTINGS
 from gpu_training import holdfast_run
+from this_commit import this_commit
 
 RESULTS = Path(__file__).parent / "results" / "gpu_engines.json"
 EASY, CARTPOLE = "RepeatPreviousEasy", "PositionOnlyCartPoleEasy"
@@ -125,11 +126,6 @@ def run(case: Case, jax: JaxProgram | None, window: float, rounds: int, callback
     return row
 
 
-def commit() -> str:
-    done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
-    return done.stdout.strip() or "unknown"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
@@ -159,7 +155,7 @@ def main() -> None:
                 del programs[case]
         print(f"JAX programs compiled after {time.perf_counter() - began:.0f} s", flush=True)
     rows: list[dict[str, Any]] = []
-    about = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "commit": args.commit or commit()}
+    about = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "commit": args.commit or this_commit()}
     about["command"] = " ".join(["python", "benchmarks/gpu_engines.py", *sys.argv[1:]])
     for case in cases:
         if time.perf_counter() - began > args.seconds:

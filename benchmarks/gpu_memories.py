@@ -12,11 +12,12 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import subprocess
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+from this_commit import this_commit
 
 RESULTS = Path(__file__).parent / "results" / "gpu_memories.json"
 CORES = ("lstm", "gru", "mingru", "lru", "ffm", "mlstm", "window")
@@ -82,7 +83,7 @@ def main() -> None:
     options = parser.parse_args()
     import torch
 
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+    commit = this_commit()
     rows = []
     print(
         "| core | million steps/s | rollout ms | update ms | GiB | replay gap | rollout | update |\n|---|---|---|---|---|---|---|---|"

@@ -24,6 +24,8 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from this_commit import this_commit
+
 RESULTS = Path(__file__).parent / "results" / "gpu_shapes.json"
 SEED, COUNT = 20, 40
 LARGEST = 2**27  # elements of a [T, B, H] tensor
@@ -107,11 +109,6 @@ def compile_part(index: int, workers: int) -> None:
             Contender(kind, (shape.B, 2, shape.H), torch.float32, 0.01, True).both()
 
 
-def commit() -> str:
-    done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
-    return done.stdout.strip() or "unknown"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
@@ -129,7 +126,7 @@ def main() -> None:
         compile_ahead(args.workers)
         print(f"compiled in {time.perf_counter() - began:.1f} s", flush=True)
     rows: list[dict[str, Any]] = []
-    about = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "commit": args.commit or commit()}
+    about = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "commit": args.commit or this_commit()}
     about |= {"command": f"python benchmarks/gpu_shapes.py --seconds {args.seconds:g}", "seed": SEED}
     cases = [(kind, shape) for shape in shapes() for kind in KINDS]
     for i, (kind, shape) in enumerate(cases):

@@ -16,7 +16,6 @@ import argparse
 import json
 import math
 import platform
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from this_commit import this_commit
 from torch import Tensor
 
 import holdfast as hf
@@ -207,7 +207,7 @@ def main() -> int:
     args.hidden = args.hidden or ([64, 128, 256] if args.device == "cpu" else [128, 256, 512, 1024])
     args.output = args.output or RESULTS / f"linear_recurrence_{args.device}.json"
     torch.set_num_threads(1)
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+    commit = this_commit()
     figures: dict[str, Any] = {
         "command": " ".join(["python", "benchmarks/linear_recurrence.py", *sys.argv[1:]]), "commit": commit,
         "torch": torch.__version__, "python": platform.python_version(), "device": args.device,

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any
 
 import gymnasium
 import torch
+from this_commit import this_commit
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
@@ -95,7 +95,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=RESULTS)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+    commit = this_commit()
     command = shlex.join(["python", "benchmarks/supervised_memory.py", *sys.argv[1:]])
     cells: list[dict[str, Any]] = []
     for core in args.cores:

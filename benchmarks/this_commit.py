@@ -1,0 +1,17 @@
+"""Which commit a result is of, for the JSON that a benchmark writes."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+
+def this_commit() -> str:
+    """The short hash of the tree that this file is in; "unknown" where there is no git."""
+    try:
+        shown = subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True
+        )
+    except FileNotFoundError:
+        return "unknown"
+    return shown.stdout.strip() or "unknown"
