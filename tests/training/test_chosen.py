@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+from gymnasium.spaces import Discrete
 from hypothesis import given
 from hypothesis import strategies as st
 
 import holdfast as hf
+from holdfast.display.first_lines import first_lines
 from holdfast.envs import make
 from holdfast.training.chosen import Task, choose_sizes
 
@@ -60,8 +63,19 @@ def test_the_run_records_what_was_chosen_and_takes_the_number_of_copies_from_you
     assert trainer.parts.chosen.startswith("chosen for 100 steps") and config.num_envs == 0
 
 
-@pytest.mark.parametrize("task, inputs", [("MultiarmedBandit", ("obs", "prev_action")), ("HigherLower", ("obs",))])
-def test_a_policy_sees_its_last_action_where_the_environment_says_that_it_must(
+WITH_ACTION = ("obs", "prev_action")
+
+
+@pytest.mark.parametrize(
+    "task, inputs",
+    [
+        ("MultiarmedBandit", WITH_ACTION),
+        ("RepeatFirst", WITH_ACTION),
+        ("NoisyPositionOnlyCartPole", WITH_ACTION),
+        ("HigherLower", ("obs",)),
+    ],
+)
+def test_a_policy_sees_its_last_action_where_the_environment_names_it(
     task: str, inputs: tuple[str, ...], tmp_path: Path
 ):
     config = hf.TrainConfig(env=f"holdfast/{task}Easy-v0", hidden_size=8, run_dir=str(tmp_path / "run"), quiet=True)
@@ -70,3 +84,29 @@ def test_a_policy_sees_its_last_action_where_the_environment_says_that_it_must(
         env=f"holdfast/{task}Easy-v0", inputs=("obs",), hidden_size=8, run_dir=str(tmp_path / "two")
     )
     assert hf.Trainer(given_).config.inputs == ("obs",)
+
+
+def test_without_memory_or_with_a_policy_of_your_own_the_observation_is_all_that_is_seen(tmp_path: Path):
+    def trained_on(name: str, policy: hf.ActorCritic | None = None, **settings: Any) -> tuple[str, ...]:
+        folder = str(tmp_path / name)
+        config = hf.TrainConfig(
+            env="holdfast/RepeatFirstEasy-v0", hidden_size=8, run_dir=folder, quiet=True, **settings
+        )
+        return hf.Trainer(config, policy=policy).config.inputs
+
+    own = hf.ActorCritic(Discrete(4), Discrete(4), core="gru", hidden_size=8)
+    assert trained_on("control", core="none") == ("obs",)
+    assert trained_on("own", policy=own) == ("obs",)
+    assert trained_on("asked", core="none", inputs=WITH_ACTION) == WITH_ACTION
+
+
+@pytest.mark.parametrize(
+    "inputs, said",
+    [
+        (("obs",), "memory  gru, 8 units"),
+        (WITH_ACTION, "memory  gru, 8 units; sees its previous action"),
+        ((*WITH_ACTION, "prev_reward"), "memory  gru, 8 units; sees its previous action and its previous reward"),
+    ],
+)
+def test_the_first_lines_of_a_run_say_what_the_policy_sees_besides_the_observation(inputs: tuple[str, ...], said: str):
+    assert first_lines(hf.TrainConfig(core="gru", hidden_size=8, inputs=inputs, run_dir="r"), {})[1] == said

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 from holdfast.config import TrainConfig
 
+_FED_BACK = {"prev_action": "its previous action", "prev_reward": "its previous reward"}
+
 
 def first_lines(config: TrainConfig, engines: Mapping[str, str], chosen: str = "") -> list[str]:
     """One fact per line. engines: of rollout and update. chosen: which sizes the run chose, and why."""
@@ -26,11 +28,12 @@ def _task(config: TrainConfig) -> str:
 
 def _memory(config: TrainConfig) -> str:
     name = config.core if isinstance(config.core, str) else config.core.__name__
-    if name == "none":
-        return f"none, {config.hidden_size} units"
-    layers = [f"{config.num_layers} layers"] if config.num_layers > 1 else []
-    span = [f"span {config.memory_span}"] if config.memory_span else []
-    return ", ".join([name, f"{config.hidden_size} units", *layers, *span])
+    facts = [name, f"{config.hidden_size} units"]
+    if name != "none":
+        facts += [f"{config.num_layers} layers"] if config.num_layers > 1 else []
+        facts += [f"span {config.memory_span}"] if config.memory_span else []
+    seen = [text for part, text in _FED_BACK.items() if part in config.inputs]
+    return ", ".join(facts) + (f"; sees {' and '.join(seen)}" if seen else "")
 
 
 def _sizes(config: TrainConfig) -> str:

@@ -59,7 +59,7 @@ class TorchVectorEnv(VectorEnv[Any, Tensor, Tensor]):
     render_modes: ClassVar[tuple[str, ...]] = ()
     """("ansi",) if the task writes `text`."""
     inputs: tuple[str, ...] = ("obs",)
-    """What a policy must see: ("obs", "prev_action") where the observation alone does not say what it answers."""
+    """What a policy with memory sees by default: ("obs", "prev_action") where it helps to know what was done."""
     can_truncate: bool = True
     """False if `truncated` is never True. Rollouts then skip what only a truncation needs."""
     can_be_captured: ClassVar[bool] = True

@@ -31,6 +31,8 @@ class PositionOnlyCartPole(TorchVectorEnv):
     The state is float64, as in gymnasium, and float32 on devices that have no float64.
     """
 
+    inputs = ("obs", "prev_action")
+
     def __init__(self, num_envs: int, max_episode_length: int = 200, device: torch.device | str = "cpu") -> None:
         if max_episode_length < 1:
             raise ValueError(f"max_episode_length is {max_episode_length}; expected at least 1")

@@ -21,6 +21,7 @@ class RepeatFirst(TorchVectorEnv):
     """Observation: the suit just dealt. Action: a suit."""
 
     can_truncate = False
+    inputs = ("obs", "prev_action")
 
     def __init__(self, num_envs: int, num_decks: int = 1, device: torch.device | str = "cpu") -> None:
         if num_decks < 1:

@@ -60,11 +60,18 @@ def choose_sizes(config: TrainConfig, task: Task) -> tuple[TrainConfig, str]:
     return filled, f"{which}chosen for {config.total_steps:,} steps{kind}"
 
 
-def choose_inputs(config: TrainConfig, env: Any) -> TrainConfig:
-    """The config with `inputs` filled in: the observation, and what the environment's metadata names in "inputs"."""
+def choose_inputs(config: TrainConfig, env: Any, own_policy: bool) -> TrainConfig:
+    """The config with `inputs` filled in: the observation, and what the environment's metadata names in "inputs".
+
+    The control without memory sees the observation alone, because a previous action is a memory too. So does a policy of the
+    user's own, which may be made for it.
+    """
     if config.inputs:
         return config
-    return dataclasses.replace(config, inputs=tuple((env.metadata or {}).get("inputs", ("obs",))))
+    alone = own_policy or config.core == "none"
+    return dataclasses.replace(
+        config, inputs=("obs",) if alone else tuple((env.metadata or {}).get("inputs", ("obs",)))
+    )
 
 
 def _rollout_size(total_steps: int, on_gpu: bool) -> int:

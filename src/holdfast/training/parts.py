@@ -89,7 +89,7 @@ def _build(
 
     env = make_env(len(share))
     _require_copies(env, share, config, ranks)
-    config = chosen.choose_inputs(config, env)
+    config = chosen.choose_inputs(config, env, own_policy=policy_given is not None)
     policy = make_policy(config, env, policy_given)
     policy.to(device)
     collector, rollout_choice = choose.make_collector(env, policy, config, device, ranks.seed(config.seed))
