@@ -47,7 +47,7 @@ def test_a_failed_run_is_not_finished_and_the_latest_result_counts():
     failed = {**row("A", "gru", 1, 0.0, 0.0), "error": "no"}
     del failed["final"]
     old, new = row("B", "gru", 1, 0.1, 0.1, id="old"), row("B", "gru", 1, 0.2, 0.2, id="new")
-    assert results.finished([failed, old, new]) == {"old", "new"}
+    assert results.finished([failed, old, new]) == {"old": old, "new": new}
     assert results.latest([failed, old, new]) == [new]
 
 

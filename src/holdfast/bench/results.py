@@ -76,9 +76,9 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and -_LARGEST < value < _LARGEST
 
 
-def finished(rows: Iterable[Row]) -> set[str]:
-    """Ids of the runs that have a result."""
-    return {row["id"] for row in rows if "final" in row}
+def finished(rows: Iterable[Row]) -> dict[str, Row]:
+    """The latest result of every run that has one, by its id."""
+    return {row["id"]: row for row in rows if "final" in row}
 
 
 def latest(rows: Iterable[Row]) -> list[Row]:

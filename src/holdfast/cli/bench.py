@@ -161,13 +161,15 @@ def _claimed(out: Path) -> Iterator[None]:
 def _train(suite: Suite, jobs: list[Job], out: Path, flags: BenchFlags) -> tuple[list[str], int]:
     """Train what has no result yet; returns a line per run that failed, and the number of runs that are left."""
     from holdfast.bench import results
+    from holdfast.bench.choices import is_current
     from holdfast.bench.pool import Pool
     from holdfast.bench.progress import Progress
     from holdfast.cli.seeds import num_cores
 
     file = out / results.FILE_NAME
     rows, damaged = results.read(file)
-    done = results.finished(rows)
+    finished = results.finished(rows)
+    done = {job.id for job in jobs if job.id in finished and is_current(job, finished[job.id])}
     waiting = [job for job in jobs if job.id not in done]
     device = jobs[0].config["device"]
     at_a_time = min(
