@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
 
 def this_commit() -> str:
-    """The short hash of the tree that this file is in; "unknown" where there is no git."""
+    """HOLDFAST_COMMIT, or the short hash of the tree that this file is in; "unknown" where there is no git."""
+    if named := os.environ.get("HOLDFAST_COMMIT"):
+        return named
     try:
         shown = subprocess.run(
             ["git", "rev-parse", "--short", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True

@@ -21,8 +21,10 @@ def job(seed=3, steps=2048, **settings):
     return made
 
 
-def test_the_result_says_what_was_run_and_how(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # in no repository
+@pytest.mark.parametrize("repository", [False, True], ids=["in no repository", "in another one"])
+def test_the_result_says_what_was_run_and_how(tmp_path, monkeypatch, repository):
+    if not repository:
+        monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOLDFAST_COMMIT", "1234abcd")
     found = train(job(), tmp_path / "run")
     assert found["commit"] == "1234abcd"

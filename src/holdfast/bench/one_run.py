@@ -32,7 +32,7 @@ CHECKPOINT_SECONDS = 30.0
 MAX_POINTS = 100
 """Points of a curve in the results, at most."""
 COMMIT_VARIABLE = "HOLDFAST_COMMIT"
-"""Names the commit where the current folder is in no repository, on a machine that got a copy of the files."""
+"""Names the commit on a machine that got a copy of the files, where the current folder is in no repository or in an older one."""
 _OF_THE_FOLDER = {"run_dir", "name", "checkpoint_every", "keep_checkpoints"}
 
 
@@ -84,7 +84,7 @@ def train(
         },
         "engine": trainer.engines,
         "device": _device_name(trainer),
-        "commit": (git_state() or {}).get("commit") or os.environ.get(COMMIT_VARIABLE),
+        "commit": os.environ.get(COMMIT_VARIABLE) or (git_state() or {}).get("commit"),
         "packages": package_versions(("holdfast", "torch")),
         "config": config,
         "curve": [[steps, _short(value)] for steps, value, _ in _thinned(curve)],
