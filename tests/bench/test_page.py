@@ -45,6 +45,11 @@ def test_differences_have_a_color_and_a_sign(text):
     assert "± 0.283, 2 seeds" in text
 
 
+def test_a_memory_that_was_not_trained_on_all_tasks_says_so_next_to_its_score(text):
+    assert text.count("none (1 task)") == 1 and "none (memoryless control) (1 task)" in text  # its mark and its profile
+    assert "gru (" not in text.partition("In one number")[2].partition("Mean, median")[0]
+
+
 def test_each_part_is_there(text):
     assert text.count("<figure>") == 3  # a chart per task and setting
     assert "Performance profile" in text and "With settings per family (--tuned)" in text

@@ -96,8 +96,9 @@ def _aggregates(comparison: Comparison) -> str:
     seeds = " With one seed per task there is nothing to resample, so no intervals are shown." if one_seed else ""
     figures, tables = [], []
     for title, rows in comparison.aggregates:
-        named = [(row.name, row.estimates["interquartile mean"]) for row in rows]
-        figures.append(f"<h3>{escape(title)} ({max(row.tasks for row in rows)})</h3>{charts.intervals(named, title)}")
+        most = max(row.tasks for row in rows)
+        named = [(_with_tasks(row.name, row.tasks, most), row.estimates["interquartile mean"]) for row in rows]
+        figures.append(f"<h3>{escape(title)} ({most})</h3>{charts.intervals(named, title)}")
         head = "".join(f"<th>{name}</th>" for name in ("tasks", "runs", *STATISTICS))
         lines = "".join(
             f"<tr><td>{escape(row.name)}</td><td>{row.tasks}</td><td>{row.runs}</td>"
@@ -109,9 +110,9 @@ def _aggregates(comparison: Comparison) -> str:
             f'<div class="wide"><table><thead><tr><th>{escape(title)}</th>{head}</tr></thead>{lines}</table></div>'
         )
     profiles = comparison.profiles
-    drawn = charts.key([core_name(comparison.suite, core) for core in profiles]) + charts.profiles(
-        list(profiles.values())
-    )
+    trained = {row.name: row.tasks for row in comparison.aggregates[0][1]}  # of all tasks
+    names = [_with_tasks(core_name(comparison.suite, core), trained[core], max(trained.values())) for core in profiles]
+    drawn = charts.key(names) + charts.profiles(list(profiles.values()))
     return (
         "<h2>In one number</h2><p>A return becomes a score: 0 for random actions, 1 for the best return, or for the one asked for. "
         "Intervals are 95%, by resampling the seeds of each task 2000 times."
@@ -121,6 +122,15 @@ def _aggregates(comparison: Comparison) -> str:
         "<details><summary>Mean, median, optimality gap</summary><p>The optimality gap is the mean distance below 1: less is "
         f"better.</p>{''.join(tables)}</details>"
     )
+
+
+def _with_tasks(name: str, tasks: int, most: int) -> str:
+    """A memory that was not trained on all tasks says so: its score is of other tasks.
+
+    >>> _with_tasks("gru", 42, 42), _with_tasks("window", 6, 42), _with_tasks("window", 1, 42)
+    ('gru', 'window (6 tasks)', 'window (1 task)')
+    """
+    return name if tasks == most else f"{name} ({tasks} task{'s' if tasks > 1 else ''})"
 
 
 # --- the table --------------------------------------------------------------------------------------------------------
