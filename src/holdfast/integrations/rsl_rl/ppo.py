@@ -57,7 +57,7 @@ class PPO(rsl_rl.algorithms.PPO):
         self._rate = torch.tensor(rate, device=self.device)
         self.optimizer = make_optimizer(settings.get("optimizer", "adam"), self._parameters(), self._rate)
         self._models = ActorAndCritic(self.actor, self.critic)
-        self._acting: Acting = make_acting(self._models, self.device)
+        self._acting: Acting = make_acting(self._models, self.device, self.gamma)
         self._graph: GraphMinibatches | None = None
         self._graph_of: Any = None
         self._start: tuple[State, Tensor] | None = None  # states and pending resets before the first step of a rollout
@@ -70,7 +70,7 @@ class PPO(rsl_rl.algorithms.PPO):
     def act(self, obs: Any) -> Tensor:
         if self.storage.step == 0:
             self._start = self._begin(len(obs))
-            self._acting.begin()
+            self._acting.begin(self.storage)
         step = self._acting.act(obs)
         transition = self.transition
         transition.actions, transition.values = step.action, step.value
@@ -80,6 +80,13 @@ class PPO(rsl_rl.algorithms.PPO):
 
     def process_env_step(self, obs: Any, rewards: Tensor, dones: Tensor, extras: dict[str, Any]) -> None:
         transition = self.transition
+        if self._acting.stores and not self.rnd:
+            time_outs = extras["time_outs"].to(self.device) if "time_outs" in extras else None
+            assert transition.values is not None
+            value = transition.values.reshape(-1) if time_outs is None else self._value_at_timeout(extras)
+            self._acting.store(rewards, dones, time_outs, value)
+            transition.clear()
+            return
         transition.rewards, transition.dones = rewards.clone(), dones
         if self.rnd:
             self.intrinsic_rewards = self.rnd.get_intrinsic_reward(obs)
