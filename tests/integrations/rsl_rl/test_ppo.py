@@ -289,6 +289,10 @@ def test_what_is_not_supported_is_refused_in_one_line():
 class Uncaptured(GraphActing):
     """Does everything anew where a graph would be replayed."""
 
+    def __init__(self, models, gamma):
+        super().__init__(models, gamma)
+        self._captured = self._eager
+
     def _recorded(self, function):
         random = torch.get_rng_state()
         result = tree_map(torch.clone, function() or ())

@@ -1,7 +1,8 @@
 """One step of actor and critic in a rollout: sample an action, its log-probability, the value; the states move on.
 
 Step by step everywhere; on a GPU as two CUDA graphs, one before and one after the environment's step, which save the launches of
-about a hundred small operations. They also write what rsl_rl's storage keeps, where it keeps it.
+about a hundred small operations. They also write what rsl_rl's storage keeps, where it keeps it. A third one is what follows a
+rollout.
 """
 
 from __future__ import annotations
@@ -40,6 +41,9 @@ class Acting(Protocol):
     def store(self, rewards: Tensor, dones: Tensor, time_outs: Tensor | None, value: Tensor) -> None:
         """Put the step into the storage; the next one begins an episode where it is done. value [B]: that a timeout has lost."""
 
+    def conclude(self, obs: Any, function: Callable[[Any], None]) -> None:
+        """`function(obs)`, always the same one, after the last step of a rollout."""
+
 
 def addresses(module: nn.Module) -> list[int]:
     """Where a module's tensors are; a captured graph reads these addresses."""
@@ -67,15 +71,38 @@ class EagerActing:
     @torch.no_grad()
     def act(self, obs: Any) -> ActingStep:
         actor, critic = self.models.actor, self.models.critic
+        for_actor, for_critic = actor.get_latent(obs), critic.get_latent(obs)
+        value, join = self.beside(lambda: critic.mlp(for_critic))
         distribution = actor.distribution
-        distribution.update(actor.mlp(actor.get_latent(obs)))
+        distribution.update(actor.mlp(for_actor))
         action = _sample(distribution)
         log_prob = distribution.log_prob(action)
-        value = critic.mlp(critic.get_latent(obs))
+        join()
         return ActingStep(action, log_prob, value, tuple(distribution.params))
+
+    def beside(self, function: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None]]:
+        """What a function returns, and what to call before that is read."""
+        return function(), lambda: None
 
     def store(self, rewards: Tensor, dones: Tensor, time_outs: Tensor | None, value: Tensor) -> None:
         raise NotImplementedError("the algorithm stores these steps")
+
+    def conclude(self, obs: Any, function: Callable[[Any], None]) -> None:
+        function(obs)
+
+
+class BesideActing(EagerActing):
+    """The critic's MLP runs on a stream of its own, next to the actor's: neither fills a GPU. Not the recurrences, which do."""
+
+    _stream: Any = None
+
+    def beside(self, function: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None]]:
+        self._stream = self._stream or torch.cuda.Stream()
+        here = torch.cuda.current_stream()
+        self._stream.wait_stream(here)
+        with torch.cuda.stream(self._stream):
+            result = function()
+        return result, lambda: here.wait_stream(self._stream)
 
 
 def _sample(distribution: Any) -> Tensor:
@@ -97,10 +124,12 @@ class GraphActing:
 
     def __init__(self, models: ActorAndCritic, gamma: float) -> None:
         self.models, self.gamma, self._eager = models, gamma, EagerActing(models)
+        self._captured: EagerActing = BesideActing(models)
         self._recurrences = [model.rnn for model in (models.actor, models.critic) if model.is_recurrent]
         self._shapes: Any = None  # of the observations of the captured step; None: capture before the next one
         self._addresses: list[int] = []
         self._storage: Any = None
+        self._replay_conclusion: Callable[[], None] | None = None
 
     def begin(self, storage: Any) -> None:
         self._storage = storage
@@ -145,6 +174,17 @@ class GraphActing:
             recurrence.pending = flags
         self._storage.step += 1
 
+    def conclude(self, obs: Any, function: Callable[[Any], None]) -> None:
+        if self._shapes is None or any(r.pending is not flags for r, flags in zip(self._recurrences, self._flags)):
+            function(obs)
+            return
+        for group, fixed in self._obs.items():
+            fixed.copy_(obs[group])
+        if self._replay_conclusion is None:
+            with torch.inference_mode(False), torch.no_grad():
+                self._replay_conclusion, _ = self._recorded(lambda: function(self._obs))
+        self._replay_conclusion()
+
     # --- what is captured --------------------------------------------------------------------------------------------
 
     def _capture(self, parts: dict[str, Tensor]) -> None:
@@ -162,6 +202,7 @@ class GraphActing:
             self._result: ActingStep
             self._replay_step, self._result = self._recorded(self._step)
             self._replay_store, _ = self._recorded(self._store)
+            self._replay_conclusion = None
             for recurrence, (state, pending) in zip(recurrences, kept):
                 state_ops.tree_map(lambda fixed, true: fixed.copy_(true), recurrence.state, state)
                 recurrence.pending = pending
@@ -179,7 +220,7 @@ class GraphActing:
     def _step(self) -> ActingStep:
         for recurrence, flags in zip(self._recurrences, self._flags):
             recurrence.pending = flags
-        step, storage = self._eager.act(self._obs), self._storage
+        step, storage = self._captured.act(self._obs), self._storage
         if storage.distribution_params is None or any(part.is_inference() for part in storage.distribution_params):
             steps = storage.num_transitions_per_env
             storage.distribution_params = tuple(part.new_zeros(steps, *part.shape) for part in step.params)
