@@ -145,7 +145,8 @@ def test_loss_of_choices(heads: tuple[int, ...], features: int, seed: int):
 
 @pytest.mark.parametrize(("numbers", "seed"), [(3, 25), (12, 26), (16, 27), (40, 28)])
 def test_loss_of_numbers(numbers: int, seed: int):
-    """Small means, and deviations for which log-probabilities are near 0: elsewhere their rounding hides that of the kernel."""
+    """Small means, and deviations for which log-probabilities are near 0: elsewhere their rounding hides that of the kernel. A
+    gradient has the error of an output over the deviation, a quarter, of each number."""
     from holdfast.kernels.triton.outputs import Coefficients, Layers, Stored, loss_and_gradients
 
     torch.manual_seed(seed)
@@ -177,7 +178,7 @@ def test_loss_of_numbers(numbers: int, seed: int):
     layers = Layers(*weights, kind="gaussian", log_std=log_std, center=center, half_range=half_range)
     got = loss_and_gradients(y, layers, stored, None, Coefficients(each[0], each[1], None, each[2], 0.5))
     for name, leaf in zip(("actor_w", "actor_b", "critic_w", "critic_b", "features", "log_std"), exact):
-        assert leaf.grad is not None and error(getattr(got, name), leaf.grad) < 3e-6, name
+        assert leaf.grad is not None and error(getattr(got, name), leaf.grad) < 1e-5, name
 
 
 @pytest.mark.parametrize(("heads", "features", "seed"), HEADS)
