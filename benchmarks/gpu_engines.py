@@ -84,10 +84,10 @@ class JaxProgram:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            self._process.wait()
+            code = self._process.wait()
             self._said.seek(0)
             said = self._said.read().strip().splitlines()
-            raise RuntimeError(f"JAX: {said[-1] if said else 'it ended'}")
+            raise RuntimeError(f"JAX ended with code {code}: {said[-1] if said else 'it said nothing'}")
         return json.loads(line)
 
     def result(self) -> dict[str, Any]:

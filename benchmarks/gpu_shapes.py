@@ -115,6 +115,7 @@ def main() -> None:
         "--seconds", type=float, default=240.0, help="for all shapes; the rest is left out when they are over"
     )
     parser.add_argument("--workers", type=int, default=0, help="processes that compile the kernels ahead")
+    parser.add_argument("--missing", action="store_true", help="only shapes that the file of results has not")
     parser.add_argument("--commit", default=None, help="where there is no git")
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
@@ -125,10 +126,11 @@ def main() -> None:
     if args.workers:
         compile_ahead(args.workers)
         print(f"compiled in {time.perf_counter() - began:.1f} s", flush=True)
-    rows: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = json.loads(args.out.read_text())["rows"] if args.missing else []
+    known = {(row["kind"], row["B"], row["T"], row["H"]) for row in rows}
     about = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "commit": args.commit or this_commit()}
     about |= {"command": f"python benchmarks/gpu_shapes.py --seconds {args.seconds:g}", "seed": SEED}
-    cases = [(kind, shape) for shape in shapes() for kind in KINDS]
+    cases = [(kind, shape) for shape in shapes() for kind in KINDS if (kind, *shape) not in known]
     for i, (kind, shape) in enumerate(cases):
         left = args.seconds - (time.perf_counter() - began)
         if left <= 0:
@@ -138,7 +140,7 @@ def main() -> None:
             row = time_shape(kind, shape, min(2.0, left / (len(cases) - i)))
         except RuntimeError as error:
             row = {"kind": kind, **shape._asdict(), "error": str(error).splitlines()[0]}
-        rows.append(row)
+        rows.append(row if not args.missing else {**row, "commit": about["commit"]})
         torch.cuda.empty_cache()
         times = [
             f"{m} {row[m]['ratio']:.2f} ({row[m]['ours']:.3f} ms, cuDNN {row[m]['cudnn']:.3f})"

@@ -22,6 +22,7 @@ from holdfast.kernels.fp16_layout import Saved
 from holdfast.kernels.operands import Resets, Weights
 
 ROWS = ((1, 1, 1), (1, 1, 2), (2, 1, 1), (2, 1, 2), (2, 1, 4), (2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 2))
+SHARES = (1, 2, 4)  # of a backward
 PIPELINES = ((64, 3), (64, 4), (128, 2), (256, 2))
 
 
@@ -39,6 +40,10 @@ def candidates(gates: int, hidden: int, backward: bool) -> Iterator[Tile]:
             held = Tile(units, warp_units, halves=1, registers=True)
             if held.depth(hidden, gates, backward) // 16 * (1 if backward else gates) * warp_units // 4 <= 128:
                 found.append(held)
+            if backward and not alone:
+                found = list(
+                    dict.fromkeys(t if t.registers else t.sharing(n, hidden, gates) for t in found for n in SHARES)
+                )
             for tile in found:
                 fits = tile.shared_bytes(hidden, gates, backward) <= shared
                 if fits and units % warp_units == 0 and 64 <= tile.threads <= 512:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from this_commit import this_commit
 from torch import Tensor
 
 RESULTS = Path(__file__).parent / "results" / "vs_rsl_rl.json"
@@ -180,7 +181,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         rsl_rl = "unknown"
     found = {
         "machine": torch.cuda.get_device_name() if args.device.startswith("cuda") else platform.processor(),
-        "torch": torch.__version__, "rsl_rl": rsl_rl, "holdfast": holdfast.__version__,
+        "torch": torch.__version__, "rsl_rl": rsl_rl, "holdfast": holdfast.__version__, "commit": this_commit(),
         "command": " ".join(["python", *sys.argv]), "settings": vars(args),
         "rows": [compare(rnn_type, args) for rnn_type in args.rnn_types],
     }  # fmt: skip

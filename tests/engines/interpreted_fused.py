@@ -27,6 +27,9 @@ ACTIONS = {
     "several choices": spaces.MultiDiscrete([3, 2, 5]),
     "bits": spaces.MultiBinary(4),
     "numbers": spaces.Box(-2, 3, (2,)),
+    "27 choices": spaces.Discrete(27),
+    "two times 12 choices": spaces.MultiDiscrete([12, 12]),
+    "16 bits": spaces.MultiBinary(16),
 }
 CASES: dict[str, dict[str, Any]] = {
     "one choice": {},
@@ -37,6 +40,16 @@ CASES: dict[str, dict[str, Any]] = {
     "numbers": {"obs": VECTOR, "activation": "relu"},
     "numbers, no memory": {"obs": VECTOR, "core": None, "encoder_sizes": ()},
     "numbers, in units of their bounds": {"scale_actions": True, "obs": spaces.Dict({"a": VECTOR, "b": spaces.Discrete(3)})},
+    "27 choices": {"obs": spaces.MultiDiscrete([9, 5])},
+    "two times 12 choices": {
+        "normalize_value": True, "all_valid": False,
+        "obs": spaces.Dict({"obs": spaces.Discrete(3), "prev_action": spaces.MultiDiscrete([12, 12])}),
+    },
+    "16 bits": {"core": "gru", "obs": spaces.Dict({"obs": spaces.Discrete(2), "prev_action": spaces.Discrete(4, start=1)})},
+    "one choice, after three parts": {
+        "activation": "relu", "obs": spaces.Dict({"a": spaces.MultiDiscrete([2, 3]), "b": VECTOR, "c": spaces.Discrete(2)}),
+    },
+    "one choice, after two vectors": {"normalize_obs": True, "obs": spaces.Dict({"a": VECTOR, "b": VECTOR})},
 }  # fmt: skip
 
 
@@ -55,7 +68,8 @@ def make_policy(name: str, case: dict[str, Any], seed: int) -> hf.ActorCritic:
         for p in policy.parameters():
             p.add_(0.2 * torch.randn_like(p))
     if policy.normalizes:
-        policy.update_normalizer(2 * torch.randn(50, 3) + 1)
+        seen = observations(policy.observation_space, 50)
+        policy.update_normalizer(hf.state.tree_map(lambda x: 2 * x + 1, seen))
     if policy.value_scale is not None:
         policy.update_value_scale(3 * torch.randn(50) + 2)
     return policy
@@ -68,6 +82,8 @@ def observations(space: spaces.Space[Any], *shape: int) -> Any:
         return torch.randn(*shape, *space.shape)
     sizes = torch.tensor(space.nvec if isinstance(space, spaces.MultiDiscrete) else [space.n])
     numbers = (torch.rand(*shape, len(sizes)) * sizes).long()
+    if isinstance(space, spaces.Discrete):
+        numbers += int(space.start)
     return numbers if isinstance(space, spaces.MultiDiscrete) else numbers.squeeze(-1)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,13 +13,15 @@ from gymnasium import spaces
 
 import holdfast as hf
 import triton_interpreter
-from holdfast.engines.fused_policy import obstacle
+from holdfast.engines.fused_policy import FusedPolicy, obstacle
+from holdfast.runs.log import read_progress
 
 has_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
 
 CASES = (
     "one choice", "one choice, dummy steps", "one choice, normalized values", "several choices", "bits", "numbers",
-    "numbers, in units of their bounds", "numbers, no memory",
+    "numbers, in units of their bounds", "numbers, no memory", "27 choices", "two times 12 choices", "16 bits",
+    "one choice, after two vectors", "one choice, after three parts",
 )  # fmt: skip
 
 
@@ -50,7 +53,7 @@ def test_a_step_of_a_rollout_is_the_policys(case: str):
         ({"head_sizes": (8,)}, "there are layers between the core and the outputs"),
         ({"hidden_size": 300}, "the core has more than 256 outputs"),
         ({"hidden_size": 16}, "the policy is not on a GPU"),
-        ({"action_space": spaces.Discrete(16)}, "the actor has more than 15 outputs"),
+        ({"action_space": spaces.Discrete(128)}, "the actor has more than 127 outputs"),
     ],
 )
 def test_an_obstacle_says_what_keeps_a_policy_from_being_fused(options: dict, reason: str):
@@ -67,3 +70,38 @@ def test_an_obstacle_says_what_keeps_a_policy_from_being_fused(options: dict, re
     assert obstacle(policy, "fp32") is not None
     policy.actor.weight.register_hook(lambda grad: grad)
     assert obstacle(policy, "fp32") == "actor.weight has a gradient hook"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize(
+    ("task", "settings", "first_layer"),
+    [
+        ("CountRecallEasy", {}, True),  # two numbers in an observation
+        ("BattleshipEasy", {"core": "gru"}, True),  # two choices of 8; the previous ones are inputs
+        ("ConcentrationEasy", {"hidden_size": 256}, False),  # 52 choices, 156 inputs and more
+        ("MineSweeperEasy", {"normalize_value": True}, True),
+        ("RepeatPreviousEasy", {"inputs": ("obs", "prev_action")}, True),
+        ("PositionOnlyCartPoleEasy", {"inputs": ("obs", "prev_action"), "normalize_obs": True}, True),
+    ],
+)
+def test_tasks_with_many_outputs_or_with_their_previous_action_train_fused(
+    task: str, settings: dict[str, Any], first_layer: bool, tmp_path: Path
+):
+    """What is trained is what was played, and a repeated run writes the same rows."""
+    rows = []
+    for name in ("one", "other"):
+        sizes: dict[str, Any] = dict(hidden_size=128, num_envs=256, num_steps=32, minibatches=4, epochs=2)
+        config = hf.TrainConfig(
+            env=f"holdfast/{task}-v0", **{**sizes, **settings}, total_steps=256 * 32 * 4, device="cuda", quiet=True, seed=7,
+            tensorboard=False, checkpoint_every=0, final_eval_episodes=1, replay_check_every=1, run_dir=str(tmp_path / name),
+        )  # fmt: skip
+        trainer = hf.Trainer(config)
+        assert obstacle(trainer.policy, "fp32") is None
+        assert (FusedPolicy(trainer.policy)._first is not None) == first_layer
+        trainer.run()
+        assert trainer.engines["update"] == trainer.engines["rollout"] == "CUDA graph"
+        rows.append(read_progress(tmp_path / name))
+    kept = [column for column in rows[0][0] if not column.startswith("time/")]
+    assert [[row[c] for c in kept] for row in rows[0]] == [[row[c] for c in kept] for row in rows[1]]
+    assert max(float(row["memory/replay_gap"]) for row in rows[0]) < 1e-3
+    assert all(float(row["train/skipped_steps"]) == 0 for row in rows[0])

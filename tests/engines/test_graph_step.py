@@ -97,3 +97,23 @@ def test_gymnasium_environments_train_with_it(tmp_path: Any):
     trainer = hf.Trainer(config)
     assert isinstance(trainer.collector, StepGraphCollector) and isinstance(trainer.env, gym.vector.VectorEnv)
     trainer.run()
+
+
+class Looks(hf.ActorCritic):
+    """Waits for the GPU in every step."""
+
+    def decode(self, features: torch.Tensor, action_mask: Any = None) -> Any:
+        if features.abs().max() > 1e9:
+            raise ValueError("too large")
+        return super().decode(features, action_mask)
+
+
+def test_a_policy_that_waits_for_the_gpu_plays_step_by_step_and_the_line_is_named():
+    env: Any = DriftEnv(16)
+    policy = Looks(env.single_observation_space, env.single_action_space, hidden_size=16).cuda()
+    collector = StepGraphCollector(env, policy, 12, seed=5)
+    for _ in range(2):
+        segment = collector.rollout()
+        assert replay_check.measure(policy, segment).size < 1e-3
+    assert collector.slowed_by is not None and collector.slowed_by.startswith("test_graph_step.py:")
+    assert "waits for the GPU (if features.abs().max() > 1e9:)" in collector.slowed_by

@@ -20,11 +20,11 @@ from holdfast.engines.native_obstacles import first_hook, overridden_method
 from holdfast.policies.actor import num_outputs
 from holdfast.policies.actor_critic import ActorCritic
 from holdfast.policies.base import RecurrentPolicy
-from holdfast.policies.encoders import OneHot, Vector
+from holdfast.policies.encoders import Composite, OneHot, Vector
 from holdfast.state import State, tree_map
 
 # A tile of rows and the layers stay in the shared memory of a multiprocessor.
-LARGEST_FEATURES, LARGEST_OUTPUTS = 256, 15  # of the core; of the actor: with the critic one tile of a tensor core
+LARGEST_FEATURES, LARGEST_OUTPUTS = 256, 127  # of the core; of the actor: with the critic's a row in registers
 LARGEST_FIRST_LAYER = 64, 128  # inputs, features
 
 
@@ -65,7 +65,7 @@ def _outputs(policy: ActorCritic) -> str | None:
     if policy.core.output_size > LARGEST_FEATURES:
         return f"the core has more than {LARGEST_FEATURES} outputs"
     outputs = num_outputs(policy.action_space)
-    if outputs > LARGEST_OUTPUTS:  # with more, kernels failed on an H200
+    if outputs > LARGEST_OUTPUTS:
         return f"the actor has more than {LARGEST_OUTPUTS} outputs"
     return None
 
@@ -78,32 +78,35 @@ class FusedPolicy:
 
         self.policy, self._outputs = policy, outputs
         self.layers = _layers(policy, outputs.Layers)
-        self._first = _first_layer(policy, first_layer.FirstLayer)
+        self._first = _first_layer(policy, first_layer)
 
     # --- training ---------------------------------------------------------------------------------------------------
 
     def features(self, obs: Any, columns: Tensor) -> Tensor:
         """What the core reads, [T, columns, I], of a rollout's observations [T, B, ...]; differentiable."""
-        if self._first is None or not _readable(self.policy.encoder, obs):
+        parts = None if self._first is None else _readable_parts(self.policy.encoder, obs)
+        if parts is None:
             rows = tree_map(lambda o: o.index_select(1, columns).flatten(0, 1), obs)
             return self.policy.encode(rows).view(-1, columns.numel(), self.policy.core.input_size)
         weight, bias = _first_linear(self.policy)
-        return _FirstLayer.apply(self._first, obs, columns, weight, bias)  # type: ignore[no-untyped-call]
+        return _FirstLayer.apply(self._first, columns, weight, bias, *parts)  # type: ignore[no-untyped-call]
 
     # --- a step of a rollout ----------------------------------------------------------------------------------------
 
     def step_features(self, obs: Any) -> Tensor:
         """What the core reads, [B, I]. No gradients."""
-        if self._first is None or not _readable(self.policy.encoder, obs):
+        parts = None if self._first is None else _readable_parts(self.policy.encoder, obs)
+        if parts is None:
             return self.policy.encode(obs)
         weight, bias = _first_linear(self.policy)
-        return self._first.features(obs.unsqueeze(0), None, weight, bias).squeeze(0)
+        return self._first.features([part.unsqueeze(0) for part in parts], None, weight, bias).squeeze(0)
 
-    def outputs(self, y: Tensor, noise: Tensor, action: Tensor, log_prob: Tensor, value: Tensor) -> None:
-        """Draw actions from features y [B, F]. They, their log-probabilities and the values go into the last three."""
+    def outputs(self, y: Tensor, noise: Tensor, action: Tensor, log_prob: Tensor, value: Tensor, joined: Any) -> None:
+        """Draw actions from features y [B, F]. They, their log-probabilities and the values go into the next three. joined:
+        `self.layers.joined()`, for all steps of a rollout."""
         scale = self.policy.value_scale
         statistics = None if scale is None else (scale.mean, scale.std)
-        self._outputs.act(y, self.layers, noise, statistics, action, log_prob, value)
+        self._outputs.act(y, self.layers, noise, statistics, action, log_prob, value, joined)
 
     def noise(self, *shape: int, device: torch.device) -> Tensor:
         """Random numbers to sample with, [*shape, outputs]."""
@@ -133,6 +136,7 @@ class FusedSteps:
         self._log_prob = torch.empty(steps, batch, device=device)
         self._values = torch.empty(steps, batch, device=device)
         self._unused = fused.empty_actions(batch, device=device), torch.empty(batch, device=device)
+        self._joined = fused.layers.joined()
 
     def act(
         self, t: int, obs: Any, state: State, resets: Tensor, noise: Tensor
@@ -144,14 +148,14 @@ class FusedSteps:
         else:
             y, state = core(x, state, resets)
         row = self._actions[t], self._log_prob[t], self._values[t]
-        self._fused.outputs(y, noise if self._noise is None else self._noise[t], *row)
+        self._fused.outputs(y, noise if self._noise is None else self._noise[t], *row, self._joined)
         return (*row, state)
 
     def value(self, obs: Any, state: State, resets: Tensor | None) -> Tensor:
         """V(obs) [B] with this state, which stays."""
         y, _ = self._fused.policy.core(self._fused.step_features(obs), state, resets)
         value = torch.empty_like(self._unused[1])
-        self._fused.outputs(y, self._any_noise, *self._unused, value)
+        self._fused.outputs(y, self._any_noise, *self._unused, value, self._joined)
         return value
 
     def written(self) -> dict[str, Tensor]:
@@ -161,16 +165,17 @@ class FusedSteps:
 
 class _FirstLayer(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, first: Any, obs: Tensor, columns: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    def forward(ctx: Any, first: Any, columns: Tensor, weight: Tensor, bias: Tensor, *obs: Tensor) -> Tensor:
         ctx.first = first
-        ctx.save_for_backward(obs, columns, weight, bias)
+        ctx.save_for_backward(columns, weight, bias, *obs)
         return first.features(obs, columns, weight, bias)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, d_features: Tensor) -> tuple[Tensor | None, ...]:
-        d_weight, d_bias = ctx.first.gradients(*ctx.saved_tensors, d_features.contiguous())
-        return None, None, None, d_weight, d_bias
+        columns, weight, bias, *obs = ctx.saved_tensors
+        d_weight, d_bias = ctx.first.gradients(obs, columns, weight, bias, d_features.contiguous())
+        return None, None, d_weight, d_bias, *(None for _ in obs)
 
 
 def _layers(policy: ActorCritic, make: Any) -> Any:
@@ -195,28 +200,39 @@ def _first_linear(policy: ActorCritic) -> tuple[Tensor, Tensor]:
     return linear.weight, linear.bias
 
 
-def _first_layer(policy: ActorCritic, make: Any) -> Any:
+def _encoders(encoder: Any) -> list[Any]:
+    """An encoder's parts in the order of their inputs, if it has some."""
+    return list(encoder.parts) if type(encoder) is Composite else [encoder]
+
+
+def _first_layer(policy: ActorCritic, kernels: Any) -> Any:
     """The kernel's description of encoder and trunk; None if they are more than it knows."""
-    encoder, trunk = policy.encoder, list(policy.trunk.children())
+    encoders, trunk = _encoders(policy.encoder), list(policy.trunk.children())
     if len(trunk) != 2 or type(trunk[0]) is not nn.Linear or type(trunk[1]) not in (nn.Tanh, nn.ReLU):
         return None
-    activation = "tanh" if isinstance(trunk[1], nn.Tanh) else "relu"
     features, inputs = trunk[0].weight.shape
-    if type(encoder) not in (OneHot, Vector) or inputs > LARGEST_FIRST_LAYER[0] or features > LARGEST_FIRST_LAYER[1]:
+    if inputs > LARGEST_FIRST_LAYER[0] or features > LARGEST_FIRST_LAYER[1]:
         return None
-    device = policy.core.device()
-    if isinstance(encoder, OneHot):
-        if len(encoder.nvec) > 1:  # CountRecall, which has two, failed on an H200: this kernel or that of many outputs
-            return None
-        part = [i for i, n in enumerate(encoder.nvec) for _ in range(n)]
-        choice = [start + j for start, n in zip(encoder.starts, encoder.nvec) for j in range(n)]
-        return make(
-            inputs, activation, len(encoder.nvec), torch.tensor(part, dtype=torch.int32, device=device),
-            torch.tensor(choice, dtype=torch.int32, device=device),
-        )  # fmt: skip
-    assert isinstance(encoder, Vector)
-    statistics = (encoder.mean, encoder.var) if encoder.normalize else ()
-    return make(inputs, activation, inputs, None, None, *statistics)
+    if len(encoders) > 2 or any(type(encoder) not in (OneHot, Vector) for encoder in encoders):
+        return None
+    parts = tuple(_part(encoder, kernels.Part, policy.core.device()) for encoder in encoders)
+    return kernels.FirstLayer(parts, "tanh" if isinstance(trunk[1], nn.Tanh) else "relu")
+
+
+def _part(encoder: OneHot | Vector, make: Any, device: torch.device) -> Any:
+    if isinstance(encoder, Vector):
+        statistics = {"mean": encoder.mean, "var": encoder.var} if encoder.normalize else {}
+        return make(encoder.size, encoder.size, **statistics)
+    part = [i for i, n in enumerate(encoder.nvec) for _ in range(n)]
+    choice = [start + j for start, n in zip(encoder.starts, encoder.nvec) for j in range(n)]
+    tables = (torch.tensor(numbers, dtype=torch.int32, device=device) for numbers in (part, choice))
+    return make(encoder.size, len(encoder.nvec), *tables)
+
+
+def _readable_parts(encoder: Any, obs: Any) -> list[Tensor] | None:
+    """The tensors of an observation, one for each part of the encoder; None if the kernel cannot read one of them."""
+    parts = [obs[key] for key in encoder.keys] if type(encoder) is Composite else [obs]
+    return parts if all(map(_readable, _encoders(encoder), parts)) else None
 
 
 def _readable(encoder: Any, obs: Any) -> bool:

@@ -8,13 +8,14 @@ what `Collector` computes.
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from holdfast import state as state_ops
-from holdfast.engines.cuda_graph import capturing, copy_into, side_stream
+from holdfast.engines.cuda_graph import NotCapturable, capturing, copy_into, rehearsal, side_stream
 from holdfast.policies.actor_critic import ActorCritic
 from holdfast.policies.base import RecurrentPolicy
 from holdfast.policies.precision import autocast
@@ -35,7 +36,7 @@ def obstacle(policy: RecurrentPolicy) -> str | None:
 
 
 class StepGraphCollector(Collector):
-    """As `Collector`, which plays the rollout itself where the environment masks actions."""
+    """As `Collector`, which plays the rollout itself where the environment masks actions or the policy waits for the GPU."""
 
     _graphs: _StepGraphs | None = None
 
@@ -44,10 +45,13 @@ class StepGraphCollector(Collector):
             self.start()
         adapter, clock = self.adapter, time.perf_counter
         adapter.takes_every_final_obs = True
-        if adapter.action_mask is not None:
+        if self._graphs is None and adapter.action_mask is None and self.slowed_by is None:
+            try:
+                self._graphs = _StepGraphs(self)
+            except NotCapturable as reason:
+                self.slowed_by = str(reason)
+        if self._graphs is None or adapter.action_mask is not None:
             return super()._rollout()
-        if self._graphs is None:
-            self._graphs = _StepGraphs(self)
         graphs, failed = self._graphs, []
         rows: dict[str, list[Any]] = {name: [] for name in _ROWS}
         chunk_states: list[State] = []
@@ -85,8 +89,8 @@ class StepGraphCollector(Collector):
 
 
 class _StepGraphs:
-    """A step and a value of the collector's policy, captured. `state` and `noise` are those of all environments; `load` them
-    before the first step of a rollout."""
+    """A step and a value of the collector's policy, captured; `NotCapturable` if it waits for the GPU. `state` and `noise` are
+    those of all environments; `load` them before the first step of a rollout."""
 
     def __init__(self, collector: StepGraphCollector) -> None:
         adapter, self._policy = collector.adapter, collector.policy
@@ -99,10 +103,13 @@ class _StepGraphs:
         self._correlated = collector.noise
         self.noise = torch.zeros(()) if collector.noise is None else collector.noise.value.clone()
         generator = torch.cuda.get_rng_state()
-        with side_stream():
-            for _ in range(2):
-                self._act(), self._value()
-        torch.cuda.set_rng_state(generator)
+        try:
+            with side_stream():
+                for checked in (nullcontext, rehearsal):  # the first one may compile
+                    with checked():
+                        self._act(), self._value()
+        finally:
+            torch.cuda.set_rng_state(generator)
         self._act_graph, self._value_graph = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         with capturing(self._act_graph):
             self._step = self._act()

@@ -11,6 +11,8 @@ pytest.importorskip("rsl_rl")
 
 from holdfast import doctor
 from holdfast.doctor import subjects
+from holdfast.integrations.rsl_rl.acting import GraphActing
+from holdfast.state import tree_map
 from integrations.rsl_rl.arm import EXAMPLE, Arm, learn, make_runner, play
 
 CORES = ("lstm", "gru", "mingru", "lru", "ffm", "mlstm", "window")
@@ -279,3 +281,75 @@ def test_what_is_not_supported_is_refused_in_one_line():
         ValueError, match=r"actor.class_name is rsl_rl's RNNModel, .* use holdfast.integrations.rsl_rl:RNNModel"
     ):
         make_runner(actor={"class_name": "RNNModel"})
+
+
+# --- what is captured on a GPU, without the capture -------------------------------------------------------------------
+
+
+class Uncaptured(GraphActing):
+    """Does everything anew where a graph would be replayed."""
+
+    def __init__(self, models, gamma):
+        super().__init__(models, gamma)
+        self._captured = self._eager
+
+    def _recorded(self, function):
+        random = torch.get_rng_state()
+        result = tree_map(torch.clone, function() or ())
+        torch.set_rng_state(random)
+
+        def replay():
+            tree_map(lambda fixed, new: fixed.copy_(new), result, function() or ())
+
+        return replay, result
+
+
+class WithoutFinalObs(Falling):
+    def step(self, actions):
+        obs, rewards, dones, extras = super().step(actions)
+        return obs, rewards, dones, {"time_outs": extras["time_outs"]}
+
+
+@pytest.mark.parametrize(
+    ("env", "rnn_type", "seed"), [(Falling, "lstm", 1), (WithoutFinalObs, "gru", 2), (Arm, "window", 3)]
+)
+def test_steps_that_store_themselves_leave_in_the_storage_what_rsl_rl_puts_there(env, rnn_type, seed):
+    def played(captured):
+        arm = env(8, seed=seed)
+        alg = make_runner(rnn_type=rnn_type, env=arm, seed=seed).alg
+        if captured:
+            alg._acting = Uncaptured(alg._models, alg.gamma)
+        torch.manual_seed(seed)
+        for _ in range(3):
+            play(alg, arm, STEPS)
+            st = alg.storage
+            assert st.step == STEPS
+            kept = [
+                st.actions,
+                st.values,
+                st.actions_log_prob,
+                st.rewards,
+                st.dones,
+                st.returns,
+                *st.distribution_params,
+            ]
+            yield [part.clone() for part in (*kept, *st.observations.values(), alg._segment().resets)]
+            alg.update()
+
+    for mine, theirs in zip(list(played(True)), list(played(False))):
+        assert len(mine) == len(theirs) == 11
+        for one, other in zip(mine, theirs):
+            torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-5)
+
+
+def test_acting_after_a_rollout_that_is_not_trained_on_yet_leaves_it_alone():
+    arm = Falling(8, seed=4)
+    alg = make_runner(env=arm, seed=4).alg
+    alg._acting = Uncaptured(alg._models, alg.gamma)
+    obs = play(alg, arm, STEPS)
+    before = alg.storage.actions.clone()
+    with torch.inference_mode():
+        alg.act(obs)
+        with pytest.raises(OverflowError, match="the storage is full"):
+            alg.process_env_step(obs, torch.zeros(8), torch.zeros(8), {})
+    assert torch.equal(alg.storage.actions, before)

@@ -43,3 +43,10 @@ def test_shared_memory_of_a_tile_by_hand() -> None:
     # W_hh slice: 4 gates x 32 units x (256 + 8) columns; two teams of two stages of 16 rows x (128 + 8): fp16 all
     tile = Tile(32, 16, teams=2, columns=128, stages=2)
     assert tile.shared_bytes(256, 4, False) == 2 * (128 * 264 + 2 * 2 * 16 * 136)
+
+
+def test_blocks_divide_their_columns_only_where_all_of_them_get_the_same():
+    tile = Tile(16, 16, warp_rows=4, teams=2, columns=64, stages=4)
+    shares = {hidden: tile.sharing(4, hidden, 4).share for hidden in (1024, 768, 720, 672, 520)}
+    assert shares == {1024: 4, 768: 4, 720: 1, 672: 2, 520: 1}
+    assert tile.sharing(4, 1024, 4).shared_bytes(1024, 4, True) == 2 * (64 * (1024 + 8) + 2 * 4 * 64 * 72)

@@ -31,8 +31,9 @@ def first_layer(few: bool, rows: int, warps: int, features: int = 128) -> int:
     from holdfast.kernels.triton.first_layer import backward_kernel
 
     return products(
-        backward_kernel, warps, mean=None, var=None, D=4, DP=4 if few else 16, PARTS=1, ONE_HOT=True, F=features, FP=features,
-        ACTIVATION=0, FEW=few, BLOCK=rows,
+        backward_kernel, warps, mean=None, var=None, obs2=None, part2=None, choice2=None, mean2=None, var2=None, D=4,
+        DP=4 if few else 16, PARTS=1, ONE_HOT=True, D2=0, PARTS2=0, ONE_HOT2=False, F=features, FP=features, ACTIVATION=0,
+        FEW=few, BLOCK=rows,
     )  # fmt: skip
 
 
@@ -41,7 +42,7 @@ def loss(few: bool, rows: int, warps: int, outputs: int = 4) -> int:
 
     return products(
         loss_kernel, warps, log_std=None, center=None, half_range=None, valid=None, F=128, FP=128, A=outputs,
-        KP=8 if few else 16, HEADS=1, KIND=0, CLIP_VALUE=False, FEW=few, BLOCK=rows,
+        KP=8 if few else 16, HEADS=1, KIND=0, CLIP_VALUE=False, FEW=few, MANY=False, BLOCK=rows,
     )  # fmt: skip
 
 
@@ -50,7 +51,7 @@ def act(few: bool, rows: int, warps: int) -> int:
 
     return products(
         act_kernel, warps, log_std=None, center=None, half_range=None, value_mean=None, value_std=None, F=128, FP=128, A=4,
-        KP=8 if few else 16, HEADS=1, KIND=0, FEW=few, BLOCK=rows,
+        KP=8 if few else 16, HEADS=1, KIND=0, FEW=few, MANY=False, BLOCK=rows,
     )  # fmt: skip
 
 

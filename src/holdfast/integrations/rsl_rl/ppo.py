@@ -57,7 +57,8 @@ class PPO(rsl_rl.algorithms.PPO):
         self._rate = torch.tensor(rate, device=self.device)
         self.optimizer = make_optimizer(settings.get("optimizer", "adam"), self._parameters(), self._rate)
         self._models = ActorAndCritic(self.actor, self.critic)
-        self._acting: Acting = make_acting(self._models, self.device)
+        self._acting: Acting = make_acting(self._models, self.device, self.gamma)
+        self._eager: RslRlMinibatches | None = None
         self._graph: GraphMinibatches | None = None
         self._graph_of: Any = None
         self._start: tuple[State, Tensor] | None = None  # states and pending resets before the first step of a rollout
@@ -70,7 +71,7 @@ class PPO(rsl_rl.algorithms.PPO):
     def act(self, obs: Any) -> Tensor:
         if self.storage.step == 0:
             self._start = self._begin(len(obs))
-            self._acting.begin()
+            self._acting.begin(self.storage)
         step = self._acting.act(obs)
         transition = self.transition
         transition.actions, transition.values = step.action, step.value
@@ -80,6 +81,13 @@ class PPO(rsl_rl.algorithms.PPO):
 
     def process_env_step(self, obs: Any, rewards: Tensor, dones: Tensor, extras: dict[str, Any]) -> None:
         transition = self.transition
+        if self._acting.stores and not self.rnd:
+            time_outs = extras["time_outs"].to(self.device) if "time_outs" in extras else None
+            assert transition.values is not None
+            value = transition.values.reshape(-1) if time_outs is None else self._value_at_timeout(extras)
+            self._acting.store(rewards, dones, time_outs, value)
+            transition.clear()
+            return
         transition.rewards, transition.dones = rewards.clone(), dones
         if self.rnd:
             self.intrinsic_rewards = self.rnd.get_intrinsic_reward(obs)
@@ -126,6 +134,9 @@ class PPO(rsl_rl.algorithms.PPO):
             return state_ops.clone(states), resets.clone()
 
     def compute_returns(self, obs: Any) -> None:
+        self._acting.conclude(obs, self._write_returns)
+
+    def _write_returns(self, obs: Any) -> None:
         st = self.storage
         last = self._peek_value(obs, fresh=True)
         rewards, values, dones = st.rewards.squeeze(-1), st.values.squeeze(-1), st.dones.squeeze(-1).bool()
@@ -192,18 +203,16 @@ class PPO(rsl_rl.algorithms.PPO):
 
     def _engine_for(self, batch: Segment) -> Any:
         """What executes the minibatches: a CUDA graph on one GPU, autograd step by step elsewhere."""
-        eager = RslRlMinibatches(
-            self._models,
-            MinibatchSettings(
-                max_grad_norm=self.max_grad_norm,
-                desired_kl=self.desired_kl if self.schedule == "adaptive" else None,
-                normalize_advantage=self.normalize_advantage_per_mini_batch,
-                mixed_precision=bool(getattr(self, "use_mixed_precision", False)),
-                ranks=self.gpu_world_size,
-            ),
-            self.optimizer,
-            self._rate,
+        own = MinibatchSettings(
+            max_grad_norm=self.max_grad_norm,
+            desired_kl=self.desired_kl if self.schedule == "adaptive" else None,
+            normalize_advantage=self.normalize_advantage_per_mini_batch,
+            mixed_precision=bool(getattr(self, "use_mixed_precision", False)),
+            ranks=self.gpu_world_size,
         )
+        eager = self._eager
+        if eager is None or eager.own != own or eager.optimizer is not self.optimizer:
+            eager = self._eager = RslRlMinibatches(self._models, own, self.optimizer, self._rate)
         settings = loss_settings(self)
         if self._rate.is_cuda and self.gpu_world_size == 1 and reads_rate(self.optimizer):
             return self._graph_for(eager, batch, settings)

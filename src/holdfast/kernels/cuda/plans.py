@@ -29,6 +29,8 @@ class Recurrence(NamedTuple):
     chunks: int
     groups: int
     partials: int  # rows of partial sums that the backward writes
+    counters: int  # of arrivals
+    exchanged: int  # bytes that follow the counters, to the next multiple of 64
 
 
 @functools.cache
@@ -46,14 +48,16 @@ def recurrence(
     constants = {
         "GRU": gates == 3, "HIDDEN": hidden, "NH": tile.units, "WU": tile.warp_units, "MT": tile.row_tiles,
         "WARP_ROWS": tile.warp_rows, "HALVES": tile.halves, "TEAMS": tile.teams, "STAGES": tile.stages,
-        "KC": tile.columns or tile.depth(hidden, gates, backward), "W_REGISTERS": tile.registers, "SAVE": save,
+        "KC": tile.columns or tile.depth(hidden, gates, backward), "W_REGISTERS": tile.registers, "SAVE": save, "SHARE": tile.share,
         "RESETS": resets, "RESET_VALUES": reset_values, "ONE_CHUNK": chunks <= groups * tile.teams, "Y_KIND": kind, "W_KIND": w_kind,
     }  # fmt: skip
     kernel = compiled(
         direction, f"recurrence_{direction}", constants, tile.shared_bytes(hidden, gates, backward), device
     )
     launch = kernel.launcher(split * groups, tile.threads, "16q6i0q" if backward else "15q5i0q", together=split > 1)
-    return Recurrence(launch, chunks, groups, groups * tile.teams * tile.warp_rows)
+    counters = chunks * (1 + (split // tile.share if tile.share > 1 else 0))
+    exchanged = 4 * chunks * tile.rows * split * tile.units * tile.share if tile.share > 1 else 0
+    return Recurrence(launch, chunks, groups, groups * tile.teams * tile.warp_rows, counters, exchanged)
 
 
 def _conversion(name: str, gates: int, hidden: int, inputs: int, x_kind: int, w_kind: int, device: int) -> Kernel:
@@ -100,7 +104,7 @@ def forward_plan(
     resets: bool, reset_values: bool, save: bool, device: int,
 ) -> ForwardPlan:  # fmt: skip
     gates, rows, kind, w_kind = gate_rows // hidden, steps * batch, KIND[dtype], KIND[w_dtype]
-    launch, chunks, groups, _ = recurrence(
+    launch, chunks, groups, *_ = recurrence(
         "forward", gates, hidden, batch, kind, w_kind, resets, reset_values, save, device, steps == 1
     )
     first, width = packed_layout(inputs, hidden)
@@ -149,6 +153,7 @@ class BackwardPlan(NamedTuple):
     chunks: int
     groups: int
     partials: int
+    counters: int
     blocks: int
 
 
@@ -159,7 +164,7 @@ def backward_plan(
 ) -> BackwardPlan:  # fmt: skip
     gates, kind, w_kind = gate_rows // hidden, KIND[dtype], KIND[w_dtype]
     rows = kept // kept_layout(1, inputs, hidden, gates)[2]
-    launch, chunks, groups, partials = recurrence(
+    launch, chunks, groups, partials, counters, exchanged = recurrence(
         "backward", gates, hidden, batch, kind, w_kind, resets, reset_values, True, device
     )
     first, width = packed_layout(inputs, hidden)
@@ -170,9 +175,9 @@ def backward_plan(
     weights_product = product(4 * hidden, width, rows, (4 * hidden, width, width), device, transposed="a", single=True)
     workspace_size = max(inputs_product.workspace, weights_product.workspace)
     parts = _offsets(
-        2 * gate_rows * inputs, 2 * gate_rows * hidden, workspace_size, 4 * blocks, 4 * chunks, 16 * partials * hidden,
-        reset_sums, reset_sums, 8 * rows * hidden, 2 * rows * inputs if need_dx else 0, 16 * hidden * width, 4 * batch * hidden,
-        4 * batch * hidden,
+        2 * gate_rows * inputs, 2 * gate_rows * hidden, workspace_size, 4 * blocks, -(-counters // 64) * 256 + exchanged,
+        16 * partials * hidden, reset_sums, reset_sums, 8 * rows * hidden, 2 * rows * inputs if need_dx else 0,
+        16 * hidden * width, 4 * batch * hidden, 4 * batch * hidden,
     )  # fmt: skip
     prepare, finish = (
         _conversion(name, gates, hidden, inputs, kind, w_kind, device)
@@ -187,5 +192,6 @@ def backward_plan(
         scratch=scratch, w_t=w_t, workspace=workspace, maxima=maxima, arrivals=arrivals, bias_sums=bias_sums,
         reset_h=reset_h, reset_c=reset_c, d_gates=d_gates, dx=dx, dw=dw, dh0=dh0, dc0=dc0,
         gates=2 * gates_at, saved=2 * saved_at, h_in=2 * first, width=width,
-        steps=rows // batch, rows=rows, chunks=chunks, groups=groups, partials=partials, blocks=blocks,
+        steps=rows // batch, rows=rows, chunks=chunks, groups=groups, partials=partials, counters=counters,
+        blocks=blocks,
     )  # fmt: skip

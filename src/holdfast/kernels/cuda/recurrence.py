@@ -122,7 +122,7 @@ def backward(
     d_outputs = address(dy), address(dh_n), address(dc_n)
     plan.prepare(
         stream, *d_outputs, maxima, w_ih.data_ptr(), at, w_hh.data_ptr(), at + plan.w_t, arrivals, rows, batch,
-        plan.chunks,
+        plan.counters,
     )  # fmt: skip
     plan.recur(
         stream, packed + plan.gates, packed + plan.saved, packed + plan.h_in, at + plan.w_t, address(mask), *d_outputs,

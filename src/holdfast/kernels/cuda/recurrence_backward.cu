@@ -16,17 +16,21 @@ struct Arguments {
   float* bias_sums;      // [groups * TEAMS * WARP_ROWS, 4H]: partial sums of d_gates, unscaled
   float* reset_sums_h;   // [the same, H]: partial sums of the reset values' gradients, unscaled
   float* reset_sums_c;
-  u32* arrivals;         // [chunks], zeros
+  u32* arrivals;         // [chunks], zeros; with SHARE > 1 [chunks, SPLIT / SHARE] more of them, then what blocks of a set exchange
   int h_stride, steps, batch, groups, chunks, maxima_count;
 };
 
-constexpr int K = GATES * HIDDEN;
+// With SHARE > 1, sets of SHARE neighboring blocks divide the columns of their product: a block multiplies its columns for the
+// units of the whole set and sends each block its sums. So it reads 1 / SHARE of the gate gradients of its rows.
+constexpr int K_ALL = GATES * HIDDEN, K = K_ALL / SHARE;
 constexpr int K_FIRST = GRU ? HIDDEN : 0;
+static_assert(SHARE == 1 || (SPLIT % SHARE == 0 && HIDDEN % NH == 0 && K_ALL % (SHARE * KC) == 0 && !W_REGISTERS));
 constexpr int KP = SPLIT == 1 ? (K + 15) / 16 * 16 : (K + KC - 1) / KC * KC;
 constexpr int W_STRIDE = KP + 8;
 constexpr int A_STRIDE = SPLIT == 1 ? KP + 8 : KC + 8;
 constexpr int A_SIZE = SPLIT == 1 ? R * A_STRIDE : STAGES * R * A_STRIDE;
-constexpr int TILES = J;
+constexpr int TILES = J * SHARE;
+constexpr int EXCHANGED = R * NH;  // sums that a block sends to another one, for a chunk
 constexpr int SETS = MT * TILES >= 4 ? 1 : 4 / (MT * TILES);
 constexpr int W_STEPS = W_REGISTERS ? KP / 16 : 1;
 
@@ -38,6 +42,53 @@ struct StepInputs {
   u32 dy[MT][HALVES][Y_WORDS];
 };
 
+template <class F> __device__ __forceinline__ void each(F&& f) {
+#pragma unroll
+  for (int m = 0; m < MT; ++m)
+#pragma unroll
+    for (int half = 0; half < HALVES; ++half)
+#pragma unroll
+      for (int u = 0; u < UT; ++u) f(m, half, u);
+}
+
+typedef float Sums[SETS][MT][TILES][4];
+__device__ __forceinline__ float sum_of_sets(const Sums& acc, int m, int tile, int i) {
+  float sum = 0.0f;
+#pragma unroll
+  for (int s = 0; s < SETS; ++s) sum += acc[s][m][tile][i];
+  return sum;
+}
+
+// Sends the sums of the other blocks' units, waits until `count` messages have come to this set at this chunk, and adds what this
+// block was sent to its own. Messages of a step are read before the gate gradients that the next step's senders wait for.
+__device__ __forceinline__ void exchange(float (&arrived)[MT][HALVES][UT], const Sums& acc, u32* arrivals, int chunks, int chunk,
+                                         int set, int share, u32 count) {
+  constexpr int BLOCK_SETS = SPLIT / SHARE;
+  float* messages = (float*)(arrivals + (chunks * (1 + BLOCK_SETS) + 63) / 64 * 64) +
+                    ((i64)chunk * SPLIT + set * SHARE) * (SHARE * EXCHANGED) + team_thread();
+#pragma unroll
+  for (int member = 0; member < SHARE; ++member)
+    each([&](int m, int half, int u) {
+      const float sum = sum_of_sets(acc, m, member * J + u / 2, half * 2 + u % 2);
+      const int e = ((m * HALVES + half) * UT + u) * TEAM_THREADS;
+      if (member == share) arrived[m][half][u] = sum;
+      else asm volatile("st.global.cg.f32 [%0], %1;" ::"l"(messages + (member * SHARE + share) * EXCHANGED + e), "f"(sum) : "memory");
+    });
+  u32* counter = arrivals + chunks + chunk * BLOCK_SETS + set;
+  arrive(counter);
+  wait(counter, count);
+#pragma unroll
+  for (int other = 1; other < SHARE; ++other) {
+    const int member = (share + other) % SHARE;
+    each([&](int m, int half, int u) {
+      const int e = ((m * HALVES + half) * UT + u) * TEAM_THREADS;
+      float sum;
+      asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(sum) : "l"(messages + (share * SHARE + member) * EXCHANGED + e) : "memory");
+      arrived[m][half][u] += sum;
+    });
+  }
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrence_backward(const Arguments p) {
   extern __shared__ __align__(16) u16 memory[];
   u16* w = memory;                                       // [WARP_UNITS * TILES * 8][W_STRIDE]
@@ -46,6 +97,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrence_backward(con
   const int lane = threadIdx.x % 32, warp = team_thread() / 32;
   const int warp_row = warp / WARP_UNITS, warp_unit = warp % WARP_UNITS;
   const int group = blockIdx.x / SPLIT, first_unit = (blockIdx.x % SPLIT) * NH;
+  const int share = blockIdx.x % SPLIT % SHARE, set = blockIdx.x % SPLIT / SHARE;
   const int unit = first_unit + warp_unit * WU + UT * (lane % 4);
   const bool unit_ok = unit < HIDDEN;
   const int lane_row = warp_row * WARP_HEIGHT + lane / 4;
@@ -55,10 +107,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrence_backward(con
 
   for (int i = threadIdx.x; i < WARP_UNITS * TILES * 8 * (KP / 8); i += THREADS) {
     int n = i / (KP / 8), k = i % (KP / 8) * 8;
-    int column = n % 8, j = n / 8 % J, block = n / 8 / J;
-    int u = first_unit + block * WU + UT * (column / 2) + 2 * j + column % 2;
+    int column = n % 8, j = n / 8 % J, member = n / 8 / J % SHARE, block = n / 8 / TILES;
+    int u = (set * SHARE + member) * NH + block * WU + UT * (column / 2) + 2 * j + column % 2;
     uint4 v = make_uint4(0, 0, 0, 0);
-    if (u < HIDDEN && k < K) v = *(const uint4*)(p.w_t + (i64)u * K + k);
+    if (u < HIDDEN && k < K) v = *(const uint4*)(p.w_t + (i64)u * K_ALL + share * K + k);
     *(uint4*)(w + n * W_STRIDE + k) = v;
   }
   if constexpr (SPLIT == 1)
@@ -144,11 +196,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrence_backward(con
           multiply<KP, TILES, SETS, A_STRIDE, W_STRIDE>(acc, shared_address(a) + a_lane, b, w_registers);
         } else {
           wait(p.arrivals + chunk, (u32)SPLIT * (steps - 1 - t));
-          multiply_streamed<K, TILES, SETS, W_STRIDE>(acc, p.d_gates + (first + batch + chunk_row) * (4 * HIDDEN) + K_FIRST,
+          multiply_streamed<K, TILES, SETS, W_STRIDE>(acc, p.d_gates + (first + batch + chunk_row) * (4 * HIDDEN) + K_FIRST + share * K,
                                                       4 * HIDDEN, batch - chunk_row, a, a_lane, b, w_registers);
         }
       }
       if constexpr (SPLIT == 1) sync_team();
+      float arrived[MT][HALVES][UT];
+      if constexpr (SHARE > 1) {
+        if (t + 1 < steps) exchange(arrived, acc, p.arrivals, p.chunks, chunk, set, share, (u32)SHARE * (steps - 1 - t));
+      } else {
+        each([&](int m, int half, int u) { arrived[m][half][u] = sum_of_sets(acc, m, u / 2, half * 2 + u % 2); });
+      }
 
 #pragma unroll
       for (int m = 0; m < MT; ++m)
@@ -159,10 +217,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrence_backward(con
           float out[4][UT], dh[UT], after[UT];
 #pragma unroll
           for (int u = 0; u < UT; ++u) {
-            float arriving = 0.0f, dc = 0.0f;
-#pragma unroll
-            for (int set = 0; set < SETS; ++set) arriving += acc[set][m][u / 2][half * 2 + u % 2];
+            float arriving = arrived[m][half][u], dc = 0.0f;
             if (t + 1 == steps) {
+              arriving = 0.0f;
               if (ok && p.dh_n) arriving = p.dh_n[(i64)row * HIDDEN + unit + u] * s.scale;
               if (!GRU && ok && p.dc_n) dc = p.dc_n[(i64)row * HIDDEN + unit + u] * s.scale;
             } else {

@@ -10,7 +10,7 @@
 // UT elements wide.
 //
 // Compile-time constants, from the host: GRU, HIDDEN, NH, WU, HALVES, MT, WARP_ROWS, TEAMS, KC (columns of one pipeline
-// stage), STAGES, W_REGISTERS (weights in registers, not shared memory), SAVE, RESETS, RESET_VALUES (resets start
+// stage), STAGES, W_REGISTERS (weights in registers, not shared memory), SHARE (blocks that divide the columns, backward), SAVE, RESETS, RESET_VALUES (resets start
 // from values other than 0), ONE_CHUNK (a team sees one chunk of rows, so carried values stay in registers), Y_KIND (0 fp32,
 // 1 bf16, 2 fp16).
 

@@ -17,6 +17,7 @@ class Tile(NamedTuple):
     columns: int = 0  # KC: columns of one pipeline stage; 0 for all at once
     stages: int = 1  # STAGES
     registers: bool = False  # W_REGISTERS
+    share: int = 1  # SHARE, of a backward: blocks that divide the columns of their product
 
     @property
     def rows(self) -> int:
@@ -33,14 +34,20 @@ class Tile(NamedTuple):
 
     def depth(self, hidden_size: int, gates: int, backward: bool) -> int:
         """Columns of the operand that holds the rows, padded."""
-        depth = hidden_size * gates if backward else hidden_size
+        depth = hidden_size * gates // self.share if backward else hidden_size
         multiple = self.columns if self.columns and self.split(hidden_size) > 1 else 16
         return -(-depth // multiple) * multiple
+
+    def sharing(self, share: int, hidden_size: int, gates: int) -> Tile:
+        """With so many blocks that divide the columns of a backward's product, or the largest number below that divides evenly."""
+        while share > 1 and (hidden_size % (self.units * share) or hidden_size * gates % (share * self.columns)):
+            share //= 2
+        return self._replace(share=share)
 
     def shared_bytes(self, hidden_size: int, gates: int, backward: bool) -> int:
         """Dynamic shared memory of one block: its slice of W_hh and the rows its teams multiply with."""
         depth = self.depth(hidden_size, gates, backward)
-        weights = self.units * (1 if backward else gates) * (depth + 8)
+        weights = self.units * (self.share if backward else gates) * (depth + 8)
         whole = self.split(hidden_size) == 1 or not self.columns
         operand = self.rows * (depth + 8) if whole else self.stages * self.rows * (self.columns + 8)
         return 2 * (weights + self.teams * operand)
@@ -66,17 +73,22 @@ def choose_tile(gates: int, hidden_size: int, batch: int, backward: bool, one_st
             return Tile(32, 8, halves=1, registers=True)
         if batch <= 2112:
             return Tile(64, 16, teams=2, columns=128, stages=2)
-        return Tile(64, 16, teams=4, columns=64 if backward else 128, stages=4 if backward else 2)
+        tile = Tile(64, 16, teams=4, columns=64 if backward else 128, stages=4 if backward else 2)
+        return tile.sharing(2, hidden_size, gates) if backward and gates == 4 else tile
     if hidden_size <= 512:
         if batch <= 512:
             return Tile(32, 16, teams=2, columns=256, stages=2)
         if gates == 3:
             return Tile(64, 32 if backward else 16, teams=4, columns=64, stages=3)
-        return Tile(32, 32, warp_rows=2, teams=4, columns=64, stages=3)
+        tile = Tile(32, 32, warp_rows=2, teams=4, columns=64, stages=3)
+        return tile.sharing(2, hidden_size, gates) if backward else tile
     if gates == 3:
         return Tile(32, 16, teams=4, columns=64, stages=3)
     if backward:
-        return Tile(16, 16, warp_rows=4, teams=2, columns=64, stages=4)
+        tile = Tile(16, 16, warp_rows=4, teams=2, columns=64, stages=4)
+        return (
+            tile if batch < 64 else tile.sharing(4, hidden_size, gates)
+        )  # small batches would wait, not read, for longer
     return Tile(16, 16, warp_rows=2, teams=4, columns=64, stages=4)
 
 

@@ -1,14 +1,16 @@
 """An encoder's first layer in Triton: observations to features, activation(W x + b), and the gradients of W and b.
 
-x is built in the kernel: a one-hot row from whole numbers, or a vector, normalized or not. So observations are read where
-the rollout left them (row t, column `columns[i]` of [T, B]), features are written once, and the backward reads nothing but
-their gradient: it computes the features again. `policies/encoders.py` says what is computed.
+x is built in the kernel: a one-hot row from whole numbers, or a vector, normalized or not, or two of these side by side (an
+observation and the action before it). So observations are read where the rollout left them (row t, column `columns[i]` of
+[T, B]), features are written once, and the backward reads nothing but their gradient: it computes the features again.
+`policies/encoders.py` says what is computed.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call"
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -39,12 +41,12 @@ def tanh(x):
 
 @triton.jit
 def load_one(obs, at, ok, part, choice, mean, var, d, D: tl.constexpr, PARTS: tl.constexpr, ONE_HOT: tl.constexpr):
-    """Column d of the input, [BLOCK] fp32."""
+    """Column d of a part of the input, [BLOCK] fp32."""
     if ONE_HOT:
         number = tl.load(obs + at * PARTS + tl.load(part + d), mask=ok, other=0)
         x = tl.where(ok & (number == tl.load(choice + d)), 1.0, 0.0)
     else:
-        x = tl.load(obs + at * D + d, mask=ok, other=0.0)
+        x = tl.load(obs + at * D + d, mask=ok, other=0.0).to(tl.float32)
         if mean is not None:
             x = (x - tl.load(mean + d)) * tl.rsqrt(tl.load(var + d) + 1e-8)
             x = tl.where(x > 10.0, 10.0, tl.where(x < -10.0, -10.0, x))  # keeps a NaN
@@ -52,35 +54,37 @@ def load_one(obs, at, ok, part, choice, mean, var, d, D: tl.constexpr, PARTS: tl
 
 
 @triton.jit
-def pre_activation(
-    obs, at, ok, part, choice, mean, var, w, b,
-    D: tl.constexpr, PARTS: tl.constexpr, ONE_HOT: tl.constexpr, F: tl.constexpr, FP: tl.constexpr, BLOCK: tl.constexpr,
+def add_part(
+    out, obs, at, ok, part, choice, mean, var, w, FIRST: tl.constexpr, D: tl.constexpr, PARTS: tl.constexpr,
+    ONE_HOT: tl.constexpr, INPUTS: tl.constexpr, F: tl.constexpr, FP: tl.constexpr,
 ):  # fmt: skip
-    """W x + b, [BLOCK, FP]: sums in the order of the inputs."""
+    """out plus W times a part of the input, the D columns from FIRST on: sums in the order of the inputs."""
     f = tl.arange(0, FP)[None, :]
-    out = tl.zeros([BLOCK, FP], tl.float32)
     for d in range(D):
         x = load_one(obs, at, ok, part, choice, mean, var, d, D, PARTS, ONE_HOT)
-        out += x[:, None] * tl.load(w + f * D + d, mask=f < F, other=0.0)
-    return out + tl.load(b + f, mask=f < F, other=0.0)
+        out += x[:, None] * tl.load(w + f * INPUTS + FIRST + d, mask=f < F, other=0.0)
+    return out
 
 
 @triton.jit
-def load_input(
-    obs, at, ok, part, choice, mean, var, D: tl.constexpr, DP: tl.constexpr, PARTS: tl.constexpr, ONE_HOT: tl.constexpr
-):
-    """All columns, [BLOCK, DP] fp32. Column d of a one-hot row is whether number `part[d]` of the observation is `choice[d]`."""
-    d = tl.arange(0, DP)[None, :]
-    inside = ok[:, None] & (d < D)
+def load_part(
+    obs, at, ok, part, choice, mean, var, FIRST: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, PARTS: tl.constexpr,
+    ONE_HOT: tl.constexpr,
+):  # fmt: skip
+    """The D columns from FIRST on, [BLOCK, DP] fp32; 0 in the others. Column d of a one-hot row is whether number `part[d]` of
+    the observation is `choice[d]`."""
+    d = tl.arange(0, DP)[None, :] - FIRST
+    mine = (d >= 0) & (d < D)
+    inside = ok[:, None] & mine
     if ONE_HOT:
-        which = tl.load(part + d, mask=d < D, other=0)
+        which = tl.load(part + d, mask=mine, other=0)
         number = tl.load(obs + at[:, None] * PARTS + which, mask=inside, other=0)
-        x = tl.where(inside & (number == tl.load(choice + d, mask=d < D, other=0)), 1.0, 0.0)
+        x = tl.where(inside & (number == tl.load(choice + d, mask=mine, other=0)), 1.0, 0.0)
     else:
         x = tl.load(obs + at[:, None] * D + d, mask=inside, other=0.0).to(tl.float32)
         if mean is not None:
-            x = x - tl.load(mean + d, mask=d < D, other=0.0)
-            x = x * tl.rsqrt(tl.load(var + d, mask=d < D, other=1.0) + 1e-8)
+            x = x - tl.load(mean + d, mask=mine, other=0.0)
+            x = x * tl.rsqrt(tl.load(var + d, mask=mine, other=1.0) + 1e-8)
             x = tl.where(x > 10.0, 10.0, tl.where(x < -10.0, -10.0, x))  # keeps a NaN
     return x
 
@@ -96,15 +100,19 @@ def position(row, ok, columns, size, batch):
 
 @triton.jit(do_not_specialize=["rows", "size", "batch"])
 def forward_kernel(
-    obs, part, choice, mean, var, w, b, columns, features, rows, size, batch,
-    D: tl.constexpr, PARTS: tl.constexpr, ONE_HOT: tl.constexpr, F: tl.constexpr, FP: tl.constexpr,
-    ACTIVATION: tl.constexpr, BLOCK: tl.constexpr,
+    obs, part, choice, mean, var, obs2, part2, choice2, mean2, var2, w, b, columns, features, rows, size, batch,
+    D: tl.constexpr, PARTS: tl.constexpr, ONE_HOT: tl.constexpr, D2: tl.constexpr, PARTS2: tl.constexpr,
+    ONE_HOT2: tl.constexpr, F: tl.constexpr, FP: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     f = tl.arange(0, FP)[None, :]
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     ok = row < rows
     at = position(row, ok, columns, size, batch)
-    out = pre_activation(obs, at, ok, part, choice, mean, var, w, b, D, PARTS, ONE_HOT, F, FP, BLOCK)
+    out = tl.zeros([BLOCK, FP], tl.float32)
+    out = add_part(out, obs, at, ok, part, choice, mean, var, w, 0, D, PARTS, ONE_HOT, D + D2, F, FP)
+    if D2 > 0:
+        out = add_part(out, obs2, at, ok, part2, choice2, mean2, var2, w, D, D2, PARTS2, ONE_HOT2, D + D2, F, FP)
+    out += tl.load(b + f, mask=f < F, other=0.0)
     out = tanh(out) if ACTIVATION == 0 else tl.where(out < 0.0, 0.0, out)
     tl.store(features + row.to(tl.int64)[:, None] * F + f, out, mask=ok[:, None] & (f < F))
 
@@ -118,20 +126,25 @@ def load_weight(w, b, D: tl.constexpr, DP: tl.constexpr, F: tl.constexpr, FP: tl
 
 @triton.jit(do_not_specialize=["rows", "size", "batch"])
 def backward_kernel(
-    obs, part, choice, mean, var, w, b, columns, d_features, partials, rows, size, batch,
-    D: tl.constexpr, DP: tl.constexpr, PARTS: tl.constexpr, ONE_HOT: tl.constexpr, F: tl.constexpr, FP: tl.constexpr,
-    ACTIVATION: tl.constexpr, FEW: tl.constexpr, BLOCK: tl.constexpr,
+    obs, part, choice, mean, var, obs2, part2, choice2, mean2, var2, w, b, columns, d_features, partials, rows, size,
+    batch,
+    D: tl.constexpr, PARTS: tl.constexpr, ONE_HOT: tl.constexpr, D2: tl.constexpr, PARTS2: tl.constexpr,
+    ONE_HOT2: tl.constexpr, DP: tl.constexpr, F: tl.constexpr, FP: tl.constexpr, ACTIVATION: tl.constexpr,
+    FEW: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """partials [programs, F * D + F]: the sums of each program, W [F, D] and b."""
+    """partials [programs, F * inputs + F]: the sums of each program, W [F, inputs] and b."""
+    INPUTS: tl.constexpr = D + D2
     f = tl.arange(0, FP)[None, :]
-    weight, bias = load_weight(w, b, D, DP, F, FP)
+    weight, bias = load_weight(w, b, INPUTS, DP, F, FP)
     d_w = tl.zeros([DP, FP], tl.float32)
     d_b = tl.zeros([BLOCK, FP], tl.float32)
     for first in range(tl.program_id(0) * BLOCK, rows, tl.num_programs(0) * BLOCK):
         row = first + tl.arange(0, BLOCK)
         ok = row < rows
         at = position(row, ok, columns, size, batch)
-        x = load_input(obs, at, ok, part, choice, mean, var, D, DP, PARTS, ONE_HOT)
+        x = load_part(obs, at, ok, part, choice, mean, var, 0, D, DP, PARTS, ONE_HOT)
+        if D2 > 0:
+            x += load_part(obs2, at, ok, part2, choice2, mean2, var2, D, D2, DP, PARTS2, ONE_HOT2)
         given = tl.load(d_features + row.to(tl.int64)[:, None] * F + f, mask=ok[:, None] & (f < F), other=0.0)
         if FEW:
             out = tl.sum(x[:, :, None] * weight[None, :, :], 1) + bias
@@ -147,59 +160,83 @@ def backward_kernel(
             d_w += tl.sum(x[:, :, None] * d_out[:, None, :], 0)
         else:
             d_w += tl.dot(tl.trans(x), d_out, input_precision="tf32x3")
-    mine = partials + tl.program_id(0).to(tl.int64) * (F * D + F)
+    mine = partials + tl.program_id(0).to(tl.int64) * (F * INPUTS + F)
     d, unit = tl.arange(0, DP)[:, None], tl.arange(0, FP)
-    tl.store(mine + f * D + d, d_w, mask=(d < D) & (f < F))
-    tl.store(mine + F * D + unit, tl.sum(d_b, 0), mask=unit < F)
+    tl.store(mine + f * INPUTS + d, d_w, mask=(d < INPUTS) & (f < F))
+    tl.store(mine + F * INPUTS + unit, tl.sum(d_b, 0), mask=unit < F)
 
 
-class FirstLayer(NamedTuple):
-    """How observations become inputs, and the activation. part, choice: of one-hot rows; mean, var: of normalized vectors."""
+class Part(NamedTuple):
+    """How one tensor of an observation becomes inputs. part, choice: of one-hot rows; mean, var: of normalized vectors."""
 
     inputs: int
-    activation: str
     numbers: int = 1  # in an observation
     part: Tensor | None = None  # [inputs] int32
-    choice: Tensor | None = None  # [inputs], of the observations' dtype
+    choice: Tensor | None = None  # [inputs] int32
     mean: Tensor | None = None  # [inputs]
     var: Tensor | None = None
 
+
+_NO_PART = Part(0, 0)
+
+
+class FirstLayer(NamedTuple):
+    """The parts of an observation, one or two, in the order of their inputs, and the activation."""
+
+    parts: tuple[Part, ...]
+    activation: str
+
+    @property
+    def inputs(self) -> int:
+        return sum(part.inputs for part in self.parts)
+
     def features(
-        self, obs: Tensor, columns: Tensor | None, weight: Tensor, bias: Tensor, tile: Tile | None = None
+        self, obs: Sequence[Tensor], columns: Tensor | None, weight: Tensor, bias: Tensor, tile: Tile | None = None
     ) -> Tensor:  # fmt: skip
-        """Features [T, columns, F] of observations [T, B, ...]; columns None: all."""
+        """Features [T, columns, F] of observations [T, B, ...], a tensor for each part; columns None: all."""
         tile = tile or (Tile(4, 1) if self.inputs <= FEW else Tile(16, 2))
-        steps, batch = obs.shape[:2]
+        steps, batch = obs[0].shape[:2]
         size = batch if columns is None else columns.numel()
-        features = torch.empty(steps, size, weight.shape[0], dtype=torch.float32, device=obs.device)
+        features = torch.empty(steps, size, weight.shape[0], dtype=torch.float32, device=weight.device)
         forward_kernel[(triton.cdiv(steps * size, tile.rows),)](
-            obs, self.part, self.choice, self.mean, self.var, weight, bias, columns, features, steps * size, size, batch,
-            **self._sizes(weight, tile),
+            *self._read(obs), weight, bias, columns, features, steps * size, size, batch, **self._sizes(weight, tile)
         )  # fmt: skip
         return features
 
     def gradients(
-        self, obs: Tensor, columns: Tensor | None, weight: Tensor, bias: Tensor, d_features: Tensor, tile: Tile | None = None
+        self, obs: Sequence[Tensor], columns: Tensor | None, weight: Tensor, bias: Tensor, d_features: Tensor,
+        tile: Tile | None = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Of weight and bias, from those of the features."""
         few = self.inputs <= FEW
         tile = tile or (Tile(8, 1, 8) if few else Tile(64, 4, 4))
         tile = tile.for_sums() if few else tile
-        steps, batch = obs.shape[:2]
+        steps, batch = obs[0].shape[:2]
         size = batch if columns is None else columns.numel()
-        programs = programs_for(steps * size, tile.rows, obs.device, tile.per_processor)
+        programs = programs_for(steps * size, tile.rows, weight.device, tile.per_processor)
         parts = (weight.numel(), bias.numel())
-        partials = torch.empty(programs, sum(parts), dtype=torch.float32, device=obs.device)
+        partials = torch.empty(programs, sum(parts), dtype=torch.float32, device=weight.device)
         backward_kernel[(programs,)](
-            obs, self.part, self.choice, self.mean, self.var, weight, bias, columns, d_features, partials, steps * size,
-            size, batch, DP=padded(self.inputs, 2 if few else 16), FEW=few, **self._sizes(weight, tile),
+            *self._read(obs), weight, bias, columns, d_features, partials, steps * size, size, batch,
+            DP=padded(self.inputs, 2 if few else 16), FEW=few, **self._sizes(weight, tile),
         )  # fmt: skip
         d_weight, d_bias = sum_rows(partials).split(parts)
         return d_weight.view_as(weight), d_bias
 
+    def _read(self, obs: Sequence[Tensor]) -> list[Tensor | None]:
+        """What the kernels read: of each part the tensor, and what it means."""
+        if len(obs) != len(self.parts):
+            raise ValueError(f"{len(obs)} tensors of observations came, expected {len(self.parts)}")
+        read: list[Tensor | None] = []
+        for tensor, part in zip(obs, self.parts):
+            read += [tensor, *part[2:]]
+        return read + [None] * (10 - len(read))
+
     def _sizes(self, weight: Tensor, tile: Tile) -> dict[str, Any]:
         features = weight.shape[0]
+        first, second = self.parts if len(self.parts) == 2 else (self.parts[0], _NO_PART)
         return dict(
-            D=self.inputs, PARTS=self.numbers, ONE_HOT=self.part is not None, F=features, FP=padded(features),
-            ACTIVATION=ACTIVATIONS[self.activation], BLOCK=tile.rows, num_warps=tile.warps,
+            D=first.inputs, PARTS=first.numbers, ONE_HOT=first.part is not None, D2=second.inputs, PARTS2=second.numbers,
+            ONE_HOT2=second.part is not None, F=features, FP=padded(features), ACTIVATION=ACTIVATIONS[self.activation],
+            BLOCK=tile.rows, num_warps=tile.warps,
         )  # fmt: skip

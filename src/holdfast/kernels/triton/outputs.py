@@ -1,7 +1,8 @@
 """The last layers of actor and critic, and what follows them, each as one launch in Triton: PPO's loss with its gradient.
 
 One product gives all outputs of a row: those of the actor, then the value. `loss_and_gradients` goes from the features of
-the core to their gradient and to those of both layers, reading features once and writing their gradient once.
+the core to their gradient and to those of both layers, reading features once and writing their gradient once. With many
+outputs, whose weights no multiprocessor has room for, the products are cuBLAS's, and the kernels begin and end at the outputs.
 `algorithms/ppo.py` and `policies/heads.py` say what is computed. Sums are of fixed order, so repeats are bit-identical.
 
 Rows of a minibatch are read where the rollout left them: row t, column `columns[i]` of [T, B].
@@ -22,6 +23,7 @@ from holdfast.kernels.triton.tiles import Tile, padded, programs_for
 
 KINDS = {"categorical": 0, "bernoulli": 1, "gaussian": 2}  # KIND in the kernels
 FEW = 8  # outputs of actor and critic up to which sums are faster than tensor cores
+ONE_TILE = 16  # outputs of actor and critic up to which both layers fit next to a tile of rows; products outside beyond
 METRICS = 5  # policy loss, value loss, entropy, approximate KL divergence, clip fraction: sums over rows
 
 HALF_LOG_2PI = tl.constexpr(0.9189385332046727)
@@ -82,11 +84,12 @@ def loss_kernel(
     advantage, returns, valid, columns, weight, clip_range, entropy_coef, dy, partials, rows, size, batch, start, value_coef,
     clip_value,
     F: tl.constexpr, FP: tl.constexpr, A: tl.constexpr, KP: tl.constexpr, HEADS: tl.constexpr, KIND: tl.constexpr,
-    CLIP_VALUE: tl.constexpr, FEW: tl.constexpr, BLOCK: tl.constexpr,
+    CLIP_VALUE: tl.constexpr, FEW: tl.constexpr, MANY: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """MANY: y and dy are outputs [rows, A + 1] and their gradient, not features; the weights' gradients are the caller's."""
     K: tl.constexpr = A + 1
+    WEIGHTS: tl.constexpr = 0 if MANY else K * F
     program, programs = tl.program_id(0), tl.num_programs(0)
-    w, bias = load_layers(actor_w, actor_b, critic_w, critic_b, F, FP, A, KP)
     k, f = tl.arange(0, KP)[None, :], tl.arange(0, FP)[None, :]
     is_action, is_value = k < A, k == A
     if KIND == 2:
@@ -94,7 +97,9 @@ def loss_kernel(
         inverse_std = tl.exp(-spread)
         gaussian_entropy = tl.sum(tl.where(is_action, spread + 0.5 + HALF_LOG_2PI, 0.0), 1)  # [1]
     each, clip, bonus = tl.load(weight), tl.load(clip_range), tl.load(entropy_coef)
-    d_w = tl.zeros([KP, FP], tl.float32)
+    if not MANY:
+        w, bias = load_layers(actor_w, actor_b, critic_w, critic_b, F, FP, A, KP)
+        d_w = tl.zeros([KP, FP], tl.float32)
     d_b = tl.zeros([BLOCK, KP], tl.float32)
     d_spread = tl.zeros([BLOCK, KP], tl.float32)
     none = tl.zeros([BLOCK], tl.float32)
@@ -107,9 +112,13 @@ def loss_kernel(
         if columns is not None:
             column = tl.load(columns + column, mask=ok, other=0).to(tl.int32)
         at = (row // size).to(tl.int64) * batch + column  # in the rollout
-        here = row.to(tl.int64)[:, None] * F + f
-        features = tl.load(y + here, mask=ok[:, None] & (f < F), other=0.0)
-        out = layer_outputs(features, w, bias, FEW)
+        if MANY:
+            here = row.to(tl.int64)[:, None] * K + k
+            out = tl.load(y + here, mask=ok[:, None] & (k < K), other=0.0)
+        else:
+            here = row.to(tl.int64)[:, None] * F + f
+            features = tl.load(y + here, mask=ok[:, None] & (f < F), other=0.0)
+            out = layer_outputs(features, w, bias, FEW)
         value = tl.sum(tl.where(is_value, out, 0.0), 1)
 
         # log-probability, entropy, and their gradients by outputs
@@ -177,22 +186,26 @@ def loss_kernel(
             by_spread = by_log_prob[:, None] * (z * z - 1.0) + by_entropy[:, None]
             d_spread += tl.where(real[:, None] & is_action, by_spread, 0.0)
         d_b += d_out
-        if FEW:
-            d_w += tl.sum(d_out[:, :, None] * features[:, None, :], 0)
-            d_features = tl.sum(d_out[:, :, None] * tl.trans(w)[None, :, :], 1)
+        if MANY:
+            tl.store(dy + here, d_out, mask=ok[:, None] & (k < K))
         else:
-            d_w += tl.dot(tl.trans(d_out), features, input_precision="tf32x3")
-            d_features = tl.dot(d_out, tl.trans(w), input_precision="tf32x3")
-        tl.store(dy + here, d_features, mask=ok[:, None] & (f < F))
+            if FEW:
+                d_w += tl.sum(d_out[:, :, None] * features[:, None, :], 0)
+                d_features = tl.sum(d_out[:, :, None] * tl.trans(w)[None, :, :], 1)
+            else:
+                d_w += tl.dot(tl.trans(d_out), features, input_precision="tf32x3")
+                d_features = tl.dot(d_out, tl.trans(w), input_precision="tf32x3")
+            tl.store(dy + here, d_features, mask=ok[:, None] & (f < F))
 
-    # what this program has summed: weights [K, F], biases [K], logarithms of deviations [A], metrics
-    mine = partials + program.to(tl.int64) * (K * F + K + A + 5)
-    rows_of_w, columns_of_w = tl.arange(0, KP)[:, None], tl.arange(0, FP)[None, :]
-    tl.store(mine + rows_of_w * F + columns_of_w, d_w, mask=(rows_of_w < K) & (columns_of_w < F))
+    # what this program has summed: weights [K, F] unless MANY, biases [K], logarithms of deviations [A], metrics
+    mine = partials + program.to(tl.int64) * (WEIGHTS + K + A + 5)
+    if not MANY:
+        rows_of_w, columns_of_w = tl.arange(0, KP)[:, None], tl.arange(0, FP)[None, :]
+        tl.store(mine + rows_of_w * F + columns_of_w, d_w, mask=(rows_of_w < K) & (columns_of_w < F))
     unit = tl.arange(0, KP)
-    tl.store(mine + K * F + unit, tl.sum(d_b, 0), mask=unit < K)
-    tl.store(mine + K * F + K + unit, tl.sum(d_spread, 0), mask=unit < A)
-    metrics = mine + K * F + K + A
+    tl.store(mine + WEIGHTS + unit, tl.sum(d_b, 0), mask=unit < K)
+    tl.store(mine + WEIGHTS + K + unit, tl.sum(d_spread, 0), mask=unit < A)
+    metrics = mine + WEIGHTS + K + A
     tl.store(metrics, tl.sum(policy_sum, 0))
     tl.store(metrics + 1, tl.sum(value_sum, 0))
     tl.store(metrics + 2, tl.sum(entropy_sum, 0))
@@ -205,17 +218,20 @@ def act_kernel(
     y, actor_w, actor_b, critic_w, critic_b, log_std, center, half_range, bounds, noise, value_mean, value_std, actions,
     log_probs, values, batch, start,
     F: tl.constexpr, FP: tl.constexpr, A: tl.constexpr, KP: tl.constexpr, HEADS: tl.constexpr, KIND: tl.constexpr,
-    FEW: tl.constexpr, BLOCK: tl.constexpr,
+    FEW: tl.constexpr, MANY: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """A step of the rollout. noise [B, A]: exponential, uniform or normal numbers. value_mean, value_std: None if values are
-    not normalized."""
-    w, bias = load_layers(actor_w, actor_b, critic_w, critic_b, F, FP, A, KP)
+    not normalized. MANY: y is outputs [B, A + 1], not features."""
     k, f = tl.arange(0, KP)[None, :], tl.arange(0, FP)[None, :]
     is_action = k < A
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     ok = row < batch
-    features = tl.load(y + row.to(tl.int64)[:, None] * F + f, mask=ok[:, None] & (f < F), other=0.0)
-    out = layer_outputs(features, w, bias, FEW)
+    if MANY:
+        out = tl.load(y + row.to(tl.int64)[:, None] * (A + 1) + k, mask=ok[:, None] & (k <= A), other=0.0)
+    else:
+        w, bias = load_layers(actor_w, actor_b, critic_w, critic_b, F, FP, A, KP)
+        features = tl.load(y + row.to(tl.int64)[:, None] * F + f, mask=ok[:, None] & (f < F), other=0.0)
+        out = layer_outputs(features, w, bias, FEW)
     value = tl.sum(tl.where(k == A, out, 0.0), 1)
     if value_mean is not None:
         value = value * tl.load(value_std).to(tl.float32) + tl.load(value_mean).to(tl.float32)
@@ -277,12 +293,26 @@ class Layers(NamedTuple):
         """Whether there are so few outputs that sums in fp32 are faster than tensor cores, which take 16."""
         return self.actor_w.shape[0] < FEW
 
+    @property
+    def many(self) -> bool:
+        """Whether there are so many outputs that the products are made outside the kernels."""
+        return self.actor_w.shape[0] >= ONE_TILE
+
+    def joined(self) -> tuple[Tensor, Tensor] | None:
+        """Weights [A + 1, F] and biases of both layers in one tensor each, where there are many outputs."""
+        if not self.many:
+            return None
+        return torch.cat([self.actor_w.detach(), self.critic_w.detach()]), torch.cat(
+            [self.actor_b.detach(), self.critic_b.detach()]
+        )
+
     def _sizes(self, tile: Tile, **own: object) -> dict[str, object]:
         outputs, features = self.actor_w.shape
         few = self.few
         return dict(
             F=features, FP=padded(features), A=outputs, KP=padded(outputs + 1, 2 if few else 16), HEADS=self.heads,
-            KIND=KINDS[self.kind], FEW=few, BLOCK=tile.rows, num_warps=tile.warps, **own,
+            KIND=KINDS[self.kind], FEW=few, MANY=self.many, BLOCK=tile.rows, num_warps=tile.warps,
+            **({"num_stages": 1} if self.many else {}), **own,
         )  # fmt: skip
 
 
@@ -308,7 +338,7 @@ class Coefficients(NamedTuple):
 
 
 class LossGradients(NamedTuple):
-    """Gradients of the features [rows, F] and of the layers, and sums over real steps. All but the first are parts of `flat`."""
+    """Gradients of the features [rows, F] and of the layers, and sums over real steps."""
 
     features: Tensor
     actor_w: Tensor
@@ -317,43 +347,55 @@ class LossGradients(NamedTuple):
     critic_b: Tensor
     log_std: Tensor
     metrics: Tensor  # [5]: policy loss, value loss, entropy, approximate KL divergence, clip fraction
-    flat: Tensor
 
 
 def loss_and_gradients(
     y: Tensor, layers: Layers, stored: Stored, columns: Tensor | None, by: Coefficients, tile: Tile | None = None
 ) -> LossGradients:  # fmt: skip
     """PPO's loss on features y [rows, F] of these columns of a rollout (None: all), and all gradients."""
-    tile = tile or (Tile(4, 1, 8) if layers.few else Tile(64, 4, 4))
+    tile = tile or (Tile(4, 1, 8) if layers.few else Tile(32, 4, 4) if layers.many else Tile(64, 4, 4))
     tile = tile.for_sums() if layers.few else tile
     rows, batch = y.shape[0], stored.log_prob.shape[1]
     outputs, features = layers.actor_w.shape
     size = batch if columns is None else columns.numel()
     programs = programs_for(rows, tile.rows, y.device, tile.per_processor)
-    parts = (outputs * features, features, outputs, 1, outputs, METRICS)
+    joined = layers.joined()
+    read = y if joined is None else torch.addmm(joined[1], y, joined[0].t())
+    d_read = torch.empty_like(read)
+    weights = (outputs * features, features) if joined is None else ()
+    parts = (*weights, outputs, 1, outputs, METRICS)
     partials = torch.empty(programs, sum(parts), dtype=torch.float32, device=y.device)
-    dy = torch.empty_like(y)
     loss_kernel[(programs,)](
-        y, *layers._weights, *stored, columns, by.weight, by.clip_range, by.entropy_coef, dy, partials, rows, size, batch,
-        layers.start, by.value_coef, by.clip_value or 0.0, **layers._sizes(tile, CLIP_VALUE=by.clip_value is not None),
+        read, *layers._weights, *stored, columns, by.weight, by.clip_range, by.entropy_coef, d_read, partials, rows, size,
+        batch, layers.start, by.value_coef, by.clip_value or 0.0,
+        **layers._sizes(tile, CLIP_VALUE=by.clip_value is not None),
     )  # fmt: skip
     flat = sum_rows(partials)
-    actor_w, critic_w, actor_b, critic_b, log_std, metrics = flat.split(parts)
+    if joined is None:
+        actor_w, critic_w, actor_b, critic_b, log_std, metrics = flat.split(parts)
+        dy = d_read
+    else:
+        actor_b, critic_b, log_std, metrics = flat.split(parts)
+        actor_w, critic_w = (d_read.t() @ y).split([outputs, 1])
+        dy = d_read @ joined[0]
     return LossGradients(
-        dy, actor_w.view(outputs, features), critic_w.view(1, features), actor_b, critic_b, log_std, metrics, flat
+        dy, actor_w.view(outputs, features), critic_w.view(1, features), actor_b, critic_b, log_std, metrics
     )
 
 
 def act(
     y: Tensor, layers: Layers, noise: Tensor, scale: tuple[Tensor, Tensor] | None, actions: Tensor, log_prob: Tensor,
-    value: Tensor, tile: Tile | None = None,
+    value: Tensor, joined: tuple[Tensor, Tensor] | None = None, tile: Tile | None = None,
 ) -> None:  # fmt: skip
     """Actions, their log-probabilities and values of features y [B, F], written into the last three.
 
     noise [B, A]: exponential (categorical), uniform (Bernoulli) or normal numbers. scale: mean and deviation of values, or
-    None if they are not normalized.
+    None if they are not normalized. joined: `layers.joined()`, if the caller has it already.
     """
     batch = y.shape[0]
+    joined = joined or layers.joined()
+    if joined is not None:
+        y = torch.addmm(joined[1], y, joined[0].t())
     tile = tile or (Tile(8, 1) if layers.few else Tile(16, 4))
     tile = tile.for_sums() if layers.few else tile
     mean, std = (None, None) if scale is None else scale
