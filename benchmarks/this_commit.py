@@ -8,12 +8,13 @@ from pathlib import Path
 
 
 def this_commit() -> str:
-    """The short hash of the tree that this file is in; `HOLDFAST_COMMIT`, or "unknown", where there is no git."""
-    otherwise = os.environ.get("HOLDFAST_COMMIT", "unknown")
+    """`HOLDFAST_COMMIT` where it is set, for a copy without git; else the short hash of the tree that this file is in, or "unknown"."""
+    if named := os.environ.get("HOLDFAST_COMMIT"):
+        return named
     try:
         shown = subprocess.run(
             ["git", "rev-parse", "--short", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True
         )
     except FileNotFoundError:
-        return otherwise
-    return shown.stdout.strip() or otherwise
+        return "unknown"
+    return shown.stdout.strip() or "unknown"
