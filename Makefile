@@ -39,7 +39,7 @@ PEERS := .venv-peers
 $(PEERS)/ready: pyproject.toml
 	$(PYTHON) -m venv $(PEERS)
 	$(PEERS)/bin/python -m pip install -q --disable-pip-version-check "torch==2.13.0" pytest pytest-xdist \
-		-e ".[jax,gymnax,craftax,brax,rsl_rl,skrl,rllib]" envpool "jax==0.10.2" "flax==0.12.8" "equinox==0.13.8" "rsl-rl-lib==5.5.1" "skrl==2.1.1" "ray[rllib]==2.60.0"
+		-e ".[jax,gymnax,craftax,brax,rsl_rl,skrl,rllib,onnx]" envpool "gymnax==1.0.1" "jax==0.10.2" "flax==0.12.8" "equinox==0.13.8" "rsl-rl-lib==5.5.1" "skrl==2.1.1" "ray[rllib]==2.60.0"
 	touch $@
 
 test-peers: $(PEERS)/ready

@@ -90,6 +90,18 @@ def test_a_run_of_a_program_asks_for_its_environment_and_policy_by_name(run, mod
     assert run("doctor", "run:run", *own_policy, "--quiet") == 0
 
 
+def test_exporting_a_run_of_a_program_needs_no_environment(run, module):
+    import holdfast as hf
+    from counting_env import CountingEnv
+
+    settings = hf.TrainConfig(
+        num_envs=2, num_steps=8, minibatches=1, total_steps=16, final_eval_episodes=2, tensorboard=False, quiet=True,
+        run_dir="run", device="cpu",
+    )  # fmt: skip
+    hf.Trainer(settings, env=CountingEnv(unit=0.1)).run()
+    assert run("export", "run", "-o", "policy.pt2") == 0 and (module / "policy.pt2").exists()
+
+
 def test_a_config_of_such_a_run_asks_too(run, module, capsys):
     import holdfast as hf
 

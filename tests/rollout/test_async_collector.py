@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from typing import Any
 
@@ -117,7 +118,8 @@ def test_envpool_trains_in_both_modes_and_the_replay_check_holds(envpool, tmp_pa
         run_dir=str(tmp_path / "run"),
     )  # fmt: skip
     trainer = hf.Trainer(config)
-    assert trainer.engines["rollout"] == ("asynchronous batches" if vectorization == "async" else "step by step")
+    expected = "asynchronous batches" if vectorization == "async" else "step by step"
+    assert trainer.engines["rollout"].startswith(expected)
     assert trainer.run().mean_return > 5
     assert max(float(row["memory/replay_gap"]) for row in read_progress(tmp_path / "run")) <= 1e-5
 
@@ -135,6 +137,7 @@ def test_envpool_environments_reset_in_the_next_step_and_repeat_with_their_seed(
     assert env.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP
 
 
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
 def test_envpool_mistakes_are_one_line(envpool):
     with pytest.raises(ValueError, match=r"no environment 'CartPol-v1'; did you mean envpool:CartPole-v1\?"):
         make("envpool:CartPol-v1", 4)
@@ -143,3 +146,4 @@ def test_envpool_mistakes_are_one_line(envpool):
     for threads in (-3, 10**6, "two"):  # EnvPool itself would end the process
         with pytest.raises(ValueError, match=r"num_threads=.* must be between 0"):
             make("envpool:CartPole-v1", 4, env_kwargs={"num_threads": threads})
+    gc.collect()  # an environment that was refused is deleted without a word

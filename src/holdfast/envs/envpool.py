@@ -51,6 +51,10 @@ class EnvPoolVectorEnv(VectorEnv[Any, Any, Any]):
     EnvPool takes a seed only when a pool is made, so `reset(seed=...)` makes a new one. `options` are EnvPool's.
     """
 
+    _pool: Any = (
+        None  # gymnasium closes an environment that is deleted, also one whose constructor refused its arguments
+    )
+
     def __init__(self, task: str, num_envs: int, batch_size: int | None = None, **options: Any) -> None:
         if batch_size is not None and (batch_size < 1 or num_envs % batch_size):
             raise ValueError(f"batch_size={batch_size} must divide the {num_envs} environments")
@@ -96,7 +100,8 @@ class EnvPoolVectorEnv(VectorEnv[Any, Any, Any]):
         return obs, rewards, terminated, truncated, np.asarray(info["env_id"], np.int64)
 
     def close_extras(self, **options: Any) -> None:
-        self._pool.close()
+        if self._pool is not None:
+            self._pool.close()
 
     def _make(self, seed: int | None) -> Any:
         import envpool

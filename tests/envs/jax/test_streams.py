@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available() or jax.devices()[0].platform != "gpu", reason="needs a GPU for torch and JAX"
 )
 
-ROWS, WIDTH, ACTIONS = 192, 96, 7
+ROWS, WIDTH, ACTIONS = 192, 96, 60
 TORCH_DELAY = 400_000  # cycles of the GPU: about 0.2 ms
 
 
@@ -42,6 +42,9 @@ class Hashes:
         fate = bits[0] % 100
         return self._seen(bits), bits, self._seen(bits)[1], fate == 0, fate == 1
 
+    def action_mask(self, state: Any) -> Any:
+        return state[:ACTIONS] % 2 == 0
+
     def _seen(self, bits: Any) -> Any:
         return (bits >> 8).astype(jnp.float32) / 2.0**24
 
@@ -55,7 +58,7 @@ class Hashes:
 def play(steps: int, seed: int) -> tuple[Any, list[torch.Tensor], torch.Tensor]:
     """The environment, what a slow torch program saw in it [T, B, ...], and the actions that it chose from what it saw."""
     env = from_jax(Hashes(), ROWS, device="cuda")
-    seen: list[list[torch.Tensor]] = [[] for _ in range(5)]
+    seen: list[list[torch.Tensor]] = [[] for _ in range(6)]
     chosen = []
     obs, _ = env.reset(seed=seed)
     for t in range(steps):
@@ -67,9 +70,11 @@ def play(steps: int, seed: int) -> tuple[Any, list[torch.Tensor], torch.Tensor]:
         del actions
         if t % 5 == 0:
             torch.cuda._sleep(TORCH_DELAY)
-        for kept, part in zip(seen, (obs, reward, terminated, truncated, info["final_obs"])):
-            kept.append(part.clone())
+        parts = [obs, reward, terminated, truncated, info["final_obs"]]
         del info, reward, terminated, truncated
+        for kept in seen[:5]:
+            kept.append(parts.pop(0).clone())  # let go of, while the copy still waits
+        seen[5].append(env.action_masks().clone())
         torch.empty(ROWS, WIDTH, device="cuda").fill_(-1.0)  # takes memory that was just let go of
     return env, [torch.stack(kept) for kept in seen], torch.stack(chosen)
 
@@ -81,7 +86,7 @@ def expected(env: Any, actions: torch.Tensor, seed: int) -> list[Any]:
 
     def step(state: Any, action: Any) -> Any:
         obs, state, reward, terminated, truncated, final = env._step_all(state, action)
-        return state, (obs[""], reward, terminated, truncated, final[""])
+        return state, (obs[""], reward, terminated, truncated, final[""], jax.vmap(env._one.action_mask)(state["rows"]))
 
     def whole(key: Any, actions: Any) -> Any:
         _, state = env._begin_all(key)

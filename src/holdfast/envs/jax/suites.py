@@ -126,6 +126,11 @@ class GymnaxEnv:
 
         obs, state, reward, done, info = self.env.step_env(key, state, action, self.params)
         done = jnp.asarray(done).astype(bool)
+        if hasattr(
+            self.env, "is_truncated"
+        ):  # from gymnax 1.0 on, `done` is a termination and the time limit is asked for
+            over_time = jnp.asarray(self.env.is_truncated(state, self.params)).astype(bool)
+            return self._seen(obs), state, reward, done, over_time & ~done
         truncated = done & self._is_over_time(state, info)
         return self._seen(obs), state, reward, done & ~truncated, truncated
 
@@ -216,7 +221,7 @@ def from_jax(
 
     `env` has the four functions of `JaxEnv`, or is an environment of gymnax, Craftax or Brax (options: `params` for the first
     two, `episode_length` for Brax), or a class of those (options: its arguments). Observations, rewards and flags are tensors
-    on `device`. resets_at_once: how many new episodes are started together; one in 64 rows by default.
+    on `device`. resets_at_once: how many new worlds are made together; one for 16 rows by default.
     """
     from holdfast.envs.jax.vector_env import JaxVectorEnv
 
