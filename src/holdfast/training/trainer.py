@@ -167,7 +167,10 @@ class Trainer:
                 while self.update < self.config.num_updates and not self.stop_signal.sync(self.ranks, self.device):
                     self._one_update()
         except EnvFailedError as error:
-            raise self.env_failures.last_words(error, self._save_what_was_learned()) from error
+            saved = self._save_what_was_learned()
+            if self.stop_signal.terminated:  # their processes got the signal, too
+                raise Terminated from error
+            raise self.env_failures.last_words(error, saved) from error
         finally:
             self._close()
         self.progress.stop_clock()
