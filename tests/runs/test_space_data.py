@@ -43,7 +43,7 @@ def test_a_space_that_cannot_be_saved_is_named():
 def test_a_policy_fits_the_space_it_was_made_for_and_no_other(number: int):
     space_data.require_fit(SPACES[number], SPACES[number], "observation_space")
     for other in SPACES[:number] + SPACES[number + 1 :]:
-        if isinstance(other, spaces.Box) and other.shape == SPACES[number].shape:
+        if {type(other), type(SPACES[number])} == {spaces.Box} and other.shape == SPACES[number].shape:
             space_data.require_fit(SPACES[number], other, "observation_space")  # bounds may change
             continue
         with pytest.raises(ValueError, match=r"the environment's action_space is .*, and the policy was made for "):
