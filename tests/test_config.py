@@ -97,7 +97,7 @@ def test_settings_survive_json(tmp_path: Path):
 
 
 def test_unknown_settings_are_named():
-    with pytest.raises(ValueError, match=r"unknown settings \['learning_rat'\]"):
+    with pytest.raises(ValueError, match=r"unknown settings \['learning_rat'\]; did you mean learning_rate\?"):
         hf.TrainConfig.from_dict({"learning_rat": 1.0})
 
 

@@ -43,6 +43,7 @@ OBSERVATIONS: dict[str, spaces.Space[Any]] = {
     "integers": spaces.Box(-3, 1000, (2,), np.int64),
     "image": spaces.Box(0, 255, (20, 20, 3), np.uint8),
     "bytes": spaces.Box(0, 255, (4,), np.uint8),
+    "booleans": spaces.Box(0, 1, (3,), bool),
     "discrete": spaces.Discrete(5, start=-2),
     "one value": spaces.Discrete(1),
     "counts": spaces.MultiDiscrete([2, 3, 1]),

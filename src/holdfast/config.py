@@ -11,6 +11,7 @@ import json
 import math
 import re
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
@@ -240,7 +241,9 @@ class TrainConfig:
             d = {**_AS_IN_0_1, **d}
         unknown = sorted(set(d) - known)
         if unknown:
-            raise ValueError(f"unknown settings {unknown}; known are {sorted(known)}")
+            similar = get_close_matches(str(unknown[0]), known, 1)
+            hint = f"did you mean {similar[0]}?" if similar else "`holdfast train --help` lists them, with - for _"
+            raise ValueError(f"unknown settings {unknown}; {hint}")
         _check_types(d)
         return cls(**d)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sqlite3
 import subprocess
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from holdfast.runs.log import read_progress
+from holdfast.sweep.trial_run import _Watch
 
 pytest.importorskip("optuna")
 
@@ -101,6 +103,15 @@ def test_a_mistake_is_one_line(flags: list[str], message: str, run: Any, folder:
     assert run("sweep", *flags) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line
+
+
+def test_sigterm_says_how_to_go_on_with_the_sweep_and_not_with_a_trial(
+    run: Any, folder: Path, capsys: Any, monkeypatch: Any
+):
+    monkeypatch.setattr(_Watch, "on_update_end", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    assert run("sweep", *FLAGS, "--trials", 1, "--workers", 1) == 143
+    said = capsys.readouterr()
+    assert "go on with   holdfast sweep --env" in said.out + said.err and "--resume" not in said.out + said.err
 
 
 def test_the_space_is_written_for_editing(run: Any, folder: Path, capsys: Any):

@@ -96,6 +96,14 @@ def test_gradients_of_steps_and_of_the_sequence_agree(kind, reset):
             torch.testing.assert_close(one, other, **tolerance)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_environments_are_an_empty_batch(kind):
+    core, x = make(kind, "zero"), torch.zeros(4, 0, SIZE, requires_grad=True)
+    y, state = core(x, core.initial_state(0), torch.zeros(4, 0, dtype=torch.bool))
+    y.sum().backward()
+    assert y.shape == (4, 0, core.output_size) and core(x[0], state)[0].shape == (0, core.output_size)
+
+
 @pytest.mark.parametrize(("kind", "reset"), KINDS_AND_RESETS)
 def test_no_state_is_the_initial_state_and_no_resets_are_none(kind, reset):
     core = make(kind, reset)

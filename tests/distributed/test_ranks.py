@@ -17,7 +17,7 @@ from gymnasium import spaces
 
 import holdfast as hf
 import rank_jobs
-from holdfast.distributed.ranks import Ranks, pick_device
+from holdfast.distributed.ranks import Ranks, join, pick_device
 from holdfast.engines.ranks import wrap_for_averaging
 from holdfast.envs import make
 from holdfast.rollout.collector import Collector
@@ -237,3 +237,12 @@ def test_a_process_without_a_gpu_of_its_own_is_told(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(ValueError, match="process 2 of this machine has no GPU: torch sees 2"):
         pick_device("cuda", local_rank=2)
+
+
+@pytest.mark.parametrize("text", ["soon", "-5", "0", "nan", "1e300"])
+def test_a_patience_that_is_no_number_of_seconds_is_refused_by_its_name(text: str, monkeypatch: pytest.MonkeyPatch):
+    for name, value in dict(RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="1").items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("HOLDFAST_RANK_TIMEOUT", text)
+    with pytest.raises(ValueError, match=f"HOLDFAST_RANK_TIMEOUT is '{text}', expected a number of seconds"):
+        join("cpu")

@@ -8,6 +8,7 @@ import threading
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from counting_env import CountingEnv, vector_env
@@ -180,3 +181,22 @@ def test_what_can_be_found_by_name_is_recorded_by_name_and_the_rest_as_an_object
     assert recorded_name(gym.make("CartPole-v1")) == "own-env:CartPole-v1"
     assert recorded_name(SyncVectorEnv([CountingEnv])) == "own-env:SyncVectorEnv"
     assert "pass it again with env=, or name it with --env module:Name" in one_line("own-env:CountingEnv")
+
+
+class DrawsGlobally(CountingEnv):
+    def draw(self):
+        return float(np.random.random()), float(torch.rand(()))
+
+
+@pytest.mark.parametrize("vectorization", ["async", "workers"])
+def test_processes_of_environments_do_not_draw_the_same_random_numbers(vectorization):
+    def drawn(seed):
+        np.random.seed(seed)
+        env = make(DrawsGlobally, 4, vectorization=vectorization)
+        numbers = env.call("draw")
+        env.close()
+        return numbers
+
+    first, again, other = drawn(1), drawn(1), drawn(2)
+    assert len({number for pair in first for number in pair}) == 8, "no two are equal"
+    assert first == again != other, "and the program's seed decides which"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import signal
+import tempfile
 from functools import partial
 from typing import Any
 
@@ -142,6 +144,22 @@ def test_a_worker_ends_when_the_process_that_trains_is_gone(workers: Any):
     env.parent_pipes.clear()
 
 
+def test_observations_go_to_the_temporary_folder_if_memory_has_no_room(workers: Any, monkeypatch: pytest.MonkeyPatch):
+    reserve, full = os.posix_fallocate, ["/dev/shm"]
+
+    def refuse(file: int, begin: int, size: int) -> None:
+        if os.readlink(f"/proc/self/fd/{file}").startswith(tuple(full)):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        reserve(file, begin, size)
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    env = workers([partial(Mixed, 0)] * 3, 2)
+    assert env.reset(seed=2)[0]["image"].any()
+    full.append(tempfile.gettempdir())
+    with pytest.raises(ValueError, match=r"do not fit into /dev/shm or .*No space left.*use vectorization sync"):
+        WorkersVectorEnv([partial(Mixed, 0)] * 3, 2)
+
+
 class Broken(Mixed):
     def __init__(self, number: int) -> None:
         if number == 2:
@@ -154,6 +172,18 @@ def test_an_environment_that_cannot_be_made_is_named_with_its_own_traceback():
         WorkersVectorEnv([partial(Broken, number) for number in range(4)], 2)
     assert "test_workers.py" in failed.value.report
     assert not [process for process in multiprocessing.active_children() if "WorkersVectorEnv" in process.name]
+
+
+class Interrupted(Mixed):
+    def step(self, action: Any) -> Any:
+        raise KeyboardInterrupt("the simulator\nwas stopped")
+
+
+def test_an_interrupt_that_an_environment_raises_is_its_failure_in_one_line(workers: Any):
+    env = workers([partial(Interrupted, 0)] * 2, 1)
+    env.reset(seed=1)
+    with pytest.raises(WorkerFailedError, match=r"^KeyboardInterrupt: the simulator was stopped$"):
+        env.step(np.zeros(2, int))
 
 
 def test_other_spaces_and_too_many_workers_are_refused():

@@ -216,6 +216,13 @@ def test_normalization_moves_only_when_told_and_is_in_the_state_dict():
     )
 
 
+def test_observations_of_booleans_are_normalized_as_numbers_are():
+    bits, numbers = spaces.Box(0, 1, (3,), bool), spaces.Box(0, 1, (3,), np.float32)
+    obs = np.array([[True, False, True], [False, False, True]])
+    values = [policy(space, normalize_obs=True).act(obs.astype(space.dtype)).value for space in (bits, numbers)]
+    np.testing.assert_array_equal(*values)
+
+
 def test_predict_is_stable_baselines_interface():
     p = policy(action=ACTIONS["box"])
     obs, state, start = batch(BOX, 3, 2), None, np.ones(2, bool)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import time
@@ -276,26 +277,52 @@ import os, signal, sys, time
 import torch
 torch.set_num_threads(1)
 import holdfast as hf
-settings = dict(env="CartPole-v1", vectorization="async", num_envs=2, num_steps=8, minibatches=1, total_steps=10**9,
+settings = dict(env="CartPole-v1", vectorization=sys.argv[2], env_failure="stop",
+                num_envs=2, num_steps=8, minibatches=1, total_steps=10**9,
                 hidden_size=8, final_eval_episodes=2, tensorboard=False, quiet=True, device="cpu", run_dir=sys.argv[1])
 trainer = hf.Trainer(hf.TrainConfig(**settings))
 step = trainer.env.step
 def interrupted(actions):
     if trainer.update == 2 and trainer.stop_signal.reason is None:
-        os.killpg(0, signal.SIGINT)  # as a terminal does: to this process and its environments' alike
+        os.killpg(0, int(sys.argv[3]))  # as terminals and schedulers do: to this process and its environments' alike
         time.sleep(0.5)
     return step(actions)
 trainer.env.step = interrupted
-result = trainer.run()
-assert (result.updates, result.stopped_by, trainer.env_failures.count) == (3, "interrupt", 0), result
+try:
+    assert trainer.run().stopped_by == "interrupt"
+finally:
+    assert (trainer.update, trainer.env_failures.count) == (3, 0), trainer.update
 """
 
 
-def test_ctrl_c_stops_a_run_whose_environments_are_processes_as_it_stops_any(tmp_path: Path):
-    command = [sys.executable, "-c", INTERRUPTED, str(tmp_path / "run")]
+@pytest.mark.parametrize(
+    ("vectorization", "number", "code"), [("async", signal.SIGINT, 0), ("workers", signal.SIGTERM, 143)]
+)
+def test_a_signal_stops_a_run_whose_environments_are_processes_as_it_stops_any(
+    tmp_path: Path, vectorization: str, number: int, code: int
+):
+    command = [sys.executable, "-c", INTERRUPTED, str(tmp_path / "run"), vectorization, str(int(number))]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, start_new_session=True)
-    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.returncode == code, done.stderr[-2000:]
     assert checkpoint.find(tmp_path / "run").name == "update_00000003.pt"
+
+
+def test_environments_that_end_with_the_run_are_not_blamed(tmp_path: Path):
+    """gymnasium's processes obey a SIGTERM that goes to all."""
+
+    trainer = hf.Trainer(hf.TrainConfig(**{**SMALL, "env": "CartPole-v1", "run_dir": str(tmp_path / "run")}))
+    step = trainer.env.step
+
+    def ends(actions: Any) -> Any:
+        if trainer.update < 2:
+            return step(actions)
+        trainer.stop_signal.reason = "SIGTERM"
+        raise EnvFailedError("the environments failed: the process of environment 0 was killed by SIGTERM")
+
+    trainer.env.step = ends
+    with pytest.raises(SystemExit) as ended:
+        trainer.run()
+    assert ended.value.code == 143 and checkpoint.find(tmp_path / "run").name == "update_00000002.pt"
 
 
 def test_an_environment_that_resets_in_the_next_step_is_refused():

@@ -37,3 +37,20 @@ def test_a_space_comes_back_from_a_checkpoint_as_it_was(tmp_path: Path, space: s
 def test_a_space_that_cannot_be_saved_is_named():
     with pytest.raises(TypeError, match=r"Text.* cannot be saved"):
         space_data.to_data(spaces.Text(5))
+
+
+@pytest.mark.parametrize("number", range(len(SPACES)))
+def test_a_policy_fits_the_space_it_was_made_for_and_no_other(number: int):
+    space_data.require_fit(SPACES[number], SPACES[number], "observation_space")
+    for other in SPACES[:number] + SPACES[number + 1 :]:
+        if {type(other), type(SPACES[number])} == {spaces.Box} and other.shape == SPACES[number].shape:
+            space_data.require_fit(SPACES[number], other, "observation_space")  # bounds may change
+            continue
+        with pytest.raises(ValueError, match=r"the environment's action_space is .*, and the policy was made for "):
+            space_data.require_fit(SPACES[number], other, "action_space")
+
+
+def test_a_policy_that_sees_a_part_of_a_dict_fits_the_whole():
+    whole = spaces.Dict({"seen": spaces.Discrete(2), "hidden": spaces.Discrete(3)})
+    space_data.require_fit(spaces.Dict({"seen": spaces.Discrete(2)}), whole, "observation_space")
+    space_data.require_fit(None, whole, "observation_space")

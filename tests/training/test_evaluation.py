@@ -200,3 +200,10 @@ def test_mean_and_standard_error_by_hand():
     assert result.mean_return == 2.0 and result.mean_length == 6.0
     assert result.std_error == pytest.approx(1 / 3**0.5)
     assert np.isnan(EvalResult.of([1.0], [4]).std_error)
+
+
+def test_an_environment_with_other_spaces_is_refused_by_name():
+    env = holdfast.envs.make("CartPole-v1", 2)
+    more_actions = hf.ActorCritic(env.single_observation_space, gym.spaces.Discrete(3), hidden_size=8)
+    with pytest.raises(ValueError, match=r"action_space is Discrete\(2\), and the policy was made for Discrete\(3\)"):
+        hf.evaluate(more_actions, env, 1)

@@ -79,6 +79,12 @@ def test_arguments_of_the_configs_environment_are_not_recorded_for_one_that_is_a
     assert hf.Trainer(settings, env=vector_env(AutoresetMode.SAME_STEP, *TWO)).config.env_kwargs == {}
 
 
+def test_a_run_is_not_resumed_in_an_environment_with_other_spaces(tmp_path: Path):
+    hf.Trainer(config(tmp_path, env="CartPole-v1")).run()
+    with pytest.raises(CheckpointError, match=r"observation_space is Box.*\(6,\).*, and the policy was made for Box"):
+        hf.Trainer.resume(tmp_path / "run", env=lambda: gym.make("Acrobot-v1"), total_steps=64)
+
+
 def test_a_run_on_an_object_asks_for_it_again_when_resumed(tmp_path: Path):
     hf.Trainer(config(tmp_path), env=vector_env(AutoresetMode.SAME_STEP, *TWO)).run()
     with pytest.raises(ValueError, match=r"Trainer\(env=\.\.\.\) was given \(SyncVectorEnv\).*pass it again with env="):

@@ -10,6 +10,7 @@ what is trained.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import re
 import weakref
@@ -173,9 +174,18 @@ def join(device: str) -> tuple[Ranks, torch.device]:
     return Ranks(dist.get_rank(), dist.get_world_size(), True, shared), chosen
 
 
+_LONGEST_PATIENCE = 10**8  # seconds; more than torch can count is an error inside it
+
+
 def _patience() -> float:
     """Seconds to wait for a rank that neither answers nor ends."""
-    return float(os.environ.get("HOLDFAST_RANK_TIMEOUT", 1800))
+    text = os.environ.get("HOLDFAST_RANK_TIMEOUT") or "1800"
+    with contextlib.suppress(ValueError):
+        if 0 < float(text) <= _LONGEST_PATIENCE:
+            return float(text)
+    raise ValueError(
+        f"HOLDFAST_RANK_TIMEOUT is {text!r}, expected a number of seconds above 0 and up to {_LONGEST_PATIENCE:,}"
+    )
 
 
 _shared_by_group: weakref.WeakKeyDictionary[Any, SharedMemory | None] = weakref.WeakKeyDictionary()

@@ -33,6 +33,10 @@ class RankEndedError(RuntimeError):
     """Another process of the run is gone."""
 
 
+class RankLateError(RankEndedError, TimeoutError):
+    """Another process of the run does not answer."""
+
+
 class SharedMemory:
     """All ranks call the same functions in the same order, with tensors of equal shapes on the CPU."""
 
@@ -80,9 +84,9 @@ class SharedMemory:
                     f"rank {late} has ended while rank {self._rank} waited for it; look for its error above, and resume the run"
                 )
             if time.monotonic() > gives_up:
-                raise TimeoutError(
+                raise RankLateError(
                     f"rank {self._rank} waited {self._patience:.0f} seconds for rank {late}, which runs but does not "
-                    "answer. HOLDFAST_RANK_TIMEOUT sets how many seconds to wait"
+                    "answer; HOLDFAST_RANK_TIMEOUT sets how many seconds to wait"
                 )
             late = wait(_SECONDS_BETWEEN_LOOKS)
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import torch
 
 from holdfast.config import TrainConfig
 from holdfast.envs.jax.protocol import is_jax_env
@@ -262,13 +263,18 @@ def _is_env_class(kind: type, module: ModuleType) -> bool:
 
 def wrappers(mask_velocity: bool) -> list[Any]:
     """What every copy of a gymnasium environment is wrapped in."""
-    return [*([VelocityMask] if mask_velocity else []), _tuple_to_array, _ignore_ctrl_c_in_worker]
+    return [*([VelocityMask] if mask_velocity else []), _tuple_to_array, _prepare_worker]
 
 
-def _ignore_ctrl_c_in_worker(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
-    """Ctrl-C reaches all processes. Only the one that trains should handle it, not the processes of environments."""
-    if multiprocessing.current_process().name.startswith("Worker<"):  # as AsyncVectorEnv and WorkersVectorEnv name them
+def _prepare_worker(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
+    """For processes of environments. Ctrl-C reaches all processes, and only the one that trains should handle it. A forked
+    process has the random numbers of the one it comes from, so that all would draw the same ones."""
+    name = multiprocessing.current_process().name
+    if name.startswith("Worker<"):  # as AsyncVectorEnv and WorkersVectorEnv name them: Worker<...>-3
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        number = int(name.rpartition("-")[2])
+        np.random.seed([np.random.randint(2**31), number])
+        torch.manual_seed(int(np.random.randint(2**31)))
     return env
 
 

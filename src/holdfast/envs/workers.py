@@ -12,12 +12,14 @@ import multiprocessing
 import os
 import signal
 import tempfile
+import textwrap
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import pairwise
+from multiprocessing.util import Finalize
 from typing import Any
 
 import numpy as np
@@ -34,9 +36,22 @@ class WorkerFailedError(RuntimeError):
     """An environment raised, or its process is gone. `report` is the traceback of the process, or what became of it."""
 
     def __init__(self, report: str) -> None:
-        lines = report.strip().splitlines()
-        super().__init__(lines[-1] if lines else "no reason given")
+        super().__init__(what_happened(report))
         self.report = report
+
+
+def what_happened(report: str) -> str:
+    """A report in one line: the last line, or all of the message if a traceback ends in one of several lines.
+
+    >>> what_happened('  File "env.py", line 2, in step\\n    fall()\\nRuntimeError: no floor\\nat x = 3')
+    'RuntimeError: no floor at x = 3'
+    """
+    lines = report.rstrip().splitlines() or ["no reason given"]
+    frames = [number for number, line in enumerate(lines) if line.startswith('  File "')]
+    message = lines[frames[-1] + 1 :] if frames else lines[-1:]
+    while len(message) > 1 and message[0].startswith("    "):  # the code of the last frame
+        del message[0]
+    return textwrap.shorten(" ".join(message), 500, placeholder=" ...")
 
 
 def default_workers(num_envs: int) -> int:
@@ -66,6 +81,8 @@ class WorkersVectorEnv(VectorEnv[Any, Any, Any]):
         self._masks: list[Any] = [None] * workers
         self.parent_pipes: list[Any] = []
         self.processes: list[Any] = []
+        # multiprocessing ends its processes by SIGTERM when the program ends, which workers do not obey: this comes before.
+        self._end_workers = Finalize(self, _end_workers, (self.parent_pipes, self.processes), exitpriority=1)
         try:
             self._build(env_fns, autoreset_mode)
         except BaseException:
@@ -100,8 +117,7 @@ class WorkersVectorEnv(VectorEnv[Any, Any, Any]):
 
     def _share_observations(self) -> None:
         """One memory for the observations of all; who has mapped it keeps it when the file is gone."""
-        with tempfile.NamedTemporaryFile(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as file:
-            file.truncate(_bytes_of(self.single_observation_space, self.num_envs))
+        with _file_of(_bytes_of(self.single_observation_space, self.num_envs)) as file:
             self._observations = _arrays(self.single_observation_space, self.num_envs, file.name)
             self._ask_each([("observe", (self.num_envs, rows, file.name)) for rows in self._rows])
             self._collect(None)
@@ -164,15 +180,7 @@ class WorkersVectorEnv(VectorEnv[Any, Any, Any]):
         return self.call("render")
 
     def close_extras(self, **options: Any) -> None:
-        for pipe in self.parent_pipes:
-            with suppress(OSError):  # it has ended
-                pipe.send(("close", None))
-        for process in self.processes:
-            process.join(_SECONDS_TO_CLOSE)
-            process.kill()
-            process.join()
-        for pipe in self.parent_pipes:
-            pipe.close()
+        self._end_workers()
 
     # --- messages ----------------------------------------------------------------------------------------------------
 
@@ -246,6 +254,19 @@ class WorkersVectorEnv(VectorEnv[Any, Any, Any]):
         )
 
 
+def _end_workers(pipes: list[Any], processes: list[Any]) -> None:
+    for pipe in pipes:
+        with suppress(OSError):  # it has ended
+            pipe.send(("close", None))
+    gives_up = time.monotonic() + _SECONDS_TO_CLOSE
+    for process in processes:
+        process.join(max(0.0, gives_up - time.monotonic()))
+        process.kill()
+        process.join()
+    for pipe in pipes:
+        pipe.close()
+
+
 # --- the observations of all environments in one memory ----------------------------------------------------------------
 
 
@@ -260,6 +281,33 @@ def _leaves_of(space: Any, num_envs: int) -> tuple[Any, list[Any]]:
 def _bytes_of(space: Any, num_envs: int) -> int:
     _, found = _leaves_of(space, num_envs)
     return max(1, sum(-(-leaf.nbytes // _ALIGNMENT) * _ALIGNMENT for leaf in found))
+
+
+def _file_of(size: int) -> Any:
+    """A new file in memory, or in the temporary folder if there is no room in memory."""
+    folders = [*(["/dev/shm"] if os.path.isdir("/dev/shm") else []), tempfile.gettempdir()]
+    reason = ""
+    for folder in folders:
+        try:
+            return _reserved(folder, size)
+        except OSError as error:
+            reason = str(error.strerror)
+    raise ValueError(
+        f"the observations of all environments ({size:,} bytes) do not fit into {' or '.join(folders)} ({reason}); make room "
+        "there, or use vectorization sync"
+    )
+
+
+def _reserved(folder: str, size: int) -> Any:
+    file = tempfile.NamedTemporaryFile(dir=folder)  # noqa: SIM115 (the caller closes it)
+    try:
+        file.truncate(size)
+        if hasattr(os, "posix_fallocate"):  # without room this is an error; touching the memory would be a signal
+            os.posix_fallocate(file.fileno(), 0, size)
+    except OSError:
+        file.close()
+        raise
+    return file
 
 
 def _arrays(space: Any, num_envs: int, file: str) -> Any:
@@ -284,7 +332,10 @@ def _arrays(space: Any, num_envs: int, file: str) -> Any:
 def _work(make: Any, pipe: Any, others: Any) -> None:
     """Answer questions until the pipe closes: ("done", answer) or ("error", (traceback, the last observations))."""
     others.close()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the one that trains handles it
+    # Ctrl-C and a scheduler's SIGTERM reach all processes; the one that trains handles them, and needs its environments
+    # until it has. A program that an environment starts inherits SIG_IGN, and `terminate()` must still end it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: None)
     worker = None
     try:
         worker = _Worker(make())
@@ -296,7 +347,10 @@ def _work(make: Any, pipe: Any, others: Any) -> None:
             pipe.send(("done", getattr(worker, question)(argument)))
     except (EOFError, BrokenPipeError):  # the process that trains is gone
         pass
-    except Exception:  # an environment's code may raise anything; exit() ends the process, and is seen there
+    except (
+        Exception,
+        KeyboardInterrupt,
+    ):  # an environment may raise anything; exit() ends the process, and is seen there
         seen = getattr(worker.env, "_env_obs", None) if worker is not None else None
         with suppress(OSError):
             pipe.send(("error", (traceback.format_exc(), seen)))

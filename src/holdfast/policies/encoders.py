@@ -68,6 +68,7 @@ class Vector(nn.Module):
         x = _rows(x, self.shape).reshape(x.shape[0], self.size)
         if not self.normalize:
             return x
+        x = x.to(self.mean.dtype) if x.dtype == torch.bool else x  # numbers are converted in the difference
         return ((x - self.mean) * torch.rsqrt(self.var + 1e-8)).clamp(-10.0, 10.0)
 
     @torch.no_grad()

@@ -29,7 +29,7 @@ from holdfast import envs
 from holdfast.config import TrainConfig
 from holdfast.envs.base import TorchVectorEnv
 from holdfast.envs.own import allow_imports_flag, can_be_made_again
-from holdfast.envs.workers import WorkerFailedError
+from holdfast.envs.workers import WorkerFailedError, what_happened
 from holdfast.rollout.env_contract import broken_rule
 from holdfast.rollout.vector_env import autoreset_mode, masks_of
 from holdfast.state import tree_map
@@ -202,14 +202,9 @@ class RebuildingEnv(VectorWrapper):  # generic in newer gymnasium only
             if process.sentinel in ending:
                 process.join(timeout=1.0)  # its files are closed, but it may not have an exit code yet
                 ends.append(f"the process of environment {number} {_how_it_ended(process.exitcode)}")
-        trace = "".join(traceback.format_exception(error))
-        return f"{trace}{', '.join(ends)}"[-LONGEST_REPORT:]
-
-
-def what_happened(text: str) -> str:
-    """The last line of a report."""
-    lines = text.strip().splitlines()
-    return lines[-1] if lines else "no reason given"
+        if ends:
+            return ", ".join(ends)
+        return "".join(traceback.format_exception(error))[-LONGEST_REPORT:]
 
 
 def _how_it_ended(code: int | None) -> str:

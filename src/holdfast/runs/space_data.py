@@ -43,3 +43,23 @@ def from_data(data: dict[str, Any]) -> spaces.Space[Any]:
     if kind == "Tuple":
         return spaces.Tuple([from_data(part) for part in data["parts"]])
     raise ValueError(f"unknown space kind {kind!r}")
+
+
+def require_fit(trained: Any, now: spaces.Space[Any], name: str) -> None:
+    """Raise ValueError if the environment's space is not one that a policy was made for. Unknown if `trained` is no space."""
+    if isinstance(trained, spaces.Space) and not _fits(trained, now):
+        text = f"the environment's {name} is {now}, and the policy was made for {trained}"
+        raise ValueError(" ".join(text.split()))
+
+
+def _fits(trained: spaces.Space[Any], now: spaces.Space[Any]) -> bool:
+    """Bounds and dtype of a Box may differ, and a Dict may have more keys."""
+    if isinstance(trained, spaces.Box):
+        return isinstance(now, spaces.Box) and trained.shape == now.shape
+    if isinstance(trained, spaces.Dict):
+        return isinstance(now, spaces.Dict) and all(
+            k in now.spaces and _fits(part, now[k]) for k, part in trained.items()
+        )
+    if isinstance(trained, spaces.Tuple):
+        return isinstance(now, spaces.Tuple) and len(trained) == len(now) and all(map(_fits, trained, now))
+    return trained == now

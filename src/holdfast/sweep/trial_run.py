@@ -51,6 +51,7 @@ def run_trial(
     try:
         with study.beating(trial), _default_sigterm():
             trainer = _trainer(config, watch)
+            trainer.says_how_to_resume = False  # resumed alone, the trial would be missing from the study
             result = trainer.run()
         if watch.stopped:
             raise OutOfTimeError

@@ -14,7 +14,7 @@ from gymnasium import spaces
 
 from holdfast.envs.base import TorchVectorEnv
 from holdfast.runs import plain_checks as check
-from holdfast.runs import rng_state
+from holdfast.runs import rng_state, saved_policy, space_data
 from holdfast.state import leaves
 
 if TYPE_CHECKING:
@@ -37,6 +37,9 @@ def check_before_building(saved: dict[str, Any]) -> None:
 
 def check_fit(trainer: Trainer, saved: dict[str, Any]) -> None:
     """Everything that `run_state.restore` puts into the trainer."""
+    adapter = trainer.collector.adapter
+    for name, space in zip(("observation_space", "action_space"), saved_policy.spaces(saved)):
+        space_data.require_fit(space, getattr(adapter, name), name)
     _check_weights(trainer, saved["policy"])
     _check_optimizer(trainer, check.mapping(saved["ppo"], "ppo", "optimizer", "generator"))
     for where, collector in _collectors(saved):

@@ -20,7 +20,7 @@ from holdfast.envs.base import TorchVectorEnv
 from holdfast.memory import Memory
 from holdfast.policies.base import RecurrentPolicy
 from holdfast.rollout.vector_env import EnvStep, VectorEnvAdapter
-from holdfast.runs import rng_state
+from holdfast.runs import rng_state, space_data
 
 MAX_STEPS_WITHOUT_END = 200_000
 """Steps of every environment without the end of an episode, after which an evaluation gives up."""
@@ -83,6 +83,8 @@ def evaluate(
         if seed is not None:
             rng_state.seed(seed, device)
         adapter = VectorEnvAdapter(env, device, inputs)
+        for name in ("observation_space", "action_space"):  # a policy of your own need not have them
+            space_data.require_fit(getattr(policy, name, None), getattr(adapter, name), name)
         memory = Memory(policy.core)
         memory.update_in_place()
         played = _Episodes(episodes, adapter.num_envs)

@@ -92,6 +92,7 @@ class Trainer:
         self.display: Display | None = None
         self.resumed_from: Path | None = None
         self.episodes_restarted = False
+        self.says_how_to_resume = True  # at SIGTERM; False where the run is a part of something that says it
         self.parts = parts = run_parts.build(config, env, policy, self._notify_of_update)
         self.config = config = parts.config
         self.ranks, self.device, self.env = parts.ranks, parts.device, parts.env
@@ -147,7 +148,7 @@ class Trainer:
                 self.stop_signal.end_at_once()
                 return self._result()
             except Terminated:
-                if self.ranks.leads:
+                if self.ranks.leads and self.says_how_to_resume:
                     print(self._last_words(), file=sys.stderr, flush=True)
                 raise
             except RuntimeError as error:
@@ -167,7 +168,10 @@ class Trainer:
                 while self.update < self.config.num_updates and not self.stop_signal.sync(self.ranks, self.device):
                     self._one_update()
         except EnvFailedError as error:
-            raise self.env_failures.last_words(error, self._save_what_was_learned()) from error
+            saved = self._save_what_was_learned()
+            if self.stop_signal.terminated:  # their processes got the signal, too
+                raise Terminated from error
+            raise self.env_failures.last_words(error, saved) from error
         finally:
             self._close()
         self.progress.stop_clock()

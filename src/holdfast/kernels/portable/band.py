@@ -25,10 +25,9 @@ def attend_in_band(q: Tensor, k: Tensor, v: Tensor, reach: Tensor, bias: Tensor)
     Returns [B, h, T, d].
     """
     B, heads, _, size = q.shape
-    q = (q * size**-0.5).reshape(B * heads, -1, size)
-    k, v = (part.reshape(B * heads, -1, size) for part in (k, v))
+    q, k, v = (part.flatten(0, 1) for part in (q * size**-0.5, k, v))
     y: Tensor = _Band.apply(q, k, v, reach, bias)  # type: ignore[no-untyped-call]
-    return y.view(B, heads, -1, size)
+    return y.unflatten(0, (B, heads))
 
 
 class _Band(torch.autograd.Function):
@@ -40,7 +39,7 @@ class _Band(torch.autograd.Function):
         y, blocks = torch.empty_like(q), []
         for a, b in _blocks(q.shape[1], R):
             scores = torch.bmm(q[:, a:b], k[:, a : R + b].transpose(1, 2))  # [N, n, R + n]
-            by_head = scores.view(reach.shape[0], -1, *scores.shape[1:])
+            by_head = scores.view(reach.shape[0], bias.shape[0], *scores.shape[1:])
             distance = _distances(b - a, R, reach)
             by_head += bias[:, distance.clamp(0, R)]
             hidden = (distance > reach[:, a:b].unsqueeze(2)) | (distance < 0)  # [B, n, R + n]
@@ -69,7 +68,7 @@ def _gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         dv[:, a : R + b].baddbmm_(weights.transpose(1, 2), dy[:, a:b])
         dk[:, a : R + b].baddbmm_(d_scores.transpose(1, 2), q[:, a:b])
         dq[:, a:b] = torch.bmm(d_scores, k[:, a : R + b])
-        d_bias += _sum_by_distance(d_scores.view(-1, heads, *d_scores.shape[1:]).sum(0))
+        d_bias += _sum_by_distance(d_scores.view(len(d_scores) // heads, heads, *d_scores.shape[1:]).sum(0))
     return dq, dk, dv, None, d_bias
 
 
