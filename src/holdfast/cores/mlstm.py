@@ -123,12 +123,12 @@ class MLSTM(Core):
 
     def _project(self, x: Tensor, position: Tensor) -> tuple[MatrixInputs, Tensor]:
         """What the memory reads, in float32, and the output gate, [..., H]. position [...]: of each step in its episode."""
-        q, k, v, output_gate = self.qkvo(x).chunk(4, -1)
-        q, k, v = (part.to(STATE_DTYPE).unflatten(-1, (self.num_heads, -1)) for part in (q, k, v))
+        both, v, output_gate = self.qkvo(x).split([2 * self.hidden_size, self.hidden_size, self.hidden_size], -1)
+        both = both.to(STATE_DTYPE).unflatten(-1, (2, self.num_heads, -1))
+        q, k = _turned(both, *self._turns(position.unsqueeze(-1))).unbind(-3)
+        v = v.to(STATE_DTYPE).unflatten(-1, (self.num_heads, -1))
         i, f = self.gates(x).to(STATE_DTYPE).chunk(2, -1)
-        cos, sin = self._turns(position)
-        q, k = _turned(q, cos, sin), _turned(F.normalize(k, dim=-1), cos, sin)
-        return MatrixInputs(q, k, v, i.sigmoid(), F.logsigmoid(f)), output_gate
+        return MatrixInputs(q, F.normalize(k, dim=-1), v, i.sigmoid(), F.logsigmoid(f)), output_gate
 
     def _turns(self, position: Tensor) -> tuple[Tensor, Tensor]:
         """Cosine and sine of the angle of each plane at a position: [..., heads, planes] float32.
@@ -137,7 +137,7 @@ class MLSTM(Core):
         numbers say where they are: no error piles up however long the episode.
         """
         planes = self._period // (4 * self.num_heads)
-        odd = 2 * torch.arange(planes * self.num_heads, dtype=torch.int32, device=position.device) + 1
+        odd = torch.arange(1, 2 * planes * self.num_heads + 1, 2, dtype=torch.int32, device=position.device)
         odd = odd.view(planes, self.num_heads).t()  # each head has slow and fast ones
         angle = (position[..., None, None] * odd % self._period).to(STATE_DTYPE) * (2 * math.pi / self._period)
         return angle.cos(), angle.sin()
