@@ -2,50 +2,126 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
 import torch
 from gymnasium import spaces
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import holdfast as hf
+from holdfast.cores.chrono import chrono_init_
 
 
 def test_a_step_is_the_formula():
     torch.manual_seed(0)
     core = hf.MLSTM(3, 4, num_heads=1)
     x, memory = torch.randn(1, 3), torch.randn(1, 1, 4, 4)
-    y, state = core(x, {"memory": memory})
+    y, state = core(x, {"memory": memory, "position": torch.tensor([6], dtype=torch.int32)})
     q, k, v, o = core.qkvo(x)[0].split(4)
     i, f = core.gates(x)[0].sigmoid()
-    a, b, c, d = memory[0, 0].t()  # by channel of the keys: a and c are a plane, b and d another
-    cos, sin = (torch.tensor([0.25, 0.75]) * math.pi).cos(), (torch.tensor([0.25, 0.75]) * math.pi).sin()
-    turned = [a * cos[0] - c * sin[0], b * cos[1] - d * sin[1], a * sin[0] + c * cos[0], b * sin[1] + d * cos[1]]
-    expected = f * torch.stack(turned, 1) + i * torch.outer(v, k / k.norm())
+    # Channels 0 and 2 are a plane, 1 and 3 another. They turn back by 1/8 and 3/8 of a circle per step, and this is step 7.
+    eighths = torch.polar(torch.ones(2), -torch.tensor([7.0, 21.0]) * math.pi / 4)
+
+    def turned(channels):
+        planes = torch.complex(channels[:2], channels[2:]) * eighths
+        return torch.cat([planes.real, planes.imag])
+
+    expected = f * memory[0, 0] + i * torch.outer(v, turned(k / k.norm()))
     torch.testing.assert_close(state["memory"][0, 0], expected)
-    torch.testing.assert_close(y[0], core.out(o.sigmoid() * (expected @ q)))
+    read = expected @ turned(q)
+    torch.testing.assert_close(y[0], core.out(o.sigmoid() * read / (1 + read.square().mean()).sqrt()))
+    assert state["position"].tolist() == [7]
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-@pytest.mark.parametrize("reset", ["zero", "learned"])
-def test_log_probabilities_of_steps_and_chunks_agree(seed, reset):
-    """Law 1 on a whole policy with N(0, 1) inputs, over several chunks and several sequences in a row."""
-    torch.manual_seed(seed)
-    core = hf.Stack([hf.Block(hf.MLSTM(32, 32, reset=reset)), hf.Block(hf.MLSTM(32, 32, reset=reset))])
-    policy = hf.ActorCritic(spaces.Box(-9, 9, (8,)), spaces.Discrete(6), core=core, hidden_size=32)
-    torch.nn.init.orthogonal_(policy.actor.weight)  # logits as large as features
-    T, B = 80, 4
-    obs, resets = torch.randn(3 * T, B, 8), torch.rand(3 * T, B) < 0.02
-    start, worst = policy.initial_state(B), 0.0
-    for part in range(3):
-        rows = slice(part * T, (part + 1) * T)
-        steps = [policy.act(o, r) for o, r in zip(obs[rows], resets[rows])]
+def test_positions_repeat_when_all_keys_are_back_where_they_began():
+    core = hf.MLSTM(3, 8, num_heads=2)  # two heads of four channels: four planes
+    state = core(torch.randn(37, 1, 3))[1]
+    assert state["position"].tolist() == [37 % 16]
+    x = torch.randn(5, 1, 3)
+    longer = core(x, {**core.initial_state(1), "position": torch.tensor([16], dtype=torch.int32)})[0]
+    torch.testing.assert_close(longer, core(x)[0], atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("reset", ["zero", "learned", "detach", "never"])
+def test_a_sequence_counts_positions_as_its_steps_do(reset):
+    core, resets = hf.MLSTM(3, 8, num_heads=2, reset=reset), torch.rand(60, 3) < 0.1
+    x, state = torch.randn(60, 3, 3), core.initial_state(3)
+    for x_t, resets_t in zip(x, resets):
+        state = core(x_t, state, resets_t)[1]
+    assert torch.equal(core(x, None, resets)[1]["position"], state["position"])
+
+
+def test_a_constant_query_finds_what_was_seen_a_given_number_of_steps_ago():
+    """Keys and queries that do not depend on the input: by planes that turn, age alone selects a value."""
+    T, ago, size = 40, 17, 64
+    core = hf.MLSTM(size, size, num_heads=1)
+    planes = 24
+    angles = (torch.arange(planes) + 0.5) * (torch.pi / planes)
+    with torch.no_grad():
+        core.qkvo.weight.zero_()
+        core.qkvo.weight[2 * size : 3 * size] = 1e-3 * torch.eye(
+            size
+        )  # values are the input; small: nothing is limited
+        rest = torch.zeros(size - 2 * planes)
+        core.qkvo.bias[:size] = torch.cat([(ago * angles).cos(), (ago * angles).sin(), rest])  # a key after `ago` turns
+        core.qkvo.bias[size : 2 * size] = torch.cat([torch.ones(planes), torch.zeros(planes), rest])
+        core.qkvo.bias[2 * size :] = 0.0
+        core.gates.weight.zero_()
+        core.gates.bias.fill_(40.0)  # open
+        core.out.weight.copy_(torch.eye(size))
+        core.out.bias.zero_()
+    x = torch.randn(T, 1, size)
+    y, _ = core(x)
+    found = y / (0.5 * 1e-3 * planes / planes**0.5)  # the output gate; a key has length 1
+    torch.testing.assert_close(found[ago:], x[:-ago], atol=1e-4, rtol=1e-4)
+
+
+def replay_gap(policy, obs, resets, cuts):
+    """Law 1: the largest difference of a log-probability between steps, and segments that end at `cuts`."""
+    start, worst = policy.initial_state(obs.shape[1]), 0.0
+    memory = hf.Memory(policy.core)
+    for begin, end in itertools.pairwise([0, *cuts, len(obs)]):
+        steps = [policy.act(o, r, memory=memory) for o, r in zip(obs[begin:end], resets[begin:end])]
         actions, expected = torch.stack([s.action for s in steps]), torch.stack([s.log_prob for s in steps])
         with torch.no_grad():
-            ev = policy.evaluate(obs[rows], actions, start, resets[rows])
+            ev = policy.evaluate(obs[begin:end], actions, start, resets[begin:end])
         worst = max(worst, float((ev.log_prob - expected).abs().max()))
-        start = policy.memory.read()
-    assert worst <= 1e-5
+        start = memory.read()
+    return worst
+
+
+def policy_of(seed, span, layers=1, reset="zero"):
+    torch.manual_seed(seed)
+    blocks = [hf.Block(hf.MLSTM(32, 32, reset=reset)) for _ in range(layers)]
+    policy = hf.ActorCritic(spaces.Box(-9, 9, (4,)), spaces.Discrete(6), core=hf.Stack(blocks), hidden_size=32)
+    chrono_init_(policy.core, span)
+    torch.nn.init.orthogonal_(policy.actor.weight)  # logits as large as features
+    return policy
+
+
+def corridor(T, B):
+    """The same input in all steps but the first: what is stored adds up in one direction."""
+    return torch.eye(4)[torch.cat([torch.randint(0, 2, (1, B)), torch.full((T - 1, B), 2)])]
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    seed=st.integers(0, 1000), span=st.integers(2, 1000), cuts=st.sets(st.integers(1, 399), max_size=4), layers=st.integers(1, 2),
+    rate=st.sampled_from([0.0, 0.003, 0.05]), reset=st.sampled_from(["zero", "learned", "never"]), empty=st.booleans(),
+)  # fmt: skip
+def test_log_probabilities_of_steps_and_segments_agree(seed, span, cuts, layers, rate, reset, empty):
+    policy = policy_of(seed, span, layers, reset)
+    obs = corridor(400, 4) if empty else torch.randn(400, 4, 4)
+    assert replay_gap(policy, obs, torch.rand(400, 4) < rate, sorted(cuts)) <= 1e-5
+
+
+@pytest.mark.parametrize("draw", [corridor, lambda T, B: torch.randn(T, B, 4)], ids=["corridor", "normal"])
+def test_what_1000_steps_have_stored_costs_no_digits_of_segments_of_2048_steps(draw):
+    policy = policy_of(7, span=1000)
+    assert replay_gap(policy, draw(2048, 4), torch.zeros(2048, 4, dtype=torch.bool), []) <= 5e-6
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)

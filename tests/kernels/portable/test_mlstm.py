@@ -10,7 +10,6 @@ from holdfast.kernels.operands import MatrixInputs, Resets
 from holdfast.kernels.portable.mlstm import CHUNK
 
 HEADS, SIZE = 2, 3
-ANGLES = torch.tensor([[0.4], [2.0]])  # one plane of each key turns, one channel rests
 
 
 def operands(T, B, seed, dtype=torch.float64, closed=0.0):
@@ -43,7 +42,7 @@ def test_sequences_equal_the_reference_with_their_gradients(T, B, mode, resets):
     rule = Resets(mask_of(resets, T, B, seed=T), start if mode == "learned" else None, None, mode == "detach")
     results = []
     for kernel in (reference.mlstm, portable.mlstm):
-        y, after = kernel.sequence(inputs, memory, rule, ANGLES.double())
+        y, after = kernel.sequence(inputs, memory, rule)
         weight = torch.randn(y.shape, generator=torch.Generator().manual_seed(1), dtype=y.dtype)
         loss = (y * weight).sum() + after.square().sum()
         leaves = [*inputs, memory, start]
@@ -54,9 +53,9 @@ def test_sequences_equal_the_reference_with_their_gradients(T, B, mode, resets):
 
 def test_gates_that_close_cost_no_digits_of_those_after_them():
     inputs, memory, _ = operands(4 * CHUNK, 2, seed=0, dtype=torch.float32, closed=0.3)
-    y, after = portable.mlstm.sequence(inputs, memory, Resets(), ANGLES)
+    y, after = portable.mlstm.sequence(inputs, memory, Resets())
     expected, right = reference.mlstm.sequence(
-        MatrixInputs(*[part.double() for part in inputs]), memory.double(), Resets(), ANGLES.double()
+        MatrixInputs(*[part.double() for part in inputs]), memory.double(), Resets()
     )
     torch.testing.assert_close(y.double(), expected, atol=3e-6, rtol=0)
     torch.testing.assert_close(after.double(), right, atol=3e-6, rtol=0)
@@ -68,11 +67,11 @@ def test_a_step_that_is_not_finite_reaches_the_rest_of_its_episode_and_nothing_e
     inputs, memory, _ = operands(T, B, seed=0)
     mask = torch.zeros(T, B, dtype=torch.bool)
     mask[13, 0] = mask[CHUNK + 3, 1] = True
-    clean, final = portable.mlstm.sequence(inputs, memory, Resets(mask), ANGLES)
+    clean, final = portable.mlstm.sequence(inputs, memory, Resets(mask))
     parts = [part.detach().clone() for part in inputs]
     parts[leaf][at].view(B, -1)[:, 0] = torch.nan
     bad = MatrixInputs(*[part.requires_grad_() for part in parts])
-    y, after = portable.mlstm.sequence(bad, memory, Resets(mask), ANGLES)
+    y, after = portable.mlstm.sequence(bad, memory, Resets(mask))
     spoiled = torch.zeros(T, B, dtype=torch.bool)
     spoiled[at:13, 0] = spoiled[at : CHUNK + 3, 1] = True
     assert torch.equal(y.isnan().all(-1).all(-1), spoiled) and torch.equal(y.isnan().any(-1).any(-1), spoiled)
@@ -89,21 +88,8 @@ def test_a_memory_that_is_not_finite_ends_with_its_episode():
     poisoned[:, 1, 0, 0] = torch.nan
     mask = torch.zeros(T, B, dtype=torch.bool)
     mask[2, 1] = True
-    y, after = portable.mlstm.sequence(inputs, poisoned.requires_grad_(), Resets(mask, start), ANGLES)
+    y, after = portable.mlstm.sequence(inputs, poisoned.requires_grad_(), Resets(mask, start))
     assert y.isnan().any(-1).any(-1).sum(0).tolist() == [T, 2]
     assert after.isnan().flatten(1).any(1).tolist() == [True, False]
     gradients = torch.autograd.grad(y[2:, 1].sum(), [*inputs, poisoned])
     assert all(gradient.isfinite().all() for gradient in gradients)
-
-
-def test_a_constant_query_finds_what_was_seen_a_given_number_of_steps_ago():
-    """Keys and queries that do not depend on the input: with planes that turn, age alone selects a value."""
-    T, planes, ago = 40, 24, 17
-    angles = (torch.arange(planes).double() + 0.5).mul(torch.pi / planes).view(1, planes)
-    values, ones = torch.randn(T, 1, 1, 2 * planes, dtype=torch.float64), torch.ones(T, 1, 1, dtype=torch.float64)
-    key, zeros = torch.ones(planes, dtype=torch.float64) / planes, torch.zeros(planes, dtype=torch.float64)
-    query = torch.cat([(ago * angles[0]).cos(), (ago * angles[0]).sin()])  # a key after `ago` turns
-    k, q = (part.expand(T, 1, 1, -1) for part in (torch.cat([key, zeros]), query))
-    memory = torch.zeros(1, 1, 2 * planes, 2 * planes, dtype=torch.float64)
-    y, _ = portable.mlstm.sequence(MatrixInputs(q, k, values, ones, 0 * ones), memory, Resets(), angles)
-    torch.testing.assert_close(y[ago:], values[:-ago])

@@ -3,10 +3,7 @@
 `reference/mlstm.py` specifies what is computed. With F the running sum of log_f inside a chunk, and only steps of one
 episode together:
 
-    y[t] = sum over s <= t of exp(F[t] - F[s]) i[s] (k[s] R^(s - t) q[t]) v[s]  +  what the memory at the start still gives
-
-Instead of the memory, keys and queries are turned, back by as many steps as their episode has in the chunk; the
-memory is turned once, at the end.
+    y[t] = sum over s <= t of exp(F[t] - F[s]) i[s] (k[s] q[t]) v[s]  +  what the memory at the start still gives
 
 Resets are a mask inside the chunk. A product with a masked step would turn NaN into NaN even so; steps that are not
 finite are therefore replaced by 0, and exactly the queries that see one of them get NaN afterwards.
@@ -20,49 +17,32 @@ from torch import Tensor
 from holdfast.checks import values_are_readable
 from holdfast.kernels import reference
 from holdfast.kernels.operands import MatrixInputs, Resets
-from holdfast.kernels.reference.mlstm import turn
 
 CHUNK = 32
 
 
-def sequence(inputs: MatrixInputs, memory: Tensor, resets: Resets, angles: Tensor) -> tuple[Tensor, Tensor]:
-    """inputs [T, B, h, ...]; memory [B, h, d, d]; resets.h [h, d, d]; angles [h, P] -> y [T, B, h, d], the final memory."""
+def sequence(inputs: MatrixInputs, memory: Tensor, resets: Resets) -> tuple[Tensor, Tensor]:
+    """inputs [T, B, h, ...]; memory [B, h, d, d]; resets.h [h, d, d] -> y [T, B, h, d], the final memory."""
     if resets.detach:  # the gradient inside a chunk would be cut, at another step in each row
-        return reference.mlstm.sequence(inputs, memory, resets, angles)
+        return reference.mlstm.sequence(inputs, memory, resets)
     ys = []
-    turned = torch.arange(CHUNK + 1, device=angles.device).view(-1, 1, 1) * angles  # [steps, h, P]
-    turns = turned.cos(), turned.sin()
     for begin in range(0, inputs.q.shape[0], CHUNK):
         part = slice(begin, begin + CHUNK)
         chunk = MatrixInputs(*[leaf[part].movedim(0, 2) for leaf in inputs])  # [B, h, L, ...]
         mask = None if resets.mask is None else resets.mask[part].t()
-        y, memory = _chunk(chunk, memory, mask, resets.h, turns)
+        y, memory = _chunk(chunk, memory, mask, resets.h)
         ys.append(y.movedim(2, 0))
     return torch.cat(ys), memory
 
 
-def _chunk(
-    inputs: MatrixInputs, memory: Tensor, mask: Tensor | None, fill: Tensor | None, turns: tuple[Tensor, Tensor]
-) -> tuple[Tensor, Tensor]:
-    """inputs [B, h, L, ...]; mask [B, L]; turns: cos and sin [steps, h, P] -> y [B, h, L, d], the memory afterwards."""
+def _chunk(inputs: MatrixInputs, memory: Tensor, mask: Tensor | None, fill: Tensor | None) -> tuple[Tensor, Tensor]:
+    """inputs [B, h, L, ...]; mask [B, L] -> y [B, h, L, d], the memory afterwards; NaN where something not finite is seen."""
     B, _, L, _ = inputs.q.shape
     if mask is None:
         mask, fill = torch.zeros(B, L, dtype=torch.bool, device=memory.device), None
     episode = mask.long().cumsum(1)  # [B, L]; 0: the one that the chunk starts in
     steps = torch.arange(L, device=memory.device)
     seen = (episode.unsqueeze(2) == episode.unsqueeze(1)) & (steps.unsqueeze(1) >= steps)  # [B, t, s]
-    age = steps + 1 - torch.where(mask, steps, 0).cummax(1).values  # [B, L]: steps since the reset, or in the chunk
-    cos, sin = (table[age].transpose(1, 2) for table in turns)  # [B, h, L, P]
-    inputs = inputs._replace(q=turn(inputs.q, cos, -sin), k=turn(inputs.k, cos, -sin))
-    y, after = _turned_chunk(inputs, memory, mask, episode, seen, fill)
-    return y, turn(after, cos[:, :, -1:], sin[:, :, -1:])
-
-
-def _turned_chunk(
-    inputs: MatrixInputs, memory: Tensor, mask: Tensor, episode: Tensor, seen: Tensor, fill: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """`_finite_chunk`, and NaN where something that is not finite is seen."""
-    B = memory.shape[0]
     bad, lost = _not_finite(inputs), ~memory.detach().sum((1, 2, 3)).isfinite()  # [B, L], [B]
     if values_are_readable(bad) and not bad.any() and not lost.any():
         return _finite_chunk(inputs, memory, mask, episode, seen, fill)
@@ -86,7 +66,9 @@ def _finite_chunk(
     first = (episode == 0).unsqueeze(1)  # [B, 1, L]
     kept = total.to(q.dtype).exp().masked_fill(~first, 0.0)
     y = y + kept.unsqueeze(3) * torch.matmul(q, memory.transpose(2, 3))
-    after = after + torch.where(first[:, :, -1:, None], kept[:, :, -1:, None] * memory, 0.0)
+    # What is forgotten, not what is kept, as in a step.
+    change = after + torch.expm1(total[:, :, -1:, None].to(q.dtype)) * memory
+    after = torch.where(first[:, :, -1:, None], memory + change, after)
     if fill is not None:
         steps = torch.arange(mask.shape[1], device=mask.device)
         began = torch.where(mask, steps, 0).cummax(1).values.unsqueeze(1).expand_as(log_f)  # the episode's first step
