@@ -182,10 +182,11 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     found = {
         "machine": torch.cuda.get_device_name() if args.device.startswith("cuda") else platform.processor(),
         "torch": torch.__version__, "rsl_rl": rsl_rl, "holdfast": holdfast.__version__, "commit": this_commit(),
-        "command": " ".join(["python", *sys.argv]), "settings": vars(args),
-        "rows": [compare(rnn_type, args) for rnn_type in args.rnn_types],
+        "command": " ".join(["python", *sys.argv]), "settings": vars(args), "rows": [],
     }  # fmt: skip
-    Path(args.out).write_text(json.dumps(found, indent=1) + "\n")
+    for rnn_type in args.rnn_types:
+        found["rows"].append(compare(rnn_type, args))
+        Path(args.out).write_text(json.dumps(found, indent=1) + "\n")
     return found
 
 

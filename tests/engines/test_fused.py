@@ -72,6 +72,24 @@ def test_an_obstacle_says_what_keeps_a_policy_from_being_fused(options: dict, re
     assert obstacle(policy, "fp32") == "actor.weight has a gradient hook"
 
 
+@has_triton
+@pytest.mark.parametrize(
+    ("space", "fused"),
+    [
+        (spaces.Discrete(64), True),
+        (spaces.Discrete(65), False),
+        (spaces.MultiDiscrete([5] * 10), True),
+        (spaces.Dict({"obs": spaces.Discrete(6), "prev_action": spaces.MultiDiscrete([13, 13])}), True),
+        (spaces.Dict({"obs": spaces.Discrete(7), "prev_action": spaces.MultiDiscrete([13, 13])}), False),
+        (spaces.Tuple([spaces.Discrete(2), spaces.Box(-1, 1, (4,))]), True),
+        (spaces.Dict({name: spaces.Discrete(2) for name in "abc"}), False),
+    ],
+)
+def test_the_first_layer_takes_one_or_two_parts_that_fit_next_to_a_tile(space: spaces.Space[Any], fused: bool):
+    policy = hf.ActorCritic(space, spaces.Discrete(2), hidden_size=16)
+    assert (FusedPolicy(policy)._first is not None) == fused
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 @pytest.mark.parametrize(
     ("task", "settings", "first_layer"),

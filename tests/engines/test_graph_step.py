@@ -1,4 +1,4 @@
-"""Rollouts in a device environment that is not ours: the policy's step is a captured graph. Skipped without a GPU."""
+"""Rollouts in a device environment that is not ours: the policy's step is a captured graph. Most are skipped without a GPU."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
 import holdfast as hf
+from holdfast.engines import graph_step
+from holdfast.engines.cuda_graph import NotCapturable
 from holdfast.engines.graph_step import StepGraphCollector
 from holdfast.rollout.collector import Collector
 from holdfast.state import leaves
 from holdfast.training import replay_check
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
 
 class DriftEnv:
@@ -55,6 +57,7 @@ def collectors(kind: type[Collector], core: str, **options: Any) -> tuple[hf.Act
     return policy, kind(env, policy, 24, seed=5, **options)
 
 
+@needs_gpu
 @pytest.mark.parametrize("core", ["lstm", "gru", "window"])
 def test_what_is_trained_is_what_the_captured_step_played(core: str):
     policy, collector = collectors(StepGraphCollector, core, noise_correlation=0.5)
@@ -64,6 +67,7 @@ def test_what_is_trained_is_what_the_captured_step_played(core: str):
         assert replay_check.measure(policy, segment).size < 1e-3
 
 
+@needs_gpu
 def test_a_truncated_step_bootstraps_from_the_value_of_its_last_observation():
     """With the same random numbers in the environment, a policy without noise plays the same in both collectors."""
     segments = []
@@ -81,6 +85,7 @@ def test_a_truncated_step_bootstraps_from_the_value_of_its_last_observation():
             torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
 
 
+@needs_gpu
 def test_weights_that_change_after_the_capture_are_used():
     policy, collector = collectors(StepGraphCollector, "lstm")
     collector.rollout()
@@ -89,6 +94,7 @@ def test_weights_that_change_after_the_capture_are_used():
     assert float(collector.rollout().value.min()) > 50.0
 
 
+@needs_gpu
 def test_gymnasium_environments_train_with_it(tmp_path: Any):
     config = hf.TrainConfig(
         env="CartPole-v1", num_envs=4, num_steps=16, total_steps=4 * 16 * 3, minibatches=2, epochs=1, device="cuda",
@@ -108,6 +114,7 @@ class Looks(hf.ActorCritic):
         return super().decode(features, action_mask)
 
 
+@needs_gpu
 def test_a_policy_that_waits_for_the_gpu_plays_step_by_step_and_the_line_is_named():
     env: Any = DriftEnv(16)
     policy = Looks(env.single_observation_space, env.single_action_space, hidden_size=16).cuda()
@@ -117,3 +124,25 @@ def test_a_policy_that_waits_for_the_gpu_plays_step_by_step_and_the_line_is_name
         assert replay_check.measure(policy, segment).size < 1e-3
     assert collector.slowed_by is not None and collector.slowed_by.startswith("test_graph_step.py:")
     assert "waits for the GPU (if features.abs().max() > 1e9:)" in collector.slowed_by
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_what_cannot_be_captured_is_played_as_the_collector_plays_it(seed: int, monkeypatch: pytest.MonkeyPatch):
+    """Also in steps in which no episode is truncated."""
+
+    def refuse(collector: StepGraphCollector) -> None:
+        raise NotCapturable("model.py:3 waits for the GPU (x.item())")
+
+    monkeypatch.setattr(graph_step, "_StepGraphs", refuse)
+    segments = []
+    for kind in (StepGraphCollector, Collector):
+        env: Any = DriftEnv(8, device="cpu")
+        torch.manual_seed(seed)
+        policy = hf.ActorCritic(env.single_observation_space, env.single_action_space, hidden_size=8)
+        collector = kind(env, policy, 12, seed=seed)
+        segments.append([collector.rollout(), collector.rollout()])
+        assert collector.slowed_by == (None if kind is Collector else "model.py:3 waits for the GPU (x.item())")
+    for one, other in zip(*segments):
+        assert not bool(one.truncated.any(1).all())
+        for name in ("actions", "value", "returns", "advantage"):
+            assert torch.equal(getattr(one, name), getattr(other, name)), name

@@ -26,6 +26,7 @@ from holdfast.state import State, tree_map
 # A tile of rows and the layers stay in the shared memory of a multiprocessor.
 LARGEST_FEATURES, LARGEST_OUTPUTS = 256, 127  # of the core; of the actor: with the critic's a row in registers
 LARGEST_FIRST_LAYER = 64, 128  # inputs, features
+LARGEST_OF_TWO_PARTS = 32  # inputs, where two parts of an observation are read
 
 
 def obstacle(policy: RecurrentPolicy, precision: str) -> str | None:
@@ -214,6 +215,8 @@ def _first_layer(policy: ActorCritic, kernels: Any) -> Any:
     if inputs > LARGEST_FIRST_LAYER[0] or features > LARGEST_FIRST_LAYER[1]:
         return None
     if len(encoders) > 2 or any(type(encoder) not in (OneHot, Vector) for encoder in encoders):
+        return None
+    if len(encoders) == 2 and inputs > LARGEST_OF_TWO_PARTS:
         return None
     parts = tuple(_part(encoder, kernels.Part, policy.core.device()) for encoder in encoders)
     return kernels.FirstLayer(parts, "tanh" if isinstance(trunk[1], nn.Tanh) else "relu")

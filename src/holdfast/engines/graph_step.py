@@ -44,14 +44,15 @@ class StepGraphCollector(Collector):
         if not self.started:
             self.start()
         adapter, clock = self.adapter, time.perf_counter
-        adapter.takes_every_final_obs = True
         if self._graphs is None and adapter.action_mask is None and self.slowed_by is None:
             try:
                 self._graphs = _StepGraphs(self)
             except NotCapturable as reason:
                 self.slowed_by = str(reason)
-        if self._graphs is None or adapter.action_mask is not None:
+        adapter.takes_every_final_obs = self._graphs is not None and adapter.action_mask is None
+        if not adapter.takes_every_final_obs:
             return super()._rollout()
+        assert self._graphs is not None
         graphs, failed = self._graphs, []
         rows: dict[str, list[Any]] = {name: [] for name in _ROWS}
         chunk_states: list[State] = []

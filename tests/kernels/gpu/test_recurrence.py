@@ -77,6 +77,26 @@ def test_outputs_and_gradients_agree_with_float64(
         assert float((value.double() - target).abs().max()) <= 2e-3 * float(target.abs().max())
 
 
+@pytest.mark.parametrize(
+    ("kind", "size"),
+    [
+        ("lstm", (5, 2300, 16, 256)), ("lstm", (9, 700, 24, 512)), ("lstm", (7, 70, 16, 768)), ("lstm", (30, 256, 8, 1024)),
+        ("gru", (30, 256, 8, 1024)), ("gru", (7, 70, 16, 768)),
+    ],
+)  # fmt: skip
+def test_blocks_that_divide_their_columns_repeat_bit_for_bit(kind: str, size: tuple[int, int, int, int]) -> None:
+    from holdfast.kernels.cuda.tiles import choose_tile
+
+    assert choose_tile(4 if kind == "lstm" else 3, size[3], size[1], backward=True).share > 1
+    values = _inputs(kind, size, 0.1, True)
+    expected = _outcome(reference, kind, values, torch.float64)
+    first = _outcome(gpu, kind, values, torch.float32)
+    for value, target in zip(first, expected, strict=True):
+        assert float((value.double() - target).abs().max()) <= 2e-3 * float(target.abs().max())
+    for _ in range(5):
+        assert all(map(torch.equal, first, _outcome(gpu, kind, values, torch.float32)))
+
+
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
 @pytest.mark.parametrize("size", [(12, 64, 13, 128), (12, 300, 64, 512), (8, 1100, 24, 256), (6, 2000, 16, 64)])
 def test_steps_of_one_replay_a_training_sequence_bit_for_bit(kind: str, size: tuple[int, int, int, int]) -> None:

@@ -70,7 +70,7 @@ class Source(NamedTuple):
         ([Source((2,)), Source((12, 12))], "relu", 128, 13),
         ([Source(vector=5), Source((6,))], "tanh", 100, 14),
         ([Source((3, 3)), Source(vector=2, normalized=True)], "tanh", 64, 15),
-        ([Source((9, 3)), Source((52,))], "tanh", 128, 16),
+        ([Source((3, 3)), Source((26,))], "tanh", 128, 16),
     ],
 )  # fmt: skip
 def test_first_layer(sources: list[Source], activation: str, features: int, seed: int):

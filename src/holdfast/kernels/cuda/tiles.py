@@ -83,13 +83,12 @@ def choose_tile(gates: int, hidden_size: int, batch: int, backward: bool, one_st
         tile = Tile(32, 32, warp_rows=2, teams=4, columns=64, stages=3)
         return tile.sharing(2, hidden_size, gates) if backward else tile
     if gates == 3:
-        return Tile(32, 16, teams=4, columns=64, stages=3)
-    if backward:
-        tile = Tile(16, 16, warp_rows=4, teams=2, columns=64, stages=4)
-        return (
-            tile if batch < 64 else tile.sharing(4, hidden_size, gates)
-        )  # small batches would wait, not read, for longer
-    return Tile(16, 16, warp_rows=2, teams=4, columns=64, stages=4)
+        tile = Tile(32, 16, teams=4, columns=64, stages=3)
+    else:
+        tile = Tile(16, 16, warp_rows=4 if backward else 2, teams=2 if backward else 4, columns=64, stages=4)
+    return (
+        tile.sharing(4, hidden_size, gates) if backward and batch >= 64 else tile
+    )  # with fewer rows, L2 is fast enough
 
 
 def tile_for(
