@@ -1,6 +1,7 @@
 """How far back does each memory recall? Steps of training until the mean return of the last 100 episodes is 0.95.
 
-    python benchmarks/memory_span.py --seeds 11                             # what is not done yet; about 70 minutes of one core
+    python benchmarks/memory_span.py --seeds 11                             # what is not done yet
+    python benchmarks/memory_span.py --task recall --spans 4 16 64 --seeds 11    # about 250 CPU-seconds
     python benchmarks/memory_span.py --seeds 11 12 13 --jobs 16 --seconds 900
     python benchmarks/memory_span.py --task recall --cores window lru --spans 16 64 --seeds 1
     python benchmarks/memory_span.py --report                               # table and plot of what is done
@@ -79,7 +80,7 @@ def config_of(task: str, core: str, span: int, seed: int, max_steps: int) -> hf.
 
 
 def step_limit(cell: Cell) -> int:
-    """Steps after which a run that is below the threshold is ended: about 4000 CPU-seconds for one seed of the whole grid."""
+    """Steps after which a run that is below the threshold is ended."""
     if cell.task == "maze":
         return 2_000_000 if cell.span > 100 else 1_000_000
     return 1_000_000 if cell.span > 64 else 500_000

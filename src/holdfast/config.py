@@ -506,6 +506,15 @@ _RECALL: dict[str, Any] = dict(
     gae_lambda=0.9, entropy_coef=0.003, normalize_obs=False, normalize_value=False,
 )  # fmt: skip
 
+# A reward in 600 steps at most. Advantages keep their size, which tells a reward from noise; with a small epsilon Adam moves
+# anyway. A large entropy bonus keeps a policy walking that does not know the turn yet: with a small one it learns to be late
+# (0) after the sign that it answers wrongly (-1), and stays there. It falls to 0, because the last turns are sampled too.
+_LONG_MAZE: dict[str, Any] = dict(
+    env="holdfast/TMaze-v0", env_kwargs={"length": 200}, hidden_size=64, num_envs=16, num_steps=1024, epochs=4, minibatches=4,
+    learning_rate=2e-3, gae_lambda=0.5, entropy_coef=0.02, entropy_schedule="linear", value_coef=0.01, adam_eps=1e-8,
+    normalize_advantage=False, memory_span=600,
+)  # fmt: skip
+
 # Common tasks of gymnasium: the defaults, and as many steps as they need with velocities hidden.
 _GYMNASIUM: dict[str, tuple[str, int]] = {
     "cartpole": ("CartPole-v1", 100_000),
@@ -543,14 +552,8 @@ PRESETS: dict[str, dict[str, Any]] = {
         _EASY, env="holdfast/TMaze-v0", total_steps=1_500_000, num_steps=128, learning_rate=2e-3,
         lr_schedule="constant", entropy_coef=0.02, gae_lambda=0.99, memory_span=40, stop_at=0.98,
     ),
-    # A reward in 600 steps at most. Advantages keep their size, which tells a reward from noise; with a small epsilon Adam moves
-    # anyway. A large entropy bonus keeps a policy walking that does not know the turn yet: with a small one it learns to be late
-    # (0) after the sign that it answers wrongly (-1), and stays there. It falls to 0, because the last turns are sampled too.
-    "t-maze-200": dict(
-        env="holdfast/TMaze-v0", env_kwargs={"length": 200}, core="mingru", hidden_size=64, num_envs=16, num_steps=1024,
-        epochs=4, minibatches=4, total_steps=3_000_000, learning_rate=2e-3, gae_lambda=0.5, entropy_coef=0.02,
-        entropy_schedule="linear", value_coef=0.01, adam_eps=1e-8, normalize_advantage=False, memory_span=600,
-    ),
+    "t-maze-200": dict(_LONG_MAZE, core="mingru", total_steps=3_000_000),
+    "t-maze-200-window": dict(_LONG_MAZE, core="window", total_steps=1_000_000),  # exact, but 600 steps are a large window
     "higher-lower-easy": dict(
         _EASY, env="holdfast/HigherLowerEasy-v0", total_steps=1_000_000, gamma=0.9, gae_lambda=0.9, learning_rate=1e-3,
         memory_span=64,

@@ -267,6 +267,7 @@ STRANGE = {
     "if": lambda x: x if x.sum() > 0 else -x,
     "fixed batch": lambda x: x.reshape(3, 4),
     "random": lambda x: x + torch.randn_like(x),
+    "mean": lambda x: x - x.mean(-1, keepdim=True),
 }
 EXAMPLES = np.random.default_rng(0).normal(size=(8, 3))
 
@@ -280,6 +281,14 @@ def test_a_policy_of_your_own_is_exported_with_example_observations(tmp_path):
     step = hf.Runner(made.path).act(EXAMPLES.astype(np.float32) * 20)
     assert np.abs(step.action).max() <= 0.1 < np.abs(step.raw_action).max()
     assert torch.distributions.Distribution._validate_args is checks  # of torch's distributions: as they were
+
+
+def test_an_operator_may_be_called_like_an_output(tmp_path):
+    policy, box = OwnPolicy("mean"), spaces.Box(-9, 9, (2,))
+    made = hf.export_policy(policy, tmp_path / "policy.onnx", example_obs=EXAMPLES, action_space=box)
+    obs = EXAMPLES.astype(np.float32)
+    expected, _ = policy.predict(obs, deterministic=True)
+    np.testing.assert_allclose(hf.Runner(made.path).act(obs, deterministic=True).action, expected, atol=1e-6)
 
 
 @pytest.mark.parametrize(

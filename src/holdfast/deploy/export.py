@@ -178,6 +178,7 @@ def _write_onnx(
     except Exception as error:
         raise ExportError(_onnx_lacks(error, policy)) from error
     assert written is not None
+    _rename_what_is_called_like_a_port(written.model.graph)
     for value in (*written.model.graph.inputs, *written.model.graph.outputs):
         if value.shape is not None:
             value.shape[0] = "batch"
@@ -186,6 +187,16 @@ def _write_onnx(
     written.model.producer_name = "holdfast"
     written.save(str(path), external_data=False)
     checksum.seal(path)
+
+
+def _rename_what_is_called_like_a_port(graph: Any) -> None:
+    """Torch names a value by its operator: a mean inside the policy would share its name with the output `mean`."""
+    ports = [*graph.inputs, *graph.outputs]
+    names, ids = {port.name for port in ports}, {id(port) for port in ports}
+    for node in graph:
+        for value in node.outputs:
+            if value.name in names and id(value) not in ids:
+                value.name = f"{value.name}_inside"
 
 
 def _onnx_lacks(error: BaseException, policy: RecurrentPolicy) -> str:
