@@ -5,9 +5,10 @@ A setting that the user gave is kept. The rest follows from how many steps the r
 - A run is about a hundred rollouts, or two hundred on a GPU, whose rollouts are larger. Short runs get small rollouts and still
   a hundred chances to improve.
 - Segments are 128 steps long: gradients reach that far back.
-- An environment that runs in Python is slow compared with training, so each of its steps is used more often.
-- Minibatches are small, down to one sequence: steps of the optimizer are what a short run lacks. On a GPU, rollouts of thousands
-  of environments are cut into a few large ones that fill it.
+- An environment that runs in Python is slow compared with training, so each of its steps is used more often, and a rollout is cut into
+  fewer minibatches: with 10 passes over 32 of one sequence each, a solved task was unlearned again by noise.
+- Other minibatches are small, down to one sequence: steps of the optimizer are what a short run lacks. On a GPU, rollouts of
+  thousands of environments are cut into a few large ones that fill it.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def choose_sizes(config: TrainConfig, task: Task) -> tuple[TrainConfig, str]:
         num_envs = -(-num_envs // task.ranks) * task.ranks
     epochs = config.epochs or (PASSES_FAST if task.fast_env else PASSES_SLOW)
     sequences = num_envs // task.ranks * (num_steps // (config.bptt or num_steps))
-    few = task.on_gpu and num_envs * num_steps >= FILLS_A_GPU
+    few = not task.fast_env or (task.on_gpu and num_envs * num_steps >= FILLS_A_GPU)
     minibatches = config.minibatches or _largest_divisor(sequences, FEW_MINIBATCHES if few else MANY_MINIBATCHES)
     filled = dataclasses.replace(config, num_envs=num_envs, num_steps=num_steps, epochs=epochs, minibatches=minibatches)
     kind = "" if task.fast_env else " in an environment that runs in Python"
