@@ -13,8 +13,10 @@ import os
 import signal
 import tempfile
 import textwrap
+import threading
 import time
 import traceback
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -29,6 +31,8 @@ from gymnasium.vector.utils import CloudpickleWrapper, batch_space, create_empty
 from holdfast.state import leaves, tree_map
 
 _SECONDS_TO_CLOSE = 5.0
+_starting = threading.Lock()
+_all_parent_pipes: weakref.WeakSet[Any] = weakref.WeakSet()  # of all vector environments of this process
 _ALIGNMENT = 64  # of arrays in the shared memory: no cache line is written by two workers' arrays
 
 
@@ -106,13 +110,15 @@ class WorkersVectorEnv(VectorEnv[Any, Any, Any]):
             self.action_masks = self._last_masks
 
     def _start(self, number: int, make: Any) -> None:
-        ours, theirs = multiprocessing.Pipe()
         name = f"Worker<{type(self).__name__}>-{number}"
-        process = multiprocessing.Process(target=_work, name=name, args=(make, theirs, ours), daemon=True)
-        self.parent_pipes.append(ours)
-        self.processes.append(process)
-        process.start()
-        theirs.close()
+        with _starting:
+            ours, theirs = multiprocessing.Pipe()
+            process = multiprocessing.Process(target=_work, name=name, args=(make, theirs), daemon=True)
+            self.parent_pipes.append(ours)
+            self.processes.append(process)
+            _all_parent_pipes.add(ours)
+            process.start()
+            theirs.close()
         self._waiting.append(number)
 
     def _share_observations(self) -> None:
@@ -329,9 +335,10 @@ def _arrays(space: Any, num_envs: int, file: str) -> Any:
 # --- the process of some environments --------------------------------------------------------------------------------
 
 
-def _work(make: Any, pipe: Any, others: Any) -> None:
+def _work(make: Any, pipe: Any) -> None:
     """Answer questions until the pipe closes: ("done", answer) or ("error", (traceback, the last observations))."""
-    others.close()
+    for other in list(_all_parent_pipes):  # a pipe closes when nobody has its other end, and this process was forked
+        other.close()
     # Ctrl-C and a scheduler's SIGTERM reach all processes; the one that trains handles them, and needs its environments
     # until it has. A program that an environment starts inherits SIG_IGN, and `terminate()` must still end it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
