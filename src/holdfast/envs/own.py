@@ -274,7 +274,7 @@ def _prepare_worker(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         number = int(name.rpartition("-")[2])
         np.random.seed([np.random.randint(2**31), number])
-        torch.manual_seed(int(np.random.randint(2**31)))
+        torch.default_generator.manual_seed(int(np.random.randint(2**31)))  # torch.manual_seed takes a lock of threads
     return env
 
 
