@@ -25,6 +25,7 @@ from multiprocessing.util import Finalize
 from typing import Any
 
 import numpy as np
+import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import CloudpickleWrapper, batch_space, create_empty_array
 
@@ -343,6 +344,7 @@ def _work(make: Any, pipe: Any) -> None:
     # until it has. A program that an environment starts inherits SIG_IGN, and `terminate()` must still end it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: None)
+    draw_other_numbers()
     worker = None
     try:
         worker = _Worker(make())
@@ -364,6 +366,14 @@ def _work(make: Any, pipe: Any) -> None:
     finally:
         if worker is not None:
             worker.env.close()
+
+
+def draw_other_numbers() -> None:
+    """Seed numpy's and torch's own generators by the number of this process. A forked process has those of the process it
+    comes from, so that environments of all workers would draw the same numbers from them."""
+    number = int(multiprocessing.current_process().name.rpartition("-")[2])
+    np.random.seed([np.random.randint(2**31), number])
+    torch.default_generator.manual_seed(int(np.random.randint(2**31)))  # torch.manual_seed takes a lock of threads
 
 
 class _Worker:
