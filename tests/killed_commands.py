@@ -10,6 +10,8 @@
     sweep   holdfast sweep, with or without its helpers: the same command finishes all trials, each once
     bench   holdfast bench, with its workers: the same command gives the results of one that was never killed
     envs    a run in any environment: it resumes bit for bit, or says that episodes were restarted
+    workers a run with environments in workers: any signal to it, to one of them or to all. It goes on or ends as it should,
+            no process is left, and the run resumes
 
 The exit code is 1 if a promise did not hold.
 """
@@ -263,6 +265,54 @@ def envs(folder: Path, draw: random.Random, count: int, env: str) -> Iterator[st
             yield "" if rows == record(whole) else "the record differs from one never stopped"
 
 
+def workers(folder: Path, draw: random.Random, count: int, env: str) -> Iterator[str]:
+    settings = SETTINGS.format(core="lstm", envs=5, steps=160 * 4000).split()
+    signals = [signal.SIGTERM, signal.SIGINT, signal.SIGKILL, signal.SIGHUP]
+    for number in range(count):
+        run = folder / f"run{number}"
+        flags = ["--env-failure", draw.choice(["stop", "rebuild"]), "--vectorization", "workers", "--run-dir", str(run)]
+        process = start(folder, "train", "--env", "CartPole-v1", *settings, *flags)
+        wait_for_checkpoint(run, process)
+        time.sleep(draw.uniform(0, 1))
+        whom, what = draw.choice(["the run", "a worker", "all"]), draw.choice(signals)
+        forked = _group_of(process.pid)
+        if whom == "all":
+            os.killpg(process.pid, what)
+        else:
+            os.kill(process.pid if whom == "the run" else draw.choice(forked), what)
+        if whom == "a worker" and (flags[1] == "rebuild" or what in (signal.SIGTERM, signal.SIGINT)):
+            time.sleep(1.5)
+            if process.poll() is not None:
+                yield f"{what.name} to {whom} ended the run: {process.communicate()[1][-300:]}"
+                continue
+            os.kill(process.pid, what := signal.SIGTERM)
+            whom = "the run"
+        try:
+            _, error = process.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            yield f"{what.name} to {whom} did not end the run"
+            continue
+        codes = {signal.SIGTERM: 143, signal.SIGINT: 0, signal.SIGKILL: -9, signal.SIGHUP: -1}
+        expected = 2 if whom == "a worker" else codes[what]
+        time.sleep(1)
+        if process.returncode != expected or len(error.strip().splitlines()) > 1 or _group_of(process.pid):
+            left = len(_group_of(process.pid))
+            yield f"{what.name} to {whom}: exit code {process.returncode}, {left} left, said {error[-300:]}"
+            continue
+        _, problem = finish(folder, "train", "--resume", str(run), "--stop-at", "1")
+        yield problem
+
+
+def _group_of(leader: int) -> list[int]:
+    """The processes that run in a process group, but for its first."""
+    lines = subprocess.run(
+        ["ps", "-eo", "pid,pgid,stat"], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    rows = [line.split() for line in lines[1:]]
+    return [int(pid) for pid, group, stat in rows if int(group) == leader != int(pid) and "Z" not in stat]
+
+
 # --- many runs --------------------------------------------------------------------------------------------------------
 
 
@@ -337,7 +387,9 @@ def _results(out: Path) -> list[tuple[Any, ...]]:
     return sorted((row["task"], row["core"], row["seed"], str(row["final"])) for row in rows)
 
 
-ROUNDS: dict[str, Round] = dict(save=save, push=push, pull=pull, ranks=ranks, sweep=sweep, bench=bench, envs=envs)
+ROUNDS: dict[str, Round] = dict(
+    save=save, push=push, pull=pull, ranks=ranks, sweep=sweep, bench=bench, envs=envs, workers=workers
+)  # fmt: skip
 
 
 def main() -> int:

@@ -1,6 +1,11 @@
+import io
+import os
+import sys
+
 import pytest
 
 from holdfast.cli import commands
+from holdfast.runs import checkpoint
 
 
 def test_help_names_every_command(run, capsys):
@@ -54,3 +59,21 @@ def test_a_traceback_is_shown_on_request(run, folder, monkeypatch):
     monkeypatch.setenv("HOLDFAST_TRACEBACK", "1")
     with pytest.raises(commands.UserError, match="RUN is missing"):
         run("eval")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_run_whose_output_has_no_room_trains_to_its_end(run, tiny, folder, capsys, monkeypatch):
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert run("train", "--env", "CartPole-v1", *tiny, "--total-steps", 96, "--run-dir", "run") == 1
+    monkeypatch.undo()
+    assert checkpoint.find(folder / "run").name == "update_00000003.pt" and (folder / "run/result.json").exists()
+    assert capsys.readouterr().err == "holdfast train: the output cannot be written: No space left on device\n"
+
+
+def test_a_terminal_that_knows_ascii_alone_gets_question_marks(run, monkeypatch):
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(raw, encoding="ascii"))
+    assert run("tra\u00efn") == 2
+    sys.stderr.flush()
+    assert raw.getvalue().startswith(b"holdfast: no command 'tra?n'")

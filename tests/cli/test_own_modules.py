@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import sys
 
 import gymnasium as gym
@@ -53,6 +54,21 @@ def test_every_command_takes_the_policy_that_the_run_was_trained_with(run, train
     assert run("train", "--resume", "run", *names, "--total-steps", 128, "--quiet") == 0
     assert run("export", "run", "--policy", POLICY, "-o", "policy.pt2") == 0
     assert run("doctor", "run:run", "--policy", POLICY, "--quiet") == 0
+
+
+def test_an_environment_that_takes_no_render_mode_is_told_how_to_be_filmed(run, train, module, capsys):
+    train("--env", ENV, "--run-dir", "run", "--quiet")
+    assert run("eval", "run", "--env", ENV, "--episodes", 1, "--video", "films") == 2
+    assert "cannot be filmed, because it takes no render_mode; give its constructor" in capsys.readouterr().err
+
+
+def test_the_command_that_a_sweep_ends_with_works_as_it_is_printed(run, tiny, module, capsys):
+    pytest.importorskip("optuna")
+    flags = [flag for flag in tiny if not flag.startswith("--no-")]
+    assert run("sweep", "--env", ENV, *flags, "--total-steps", 64, "--trials", 1, "--workers", 1, "--confirm", 0) == 0
+    (printed,) = re.findall(r"train +holdfast (.*)", capsys.readouterr().out)
+    del sys.modules["own_module"]  # as in a new process
+    assert run(*shlex.split(printed), "--quiet") == 0
 
 
 def test_the_commands_that_a_run_ends_with_work_as_they_are_printed(run, train, module, capsys):

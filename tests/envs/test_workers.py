@@ -7,7 +7,10 @@ import multiprocessing
 import os
 import signal
 import tempfile
+import time
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -15,6 +18,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector.utils import CloudpickleWrapper
 
 from counting_env import MODES
 from holdfast.envs.workers import WorkerFailedError, WorkersVectorEnv, default_workers
@@ -158,6 +162,38 @@ def test_observations_go_to_the_temporary_folder_if_memory_has_no_room(workers: 
     full.append(tempfile.gettempdir())
     with pytest.raises(ValueError, match=r"do not fit into /dev/shm or .*No space left.*use vectorization sync"):
         WorkersVectorEnv([partial(Mixed, 0)] * 3, 2)
+
+
+def two_that_know_each_other(pids: Any) -> None:
+    """The first has a worker that was forked before, and one that was forked after the second's."""
+    first = WorkersVectorEnv([partial(Mixed, 0)], 1)
+    second = WorkersVectorEnv([partial(Mixed, 0)], 1)
+    first._start(0, CloudpickleWrapper(partial(SyncVectorEnv, [partial(Mixed, 0)])))
+    pids.send([process.pid for env in (first, second) for process in env.processes])
+    signal.pause()
+
+
+def test_no_worker_outlives_the_process_that_trains_whatever_pipes_it_inherited():
+    ours, theirs = multiprocessing.Pipe()
+    trains = multiprocessing.get_context("fork").Process(target=two_that_know_each_other, args=(theirs,))
+    trains.start()
+    pids = ours.recv()
+    os.kill(pids[1], signal.SIGSTOP)  # one that does not end keeps no other one alive
+    trains.kill()
+    trains.join()
+    gives_up = time.monotonic() + 10
+    while any(runs(pid) for pid in (pids[0], pids[2])) and time.monotonic() < gives_up:
+        time.sleep(0.02)
+    alive = [runs(pid) for pid in pids]
+    os.kill(pids[1], signal.SIGKILL)
+    assert alive == [False, True, False]
+
+
+def runs(pid: int) -> bool:
+    """Whether a process is there, and not only its exit code."""
+    with suppress(FileNotFoundError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
 
 
 class Broken(Mixed):

@@ -7,6 +7,7 @@ from itertools import product
 import pytest
 import torch
 
+import holdfast as hf
 from holdfast.kernels import portable, reference
 from kernels.recurrences import RESETS, Layer, assert_matches_reference, relative_error
 
@@ -177,3 +178,17 @@ def test_a_second_derivative_is_refused_and_not_wrong(cell):
     (grad,) = torch.autograd.grad(layer.run(portable)[0].sum(), [layer.x], create_graph=True)
     with pytest.raises((RuntimeError, NotImplementedError)):
         torch.autograd.grad(grad.square().sum(), [layer.x])
+
+
+@pytest.mark.parametrize("core_class", [hf.LSTM, hf.GRU])
+def test_flags_of_any_layout_give_the_same_gradients_with_a_learned_start(core_class):
+    """Flags that come as [B, T] and are transposed decide the layout of what is selected by them."""
+    torch.manual_seed(3)
+    core, x = core_class(3, 4, reset="learned", kernel="portable"), torch.randn(7, 2, 3)
+    flags = (torch.rand(2, 7) < 0.4).t()
+    gradients = []
+    for resets in (flags, flags.contiguous()):
+        core.zero_grad()
+        core(x, core.initial_state(2), resets)[0].square().sum().backward()
+        gradients.append([p.grad.clone() for p in core.parameters()])
+    assert not flags.is_contiguous() and all(map(torch.equal, *gradients))

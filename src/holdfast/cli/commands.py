@@ -6,7 +6,9 @@ that `holdfast --help` stays fast. A `UserError` ends in one line and exit code 
 
 from __future__ import annotations
 
+import errno
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -47,6 +49,9 @@ def help_text() -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code."""
     name, *rest = list(sys.argv[1:] if argv is None else argv) or ["--help"]
+    for stream in (sys.stdout, sys.stderr):  # a terminal that knows ASCII only shows ? for other characters
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     if name in ("-h", "--help", "help"):
         print(help_text())
         return 0
@@ -60,7 +65,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             likely = get_close_matches(name, COMMANDS, 1)
             hint = f"did you mean {likely[0]}?" if likely else f"one of {', '.join(COMMANDS)}"
             raise UserError(f"no command {name!r}; {hint}")
-        return importlib.import_module(f"holdfast.cli.{name}").main(rest)
+        code: int = importlib.import_module(f"holdfast.cli.{name}").main(rest)
+        if sys.stdout is not None:
+            sys.stdout.flush()  # now, where an error can be said in one line
+        return code
     except UserError as error:
         if os.environ.get("HOLDFAST_TRACEBACK"):
             raise
@@ -72,5 +80,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("stopped", file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader (head, less) has closed the pipe
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _close_output()
         return 0
+    except OSError as error:
+        if error.errno != errno.ENOSPC or error.filename is not None or os.environ.get("HOLDFAST_TRACEBACK"):
+            raise
+        _close_output()
+        print(f"holdfast {name}: the output cannot be written: {error.strerror}", file=sys.stderr)
+        return 1
+
+
+def _close_output() -> None:
+    """What standard output still holds goes nowhere when the process ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

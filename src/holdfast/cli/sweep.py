@@ -246,6 +246,8 @@ def _sigterm_exits() -> Iterator[None]:
 
 
 def _conclude(sweep: Any, argv: list[str]) -> None:
+    from holdfast.envs.own import allow_imports_flag
+
     outcomes = sweep.search.outcomes()
     counts = {state: sum(outcome.state == state for outcome in outcomes) for state in ("complete", "pruned", "failed")}
     print(", ".join(f"{count} {state}" for state, count in counts.items() if count) or "nothing is finished")
@@ -259,7 +261,8 @@ def _conclude(sweep: Any, argv: list[str]) -> None:
         print(f"trial {index:<4} on fresh seeds: {', '.join(f'{score:.4g}' for score in scores)}")
     best = sweep.write_best()
     print(f"best is trial {winner.index}{', the settings it started from' if winner.index == 0 else ''}")
-    rows = [("settings", str(best)), ("train", f"holdfast train --preset {shlex.quote(str(best))}"), *_plots(sweep)]
+    train = f"holdfast train --preset {shlex.quote(str(best))}{allow_imports_flag(sweep.base)}"
+    rows = [("settings", str(best)), ("train", train), *_plots(sweep)]
     print("\n".join(f"{name:10}  {text}" for name, text in rows))
 
 

@@ -9,7 +9,8 @@ import math
 import re
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from holdfast.config import TrainConfig
@@ -59,22 +60,25 @@ class Display:
         if self.quiet:
             return
         self._record(row)
-        if self._is_live:
-            self.progress.warnings += warnings
-            self._draw(force=row.get("update") == self.progress.num_updates)
-        else:
-            self._print_plain(row, warnings)
+        with _output_may_fail():
+            if self._is_live:
+                self.progress.warnings += warnings
+                self._draw(force=row.get("update") == self.progress.num_updates)
+            else:
+                self._print_plain(row, warnings)
 
     def note(self, text: str) -> None:
         """Print a line that stays above the dashboard: which engines run, where a run was resumed, a problem."""
         if not self.quiet:
-            self._console.print(text, markup=False, soft_wrap=True)
+            with _output_may_fail():
+                self._console.print(text, markup=False, soft_wrap=True)
 
     def close(self) -> None:
         """Draw the final dashboard and leave it on the screen."""
         if not self.quiet and self._live is not None:
-            self._draw(force=True)
-            self._live.stop()
+            with _output_may_fail():
+                self._draw(force=True)
+                self._live.stop()
             self._live = None
 
     def _record(self, row: Mapping[str, float]) -> None:
@@ -139,6 +143,17 @@ class Display:
             if kind not in self._warned and len(self._warned) < MAX_PLAIN_WARNINGS:
                 self._warned.add(kind)
                 self._console.print(f"warning: {warning}", markup=False, soft_wrap=True)
+
+
+@contextmanager
+def _output_may_fail() -> Iterator[None]:
+    """A run goes on when a disk that takes its output is full; when the reader of a pipe has closed it, it ends."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError:
+        pass
 
 
 def _title(config: TrainConfig) -> str:

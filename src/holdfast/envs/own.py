@@ -18,12 +18,11 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-import torch
 
 from holdfast.config import TrainConfig
 from holdfast.envs.jax.protocol import is_jax_env
 from holdfast.envs.velocity_mask import VelocityMask
-from holdfast.envs.workers import WorkersVectorEnv
+from holdfast.envs.workers import WorkersVectorEnv, draw_other_numbers
 from holdfast.named_objects import name_of
 
 VECTOR_ENV = ("num_envs", "single_observation_space", "single_action_space", "reset", "step")
@@ -267,14 +266,10 @@ def wrappers(mask_velocity: bool) -> list[Any]:
 
 
 def _prepare_worker(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
-    """For processes of environments. Ctrl-C reaches all processes, and only the one that trains should handle it. A forked
-    process has the random numbers of the one it comes from, so that all would draw the same ones."""
-    name = multiprocessing.current_process().name
-    if name.startswith("Worker<"):  # as AsyncVectorEnv and WorkersVectorEnv name them: Worker<...>-3
+    """For processes of environments. Ctrl-C reaches all processes, and only the one that trains should handle it."""
+    if multiprocessing.current_process().name.startswith("Worker<"):  # as AsyncVectorEnv and WorkersVectorEnv name them
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        number = int(name.rpartition("-")[2])
-        np.random.seed([np.random.randint(2**31), number])
-        torch.manual_seed(int(np.random.randint(2**31)))
+        draw_other_numbers()
     return env
 
 

@@ -13,8 +13,10 @@ import os
 import signal
 import tempfile
 import textwrap
+import threading
 import time
 import traceback
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -23,12 +25,15 @@ from multiprocessing.util import Finalize
 from typing import Any
 
 import numpy as np
+import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import CloudpickleWrapper, batch_space, create_empty_array
 
 from holdfast.state import leaves, tree_map
 
 _SECONDS_TO_CLOSE = 5.0
+_starting = threading.Lock()
+_all_parent_pipes: weakref.WeakSet[Any] = weakref.WeakSet()  # of all vector environments of this process
 _ALIGNMENT = 64  # of arrays in the shared memory: no cache line is written by two workers' arrays
 
 
@@ -106,13 +111,15 @@ class WorkersVectorEnv(VectorEnv[Any, Any, Any]):
             self.action_masks = self._last_masks
 
     def _start(self, number: int, make: Any) -> None:
-        ours, theirs = multiprocessing.Pipe()
         name = f"Worker<{type(self).__name__}>-{number}"
-        process = multiprocessing.Process(target=_work, name=name, args=(make, theirs, ours), daemon=True)
-        self.parent_pipes.append(ours)
-        self.processes.append(process)
-        process.start()
-        theirs.close()
+        with _starting:
+            ours, theirs = multiprocessing.Pipe()
+            process = multiprocessing.Process(target=_work, name=name, args=(make, theirs), daemon=True)
+            self.parent_pipes.append(ours)
+            self.processes.append(process)
+            _all_parent_pipes.add(ours)
+            process.start()
+            theirs.close()
         self._waiting.append(number)
 
     def _share_observations(self) -> None:
@@ -329,13 +336,15 @@ def _arrays(space: Any, num_envs: int, file: str) -> Any:
 # --- the process of some environments --------------------------------------------------------------------------------
 
 
-def _work(make: Any, pipe: Any, others: Any) -> None:
+def _work(make: Any, pipe: Any) -> None:
     """Answer questions until the pipe closes: ("done", answer) or ("error", (traceback, the last observations))."""
-    others.close()
+    for other in list(_all_parent_pipes):  # a pipe closes when nobody has its other end, and this process was forked
+        other.close()
     # Ctrl-C and a scheduler's SIGTERM reach all processes; the one that trains handles them, and needs its environments
     # until it has. A program that an environment starts inherits SIG_IGN, and `terminate()` must still end it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: None)
+    draw_other_numbers()
     worker = None
     try:
         worker = _Worker(make())
@@ -357,6 +366,14 @@ def _work(make: Any, pipe: Any, others: Any) -> None:
     finally:
         if worker is not None:
             worker.env.close()
+
+
+def draw_other_numbers() -> None:
+    """Seed numpy's and torch's own generators by the number of this process. A forked process has those of the process it
+    comes from, so that environments of all workers would draw the same numbers from them."""
+    number = int(multiprocessing.current_process().name.rpartition("-")[2])
+    np.random.seed([np.random.randint(2**31), number])
+    torch.default_generator.manual_seed(int(np.random.randint(2**31)))  # torch.manual_seed takes a lock of threads
 
 
 class _Worker:

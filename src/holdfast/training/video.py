@@ -44,7 +44,15 @@ def record_episodes(
             f"{config.env} has nothing to render; --video works with environments that draw rgb_array frames"
         )
     kwargs = {**config.env_kwargs, "render_mode": "rgb_array"}
-    env = envs.make(config.env, 1, mask_velocity=config.mask_velocity, env_kwargs=kwargs)
+    try:
+        env = envs.make(config.env, 1, mask_velocity=config.mask_velocity, env_kwargs=kwargs)
+    except (ValueError, TypeError) as error:
+        if "argument 'render_mode'" not in str(error):
+            raise
+        raise ValueError(
+            f"{config.env} cannot be filmed, because it takes no render_mode; give its constructor a parameter render_mode, "
+            'and let render() return a picture if it is "rgb_array"'
+        ) from error
     try:
         recorder = Recorder(env)
         evaluate(policy, env, episodes, deterministic=deterministic, seed=seed, inputs=config.inputs, record=recorder)

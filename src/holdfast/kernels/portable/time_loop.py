@@ -87,7 +87,7 @@ def input_and_weight_grads(
     if not need_w:
         return dx, x.new_empty(0), x.new_empty(0)  # an operator may not return one tensor twice
     N = d_input.shape[0]
-    return dx, mm(d_input.t(), x.reshape(N, -1)), mm(d_hidden.t(), h_before.view(N, -1))
+    return dx, mm(d_input.t(), x.reshape(N, -1)), mm(d_hidden.t(), h_before.reshape(N, -1))
 
 
 def fake_input_and_weight_grads(
