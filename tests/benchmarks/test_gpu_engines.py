@@ -40,7 +40,7 @@ def test_a_program_in_another_process_trains_when_it_is_asked(engines):
 
 def test_a_program_that_fails_says_why(engines):
     program = engines.JaxProgram(engines.Case("Elsewhere", "lstm", 16))
-    with pytest.raises(RuntimeError, match="JAX: KeyError: 'no such task'"):
+    with pytest.raises(RuntimeError, match="JAX ended with code 1: KeyError: 'no such task'"):
         program.wait_until_compiled()
 
 

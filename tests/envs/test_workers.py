@@ -169,6 +169,7 @@ def two_that_know_each_other(pids: Any) -> None:
     first = WorkersVectorEnv([partial(Mixed, 0)], 1)
     second = WorkersVectorEnv([partial(Mixed, 0)], 1)
     first._start(0, CloudpickleWrapper(partial(SyncVectorEnv, [partial(Mixed, 0)])))
+    first.parent_pipes[1].recv()  # it has made its environments, and has closed the pipes of the others before
     pids.send([process.pid for env in (first, second) for process in env.processes])
     signal.pause()
 

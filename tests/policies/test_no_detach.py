@@ -24,10 +24,7 @@ ELSEWHERE = {
     ("cores/gated.py", "_reset"): 'the reset mode "detach" itself: a cut inside the recurrence, at episode boundaries',
     ("kernels/reference/resets.py", "reset"): 'the same in the reference recurrence: reset mode "detach"',
     ("policies/base.py", "detach_state"): "the public one-liner over state.detach",
-    (
-        "kernels/portable/mlstm.py",
-        "_turned_chunk",
-    ): "a look whether the memory is finite; the memory itself keeps its graph",
+    ("kernels/portable/mlstm.py", "_chunk"): "a look whether the memory is finite; the memory itself keeps its graph",
     ("cores/mlstm.py", "_step"): 'the reset mode "detach" itself',
     ("kernels/portable/mlstm.py", "_not_finite"): "the same, of what comes in",
     ("deploy/export_graph.py", "_state_ports"): "the numbers of a learned start, to be written into a file",

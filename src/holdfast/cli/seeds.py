@@ -136,6 +136,7 @@ def train_side_by_side(
             waiting = set(running)
             while waiting:
                 done, waiting = wait(waiting, SECONDS_BETWEEN_LOOKS, FIRST_COMPLETED)
+                stop.raise_if_requested()
                 look()
                 for future in done:
                     stop.raise_if_requested()
@@ -146,7 +147,11 @@ def train_side_by_side(
 
 
 class _Stop:
-    """Ctrl-C and SIGTERM while runs are in progress. The signal is kept, because the exception may be raised anywhere."""
+    """Ctrl-C and SIGTERM while runs are in progress.
+
+    The signal is kept and the loop asks for it: an exception in the middle of `wait` could leave the lock of a future taken, and
+    the thread that has its result would wait for it forever.
+    """
 
     def __init__(self) -> None:
         self.requested = 0  # the number of the signal
@@ -165,7 +170,6 @@ class _Stop:
         if number == signal.SIGTERM:  # a terminal sends Ctrl-C to the children itself
             for child in list(_children):
                 child.terminate()
-        self.raise_if_requested()
 
     def raise_if_requested(self) -> None:
         if self.requested:
