@@ -22,7 +22,7 @@ import numpy as np
 from holdfast.config import TrainConfig
 from holdfast.envs.jax.protocol import is_jax_env
 from holdfast.envs.velocity_mask import VelocityMask
-from holdfast.envs.workers import WorkersVectorEnv, draw_other_numbers
+from holdfast.envs.workers import WorkersVectorEnv, draw_other_numbers, global_entropy
 from holdfast.named_objects import name_of
 
 VECTOR_ENV = ("num_envs", "single_observation_space", "single_action_space", "reset", "step")
@@ -174,6 +174,7 @@ def vectorize(
     makers: list[Callable[[], Any]], vectorization: str, mask_velocity: bool
 ) -> gym.vector.VectorEnv[Any, Any, Any]:
     """A vector environment of what `makers` make, each in the usual wrappers."""
+    around = wrappers(mask_velocity)  # here and not in a worker, whose random numbers they decide
 
     def wrapped(make_one: Callable[[], Any]) -> Any:
         env = make_one()
@@ -182,7 +183,7 @@ def vectorize(
                 f"what it made is a {type(env).__name__}, expected a gymnasium.Env (holdfast.envs.from_pettingzoo takes "
                 "functions that make PettingZoo's parallel environments)"
             )
-        for wrapper in wrappers(mask_velocity):
+        for wrapper in around:
             env = wrapper(env)
         return env
 
@@ -262,14 +263,18 @@ def _is_env_class(kind: type, module: ModuleType) -> bool:
 
 def wrappers(mask_velocity: bool) -> list[Any]:
     """What every copy of a gymnasium environment is wrapped in."""
-    return [*([VelocityMask] if mask_velocity else []), _tuple_to_array, _prepare_worker]
+    return [
+        *([VelocityMask] if mask_velocity else []),
+        _tuple_to_array,
+        partial(_prepare_worker, entropy=global_entropy()),
+    ]
 
 
-def _prepare_worker(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
+def _prepare_worker(env: gym.Env[Any, Any], entropy: int) -> gym.Env[Any, Any]:
     """For processes of environments. Ctrl-C reaches all processes, and only the one that trains should handle it."""
     if multiprocessing.current_process().name.startswith("Worker<"):  # as AsyncVectorEnv and WorkersVectorEnv name them
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        draw_other_numbers()
+        draw_other_numbers(entropy)
     return env
 
 

@@ -17,6 +17,7 @@ import threading
 import time
 import traceback
 import weakref
+import zlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -114,7 +115,9 @@ class WorkersVectorEnv(VectorEnv[Any, Any, Any]):
         name = f"Worker<{type(self).__name__}>-{number}"
         with _starting:
             ours, theirs = multiprocessing.Pipe()
-            process = multiprocessing.Process(target=_work, name=name, args=(make, theirs), daemon=True)
+            process = multiprocessing.Process(
+                target=_work, name=name, args=(make, theirs, global_entropy()), daemon=True
+            )
             self.parent_pipes.append(ours)
             self.processes.append(process)
             _all_parent_pipes.add(ours)
@@ -336,7 +339,7 @@ def _arrays(space: Any, num_envs: int, file: str) -> Any:
 # --- the process of some environments --------------------------------------------------------------------------------
 
 
-def _work(make: Any, pipe: Any) -> None:
+def _work(make: Any, pipe: Any, entropy: int) -> None:
     """Answer questions until the pipe closes: ("done", answer) or ("error", (traceback, the last observations))."""
     for other in list(_all_parent_pipes):  # a pipe closes when nobody has its other end, and this process was forked
         other.close()
@@ -344,7 +347,7 @@ def _work(make: Any, pipe: Any) -> None:
     # until it has. A program that an environment starts inherits SIG_IGN, and `terminate()` must still end it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: None)
-    draw_other_numbers()
+    draw_other_numbers(entropy)
     worker = None
     try:
         worker = _Worker(make())
@@ -368,11 +371,17 @@ def _work(make: Any, pipe: Any) -> None:
             worker.env.close()
 
 
-def draw_other_numbers() -> None:
-    """Seed numpy's and torch's own generators by the number of this process. A forked process has those of the process it
-    comes from, so that environments of all workers would draw the same numbers from them."""
+def global_entropy() -> int:
+    """A number that follows from where numpy's own generator is; nothing is drawn from it."""
+    _, words, position, *_ = np.random.get_state(legacy=True)
+    return zlib.crc32(np.asarray(words).tobytes() + bytes([int(position) % 256, int(position) // 256]))
+
+
+def draw_other_numbers(entropy: int) -> None:
+    """Seed numpy's and torch's own generators by the number of this process and the `global_entropy` of the one it comes from.
+    A forked process has that one's generators, so that environments of all workers would draw the same numbers from them."""
     number = int(multiprocessing.current_process().name.rpartition("-")[2])
-    np.random.seed([np.random.randint(2**31), number])
+    np.random.seed([entropy, number])
     torch.default_generator.manual_seed(int(np.random.randint(2**31)))  # torch.manual_seed takes a lock of threads
 
 
