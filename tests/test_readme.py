@@ -15,6 +15,7 @@ import torch
 import holdfast as hf
 from holdfast.cli import commands as cli
 from holdfast.config import PRESETS
+from holdfast.envs.catalog import list_envs
 
 ROOT = Path(__file__).parent.parent
 
@@ -143,3 +144,8 @@ def test_the_training_page_names_every_metric_that_a_run_writes(short_trainings)
     page = (ROOT / "docs/training.md").read_text()
     named = {name.rpartition("/")[2] for name in re.findall(r"`([\w/]+)`", page)}
     assert {name.rpartition("/")[2] for name in read_progress(run)[0]} <= named
+
+
+def test_the_readme_counts_the_tasks_that_there_are():
+    (count,) = re.findall(r"`holdfast envs` lists (\d+) memory tasks", (ROOT / "README.md").read_text())
+    assert int(count) == len(list_envs())
