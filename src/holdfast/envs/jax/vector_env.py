@@ -49,7 +49,8 @@ class JaxVectorEnv(TorchVectorEnv):
         super().__init__(num_envs, self._one.observation_space, self._one.action_space, settings, device)
         self._resets_at_once = min(num_envs, resets_at_once or max(1, num_envs // 16))
         self._begin, self._make_ahead = jax.jit(self._begin_all), jax.jit(self._worlds_from)
-        self._step = jax.jit(self._step_all, donate_argnums=0)
+        # Actions that a world does not look at are passed all the same: a step waits for what torch still reads through them.
+        self._step = jax.jit(self._step_all, donate_argnums=0, keep_unused=True)
         self._nothing = torch.empty(0, device=self.device)
         if hasattr(env, "action_mask"):
             masks = jax.vmap(self._one.action_mask)
