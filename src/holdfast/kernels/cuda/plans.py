@@ -44,19 +44,26 @@ def recurrence(
     if tile is None:
         raise ValueError(f"no tile of a recurrence with hidden size {hidden} fits this GPU")
     split, chunks = tile.split(hidden), -(-batch // tile.rows)
+    share = split if tile.cluster and backward else tile.share
     groups = -(-chunks // tile.teams) if split == 1 else min(chunks, processors // split)
     constants = {
         "GRU": gates == 3, "HIDDEN": hidden, "NH": tile.units, "WU": tile.warp_units, "MT": tile.row_tiles,
         "WARP_ROWS": tile.warp_rows, "HALVES": tile.halves, "TEAMS": tile.teams, "STAGES": tile.stages,
-        "KC": tile.columns or tile.depth(hidden, gates, backward), "W_REGISTERS": tile.registers, "SAVE": save, "SHARE": tile.share,
-        "RESETS": resets, "RESET_VALUES": reset_values, "ONE_CHUNK": chunks <= groups * tile.teams, "Y_KIND": kind, "W_KIND": w_kind,
+        "KC": tile.columns or tile.depth(hidden, gates, backward), "W_REGISTERS": tile.registers, "SAVE": save, "SHARE": share,
+        "CLUSTER": tile.cluster, "ONE_CHUNK": tile.cluster or chunks <= groups * tile.teams, "RESETS": resets,
+        "RESET_VALUES": reset_values, "Y_KIND": kind, "W_KIND": w_kind,
     }  # fmt: skip
     kernel = compiled(
         direction, f"recurrence_{direction}", constants, tile.shared_bytes(hidden, gates, backward), device
     )
-    launch = kernel.launcher(split * groups, tile.threads, "16q6i0q" if backward else "15q5i0q", together=split > 1)
-    counters = chunks * (1 + (split // tile.share if tile.share > 1 else 0))
-    exchanged = 4 * chunks * tile.rows * split * tile.units * tile.share if tile.share > 1 else 0
+    if tile.cluster:  # a team takes its chunks in turns: as few as possible, and no more clusters than these need
+        turns = -(-chunks // (tile.teams * kernel.most_clusters(split, tile.threads)))
+        groups = -(-chunks // (tile.teams * turns))
+    together = split > 1 and not tile.cluster
+    launch = kernel.launcher(split * groups, tile.threads, "16q6i0q" if backward else "15q5i0q", together)
+    sets = split // share if share > 1 and not tile.cluster else 0
+    counters = chunks * (1 + sets)
+    exchanged = 4 * chunks * tile.rows * split * tile.units * share if sets else 0
     return Recurrence(launch, chunks, groups, groups * tile.teams * tile.warp_rows, counters, exchanged)
 
 

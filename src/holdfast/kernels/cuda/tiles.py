@@ -18,6 +18,7 @@ class Tile(NamedTuple):
     stages: int = 1  # STAGES
     registers: bool = False  # W_REGISTERS
     share: int = 1  # SHARE, of a backward: blocks that divide the columns of their product
+    cluster: bool = False  # CLUSTER: blocks exchange in shared memory; `columns`, `stages` and `share` are not used
 
     @property
     def rows(self) -> int:
@@ -46,6 +47,12 @@ class Tile(NamedTuple):
 
     def shared_bytes(self, hidden_size: int, gates: int, backward: bool) -> int:
         """Dynamic shared memory of one block: its slice of W_hh and the rows its teams multiply with."""
+        if self.cluster:
+            split, columns = self.split(hidden_size), (self.units * gates if backward else hidden_size)
+            row = -(-columns // 16) * 16 + 8
+            messages = 4 * (split - 1) * self.rows * self.units  # two of fp32, in elements of fp16
+            operand = self.rows * row + messages if backward else 2 * self.rows * row
+            return 2 * (self.units * (split if backward else gates) * row + self.teams * operand)
         depth = self.depth(hidden_size, gates, backward)
         weights = self.units * (self.share if backward else gates) * (depth + 8)
         whole = self.split(hidden_size) == 1 or not self.columns
