@@ -28,7 +28,6 @@ _Parameters = ctypes.c_char_p * 1
 
 _NO_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-_LARGE_CLUSTERS = 14  # CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
 _CLUSTER_DIMENSION = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
 
 
@@ -178,19 +177,14 @@ class Kernel:
             )
 
     def most_clusters(self, size: int, threads: int) -> int:
-        """How many clusters of `size` blocks run at the same time."""
+        """How many clusters of `size` blocks, 8 at most, run at the same time."""
         driver, count = _driver(), ctypes.c_int()
-        if size > 8:
-            _check(driver.cuFuncSetAttribute(self._function, _LARGE_CLUSTERS, 1), f"allowing clusters of {size} blocks")
+        _make_context_current(self._device)
         attribute = _LaunchAttribute(_CLUSTER_DIMENSION, 0, (size, 1, 1))
         sizes = (size, 1, 1), (threads, 1, 1), self.shared_bytes
         config = _LaunchConfig(*sizes, None, ctypes.pointer(attribute), 1)
         asked = driver.cuOccupancyMaxActiveClusters(ctypes.byref(count), self._function, ctypes.byref(config))
         _check(asked, f"counting clusters of {size} blocks")
-        if count.value == 0:
-            raise RuntimeError(
-                f"no cluster of {size} blocks with {self.shared_bytes} bytes of shared memory fits this GPU"
-            )
         return count.value
 
     def launcher(self, blocks: int, threads: int, layout: str, together: bool = False) -> Launch:

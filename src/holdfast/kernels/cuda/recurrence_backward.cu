@@ -9,7 +9,7 @@ struct Arguments {
   const void* dy;        // [T*B, H] or null
   const float* dh_n;     // [B, H] or null
   const float* dc_n;
-  const float* maxima;   // see gradient_scale.cuh
+  float* maxima;         // see gradient_scale.cuh; two more floats become the scale's inverse and 0
   u16* d_gates;          // [T*B, 4H] fp16, scaled: LSTM i, f, g, o; GRU n, r, z, r * n (x meets the first three, h the last three)
   float* dh0;            // [B, H]
   float* carry;          // [B, H]: dc0; scratch for the GRU
@@ -152,6 +152,10 @@ extern "C" __global__ void IN_CLUSTER __launch_bounds__(THREADS, 1) recurrence_b
   const int first_chunk = group + team * p.groups, next_chunk = TEAMS * p.groups;
   const int batch = p.batch, steps = p.steps;
   const Scale s = gradient_scale(p.maxima, p.maxima_count);
+  if (blockIdx.x == 0 && threadIdx.x == 0) {
+    p.maxima[p.maxima_count] = s.inverse;
+    p.maxima[p.maxima_count + 1] = 0.0f;
+  }
 
   for (int i = threadIdx.x; i < WARP_UNITS * TILES * 8 * (KP / 8); i += THREADS) {
     int n = i / (KP / 8), k = i % (KP / 8) * 8;
@@ -217,13 +221,7 @@ extern "C" __global__ void IN_CLUSTER __launch_bounds__(THREADS, 1) recurrence_b
       }
   };
   StepInputs inputs[PARITIES];
-#if CLUSTER
-  for (int only_chunk = first_chunk; only_chunk < p.chunks; only_chunk += next_chunk) {
-  const int begin = only_chunk, end = only_chunk + 1;
-#else
-  const int begin = first_chunk, end = p.chunks;
-#endif
-  if (ONE_CHUNK && begin < end) load_step(inputs[0], steps - 1, begin * R);
+  if (ONE_CHUNK && first_chunk < p.chunks) load_step(inputs[0], steps - 1, first_chunk * R);
 
   for (int t0 = steps - 1; t0 >= -1; t0 -= PARITIES)
 #pragma unroll
@@ -233,7 +231,7 @@ extern "C" __global__ void IN_CLUSTER __launch_bounds__(THREADS, 1) recurrence_b
     const i64 first = (i64)t * batch;
     u16* const d_gates_now = p.d_gates + first * (4 * HIDDEN);
     StepInputs& in = inputs[parity];
-    for (int chunk = begin; chunk < end; chunk += next_chunk) {
+    for (int chunk = first_chunk; chunk < p.chunks; chunk += next_chunk) {
       const int chunk_row = chunk * R;
       load_step(inputs[PARITIES - 1 - parity], t - (PARITIES - 1), chunk_row);
       FloatRun state[MT][HALVES];
@@ -350,7 +348,6 @@ extern "C" __global__ void IN_CLUSTER __launch_bounds__(THREADS, 1) recurrence_b
     }
   }
 #if CLUSTER
-  }
   sync_cluster();  // nobody leaves while others write into its memory
 #endif
 

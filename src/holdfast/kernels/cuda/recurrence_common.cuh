@@ -3,8 +3,7 @@
 // One thread block owns NH hidden units of one batch group and keeps its slice of W_hh on chip as fp16. A batch group is
 // SPLIT blocks; they exchange h (forward) or gate gradients (backward) through global memory (in practice L2) and count
 // arrivals per chunk of R rows. With SPLIT == 1 a block works alone and exchanges through shared memory. With CLUSTER a batch
-// group is a cluster: its blocks write into each other's shared memory, and a team takes its chunks one after another, each
-// through all steps.
+// group is a cluster, whose blocks write into each other's shared memory; there a team has one chunk.
 //
 // TEAMS teams of warps in a block work on different chunks with the same weights: one computes while another waits. A warp
 // computes a tile of 8 * HALVES * MT rows x WU units, for all gates. The columns of W_hh are permuted so that a thread ends
@@ -184,9 +183,9 @@ __device__ __forceinline__ void sync_cluster() {
   asm volatile("barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-// Messages between the blocks of a cluster, for one team. Message n goes to slot n % 2 of its receiver. A slot's barrier counts
-// bytes: it completes when all that `expected` says have come. No slot is written before all its readers are done, because a
-// block sends message n + 2 only after it has message n + 1 of all blocks, which they send after they have read message n.
+// Messages between the blocks of a cluster, for one team. Message n goes to slot n % 2 of its receivers. A slot's barrier counts
+// bytes: it completes when all `expected` have come. No slot is written before all its readers are done, because a block sends
+// message n + 2 only after it has message n + 1 of all blocks, which their threads send after they have read message n.
 struct Mailbox {
   u32 barriers;  // of the two slots, in shared memory
   u32 expected;  // bytes that come to a slot

@@ -121,16 +121,10 @@ extern "C" __global__ void IN_CLUSTER __launch_bounds__(THREADS, 1) recurrence_f
       }
   };
 
+  // The state that enters step 0.
   float kept[MT][HALVES][UT];
   u8 reset_now[MT][HALVES];
-#if CLUSTER
-  for (int only_chunk = first_chunk; only_chunk < p.chunks; only_chunk += next_chunk) {
-  const int begin = only_chunk, end = only_chunk + 1;
-#else
-  const int begin = first_chunk, end = p.chunks;
-#endif
-  // The state that enters step 0.
-  for (int chunk = begin; chunk < end; chunk += next_chunk) {
+  for (int chunk = first_chunk; chunk < p.chunks; chunk += next_chunk) {
 #pragma unroll
     for (int m = 0; m < MT; ++m)
 #pragma unroll
@@ -171,7 +165,7 @@ extern "C" __global__ void IN_CLUSTER __launch_bounds__(THREADS, 1) recurrence_f
     u16* const saved_now = p.saved + first * HIDDEN;
     void* const y_now = (u8*)p.y + first * HIDDEN * Y_BYTES;
     StepInputs& in = inputs[parity];
-    for (int chunk = begin; chunk < end; chunk += next_chunk) {
+    for (int chunk = first_chunk; chunk < p.chunks; chunk += next_chunk) {
       const int chunk_row = chunk * R;
       // Everything that does not depend on the other blocks is fetched before waiting for them.
       load_inputs(inputs[PARITIES - 1 - parity], t + PARITIES - 1, chunk_row);
@@ -300,7 +294,6 @@ extern "C" __global__ void IN_CLUSTER __launch_bounds__(THREADS, 1) recurrence_f
     }
   }
 #if CLUSTER
-  }
   sync_cluster();  // nobody leaves while others write into its memory
 #endif
 }

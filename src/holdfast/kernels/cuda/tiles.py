@@ -18,7 +18,9 @@ class Tile(NamedTuple):
     stages: int = 1  # STAGES
     registers: bool = False  # W_REGISTERS
     share: int = 1  # SHARE, of a backward: blocks that divide the columns of their product
-    cluster: bool = False  # CLUSTER: blocks exchange in shared memory; `columns`, `stages` and `share` are not used
+    cluster: bool = (
+        False  # CLUSTER, where the GPU has them: blocks exchange in shared memory; no columns, stages or share
+    )
 
     @property
     def rows(self) -> int:
@@ -77,7 +79,7 @@ def choose_tile(gates: int, hidden_size: int, batch: int, backward: bool, one_st
         return Tile(units, 16, teams=2 if gates == 3 else 1)
     if hidden_size <= 256:
         if batch <= 264:
-            return Tile(32, 8, halves=1, registers=True)
+            return Tile(32, 8, halves=1, registers=True, cluster=batch <= 240)
         if batch <= 2112:
             return Tile(64, 16, teams=2, columns=128, stages=2)
         tile = Tile(64, 16, teams=4, columns=64 if backward else 128, stages=4 if backward else 2)
