@@ -17,7 +17,7 @@ from holdfast.checks import values_are_readable
 from holdfast.cores.base import Core, RowShape, check_reset_mode, check_sizes
 from holdfast.kernels import dispatch
 from holdfast.kernels.operands import Ring
-from holdfast.kernels.portable.window import attend_once, stored_age
+from holdfast.kernels.portable.window import attend_once, is_not_finite, stored_age
 from holdfast.kernels.precision import without_autocast
 from holdfast.state import State, rows_mask
 
@@ -128,7 +128,7 @@ class WindowAttention(Core):
         qkv = self.qkv(x)
         qkv = qkv.to(torch.promote_types(qkv.dtype, torch.float32))
         if spread_nan:
-            qkv = qkv.masked_fill(~qkv.sum(-1, keepdim=True).isfinite(), torch.nan)
+            qkv = qkv.masked_fill(is_not_finite(qkv.sum(-1, keepdim=True)), torch.nan)
         return qkv.unflatten(-1, (3, self.num_heads, -1)).unbind(-3)
 
     def _attend_once(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, ring: Ring) -> Tensor:
