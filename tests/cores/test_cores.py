@@ -115,6 +115,22 @@ def test_no_state_is_the_initial_state_and_no_resets_are_none(kind, reset):
         assert_states_close(final, other_final, atol=0)
 
 
+@pytest.mark.parametrize(("kind", "reset"), [*KINDS_AND_RESETS, ("block of window", "zero")])
+@pytest.mark.parametrize("resets", [True, False])
+def test_an_output_alone_is_that_of_the_call_with_its_gradients(kind, reset, resets):
+    core = hf.Block(make("window", reset)) if kind == "block of window" else make(kind, reset)
+    x, state = torch.randn(9, 3, SIZE, requires_grad=True), returned_state(core, 3)
+    flags = torch.rand(9, 3) < 0.3 if resets else None
+    for at in (slice(None), 4):
+        given = x[at], state, None if flags is None else flags[at]
+        (expected, _), (got,) = core(*given), core.output_unchecked(*given)
+        assert torch.equal(got, expected)
+        leaves = [x, *core.parameters()]
+        gradients = [torch.autograd.grad(y.square().sum(), leaves, allow_unused=True) for y in (expected, got)]
+        for one, other in zip(*gradients):
+            assert (one is None) == (other is None) and (one is None or torch.equal(one, other))
+
+
 @pytest.mark.parametrize(("kind", "reset"), KINDS_AND_RESETS)
 def test_a_core_keeps_nothing_and_changes_nothing_it_was_given(kind, reset):
     core = make(kind, reset)

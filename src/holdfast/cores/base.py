@@ -170,6 +170,11 @@ class Core(nn.Module):
         """`trace` without checks."""
         return self._trace(x, state, resets)
 
+    def output_unchecked(self, x: Tensor, state: State, resets: Tensor | None) -> tuple[Tensor]:
+        """(y,) of a step or a sequence without checks, where nobody asks for the state after it. A core whose new state costs
+        something writes it without."""
+        return ((self._step if x.dim() == 2 else self._sequence)(x, state, resets)[0],)
+
     def advance_or_copy_(self, x: Tensor, state: State, resets: Tensor | None) -> tuple[Tensor]:
         """(y,) of one step that leaves the new state in the tensors of `state`, with `advance_` or without."""
         if self.supports_advance:

@@ -26,7 +26,7 @@ class Composite(Core):
 
     def _run(self, form: str, x: Tensor, state: State, resets: Tensor | None) -> Any:
         """`form`: the method of a part to call. Returns y and one state in the form of `state`, two for a
-        trace, none for a step in place."""
+        trace, none for a step in place or an output alone."""
         raise NotImplementedError
 
     def _step(self, x: Tensor, state: State, resets: Tensor | None) -> tuple[Tensor, State]:
@@ -37,6 +37,9 @@ class Composite(Core):
 
     def _trace(self, x: Tensor, state: State, resets: Tensor | None) -> tuple[Tensor, State, State]:
         return self._run("trace_unchecked", x, state, resets)
+
+    def output_unchecked(self, x: Tensor, state: State, resets: Tensor | None) -> tuple[Tensor]:
+        return (self._run("output_unchecked", x, state, resets)[0],)
 
     def advance_(self, x: Tensor, state: State, resets: Tensor | None) -> Tensor:
         if not self.supports_advance:
