@@ -22,13 +22,12 @@ import os
 import shutil
 import signal
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path.home() / ".cache" / "jax"))
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path.home() / ".cache" / "jax"))  # a second run compiles nothing
 
 import numpy as np
 import torch
@@ -138,22 +137,6 @@ class Recorder(hf.Callback):
             os.kill(os.getpid(), signal.SIGTERM)  # saves, and leaves out the final evaluation
 
 
-def compile_ahead(env: Any) -> None:
-    """Both compiled functions of the environment at once, into JAX's cache."""
-    jax = tensors.import_jax()
-    here = jax.sharding.SingleDeviceSharding(jax.devices(env.device.type)[0])
-
-    def described(kind: Any) -> Any:  # as an array on this device: the cache tells them apart
-        return jax.ShapeDtypeStruct(kind.shape, kind.dtype, sharding=here, weak_type=getattr(kind, "weak_type", False))
-
-    key, actions = (described(np.empty(shape, np.int32)) for shape in ((2,), (env.num_envs,)))
-    state = jax.tree.map(described, jax.eval_shape(env._begin, key)[1])
-    with ThreadPoolExecutor(2) as pool:
-        jobs = [pool.submit(env._step.lower(state, actions).compile), pool.submit(env._begin.lower(key).compile)]
-        for job in jobs:
-            job.result()
-
-
 def read_curve(path: Path) -> np.ndarray:
     """A row per update; the last of those that a resumed run repeated."""
     rows = np.atleast_1d(np.genfromtxt(path, delimiter=",", names=True))
@@ -232,7 +215,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         seed=flags.seed, checkpoint_every=flags.checkpoint_every, keep_checkpoints=1, quiet=True, tensorboard=False, **settings,
     )  # fmt: skip
     env = holdfast.envs.make(world.env, flags.num_envs, device=device)
-    compile_ahead(env)
+    env.reset(seed=flags.seed)  # compiles
     print(f"compiled after {time.perf_counter() - began:.0f} s", flush=True)
     recorder, kept = Recorder(curve, world.achievements(), began, flags.seconds), flags.run_dir / curve.name
     if list(flags.run_dir.glob("checkpoints/*.pt")):

@@ -17,6 +17,7 @@ import torch
 
 from holdfast.envs import from_jax
 from holdfast.envs.jax import tensors
+from holdfast.envs.jax.vector_env import NUMBERING
 
 pytest.importorskip("jax")
 jax = tensors.import_jax()
@@ -86,13 +87,23 @@ def expected(env: Any, actions: torch.Tensor, seed: int) -> list[Any]:
     env.generator.manual_seed(seed)
     key = jnp.asarray(env._draw_key().cpu().numpy())
 
+    def more(carry: Any) -> Any:
+        waiting, _, obs, rows, ahead = carry
+        return env._hand_out(waiting, obs, rows, env._worlds_from({name: ahead[name] for name in NUMBERING}))
+
+    def with_worlds(*carry: Any) -> Any:
+        _, _, obs, rows, ahead = jax.lax.while_loop(lambda carry: carry[1], more, carry)
+        return obs, {"rows": rows, "ahead": ahead}
+
     def step(state: Any, action: Any) -> Any:
-        obs, state, reward, terminated, truncated, final = env._step_all(state, action)
+        obs, state, reward, terminated, truncated, final, waiting, wait = env._step_all(state, action)
+        obs, state = with_worlds(waiting, wait, obs, state["rows"], state["ahead"])
         return state, (obs[""], reward, terminated, truncated, final[""], jax.vmap(env._one.action_mask)(state["rows"]))
 
     def whole(key: Any, actions: Any) -> Any:
-        _, state = env._begin_all(key)
-        return jax.lax.scan(step, state, actions)[1]
+        numbering, waiting, obs, rows = env._nothing_yet(key)
+        first = env._hand_out(waiting, obs, rows, env._worlds_from(numbering))
+        return jax.lax.scan(step, with_worlds(*first)[1], actions)[1]
 
     return list(jax.jit(whole)(key, jnp.asarray(actions.int().cpu().numpy())))
 

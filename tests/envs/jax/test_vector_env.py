@@ -109,6 +109,25 @@ def test_a_world_is_made_for_rows_whose_episode_ended_and_for_no_other():
     assert made["worlds"] == ended > 20
 
 
+class Spectrum(Corridor):
+    """A world that takes an operation to make which no step needs."""
+
+    def reset(self, key):
+        obs, state = super().reset(key)
+        return obs.at[1].set(jnp.abs(jnp.fft.fft(obs.repeat(4)))[0]), state
+
+
+def test_what_makes_worlds_is_compiled_once_and_not_inside_the_step_too():
+    env = from_jax(Spectrum(), 4)
+    env.reset(seed=0)
+    programs = env._programs._asdict()
+    assert [name for name, program in programs.items() if "fft" in program.as_text()] == ["make_worlds"]
+    play(env, 10)
+    env.load_state_dict(env.state_dict())
+    env.reset()
+    assert all(program is programs[name] for name, program in env._programs._asdict().items())
+
+
 def test_how_many_worlds_are_made_at_once_changes_nothing():
     runs = []
     for at_once in (1, 3, 10):

@@ -221,7 +221,7 @@ def from_jax(
 
     `env` has the four functions of `JaxEnv`, or is an environment of gymnax, Craftax or Brax (options: `params` for the first
     two, `episode_length` for Brax), or a class of those (options: its arguments). Observations, rewards and flags are tensors
-    on `device`. resets_at_once: how many new worlds are made together; one for 16 rows by default.
+    on `device`. resets_at_once: how many new worlds are made together; by default 16, or one for 16 rows.
     """
     from holdfast.envs.jax.vector_env import JaxVectorEnv
 

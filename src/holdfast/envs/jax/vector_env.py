@@ -1,7 +1,8 @@
 """`JaxVectorEnv`: many copies of an environment written in JAX, stepped by one compiled function, with torch tensors outside.
 
 An episode that ends is followed by a new one in the same step. New worlds are made ahead, many at once, since making one takes as
-many launches as making a thousand: a step hands out those that are ready, and a loop inside it makes more only when none is left.
+many launches as making a thousand: a step hands out those that are ready, and more are made only when none is left. The host asks
+after every step whether a row still waits, so what makes worlds is a program of its own and is not compiled inside the step too.
 Worlds are numbered in the order in which they are handed out, and number and seed decide what a world is. So no world is used
 twice, and how many are made at once changes no number.
 """
@@ -9,7 +10,9 @@ twice, and how many are made at once changes no number.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,6 +24,19 @@ from holdfast.envs.jax.one_env import Arrays, OneEnv
 from holdfast.envs.jax.protocol import JaxEnv
 
 LARGE = 1024  # bytes of one row of a state: from here on only the rows that change are written
+
+
+class Programs(NamedTuple):
+    """What is compiled. Each takes the arrays that it changes over."""
+
+    step: Any
+    """state, actions -> obs, state, reward, terminated, truncated, final, waiting [B], whether any waits"""
+    make_worlds: Any
+    """numbering -> ahead"""
+    hand_out: Any
+    """waiting, obs, rows, ahead -> waiting, whether any waits, obs, rows, ahead"""
+    nothing: Any
+    """draws -> numbering, and waiting, obs, rows before the first episode"""
 
 
 class JaxVectorEnv(TorchVectorEnv):
@@ -47,10 +63,7 @@ class JaxVectorEnv(TorchVectorEnv):
         self._one = OneEnv(env)
         settings = settings or {"env": type(env).__name__}
         super().__init__(num_envs, self._one.observation_space, self._one.action_space, settings, device)
-        self._resets_at_once = min(num_envs, resets_at_once or max(1, num_envs // 16))
-        self._begin, self._make_ahead = jax.jit(self._begin_all), jax.jit(self._worlds_from)
-        # Actions that a world does not look at are passed all the same: a step waits for what torch still reads through them.
-        self._step = jax.jit(self._step_all, donate_argnums=0, keep_unused=True)
+        self._resets_at_once = min(num_envs, resets_at_once or max(16, num_envs // 16))
         self._nothing = torch.empty(0, device=self.device)
         if hasattr(env, "action_mask"):
             masks = jax.vmap(self._one.action_mask)
@@ -66,15 +79,27 @@ class JaxVectorEnv(TorchVectorEnv):
         return self._nothing
 
     def begin(self, draws: Tensor) -> tuple[State, Any]:
-        obs, state = self._begin(tensors.to_jax(self._draw_key()))
+        numbering, waiting, obs, rows = self._programs.nothing(tensors.to_jax(self._draw_key()))
+        obs, state = self._with_new_worlds(waiting, obs, rows, numbering)
         return state, _observation(obs)
 
     def transition(self, state: State, actions: Tensor, draws: Tensor) -> Transition:
         if actions.dtype == torch.int64:
             actions = actions.int()  # JAX has 32 bits unless told otherwise
-        obs, state, reward, terminated, truncated, final = self._step(state, tensors.to_jax(actions))
+        *result, waiting, wait = self._programs.step(state, tensors.to_jax(actions))
+        obs, after, reward, terminated, truncated, final = result
+        if wait:
+            obs, after = self._with_new_worlds(waiting, obs, after["rows"], after["ahead"])
         seen, ended, cut = _observation(obs), tensors.to_torch(terminated), tensors.to_torch(truncated)
-        return Transition(state, seen, tensors.to_torch(reward), ended, cut, ended | cut, _observation(final))
+        return Transition(after, seen, tensors.to_torch(reward), ended, cut, ended | cut, _observation(final))
+
+    def _with_new_worlds(self, waiting: Any, obs: Arrays, rows: Arrays, numbering: Arrays) -> tuple[Arrays, Any]:
+        """Observations and state after as many new worlds as the rows that wait need. None is ready."""
+        wait, ahead = True, numbering
+        while wait:
+            ahead = self._programs.make_worlds({name: ahead[name] for name in NUMBERING})
+            waiting, wait, obs, rows, ahead = self._programs.hand_out(waiting, obs, rows, ahead)
+        return obs, {"rows": rows, "ahead": ahead}
 
     def _draw_key(self) -> Tensor:
         return torch.randint(-(2**31), 2**31, (2,), generator=self.generator, device=self.device, dtype=torch.int32)
@@ -98,7 +123,7 @@ class JaxVectorEnv(TorchVectorEnv):
             numbering = {name: tensors.from_saved_form(part, np.dtype("uint32")) for name, part in found.items()}
         else:  # of another number of ranks: worlds are numbered afresh, for each rank with a key of its own
             numbering = _first_numbers(tensors.to_jax(self._draw_key()))
-        self.state["ahead"] = self._make_ahead(numbering)
+        self.state["ahead"] = self._programs.make_worlds(numbering)
 
     def regroup(self, saved: Sequence[Mapping[str, Any]], first: int, part: int, seed: int) -> dict[str, Any]:
         state = super().regroup(saved, first, part, seed)
@@ -121,18 +146,40 @@ class JaxVectorEnv(TorchVectorEnv):
 
     # --- compiled -----------------------------------------------------------------------------------------------------
 
-    def _begin_all(self, draws: Any) -> tuple[Arrays, Any]:
+    @cached_property
+    def _programs(self) -> Programs:
+        """Compiled at their first use, the two that take long at the same time."""
+        import jax
+
+        example = tensors.to_jax(torch.zeros(2, dtype=torch.int32, device=self.device))
+
+        def here(kind: Any) -> Any:
+            return jax.ShapeDtypeStruct(kind.shape, kind.dtype, sharding=example.sharding)
+
+        def lower(function: Any, *arguments: Any, donate: tuple[int, ...] = ()) -> tuple[Any, Any]:
+            # Actions that a world ignores are passed too: through them a step waits for what torch still reads.
+            jitted = jax.jit(function, donate_argnums=donate, keep_unused=True)
+            traced = jitted.trace(*jax.tree.map(here, arguments))
+            return traced.lower(), traced.out_info
+
+        nothing, (numbering, waiting, obs, rows) = lower(self._nothing_yet, example)
+        make_worlds, ahead = lower(self._worlds_from, numbering)
+        hand_out, _ = lower(self._hand_out, waiting, obs, rows, ahead, donate=(1, 2, 3))
+        actions = jax.ShapeDtypeStruct(self._actions.shape, "float32" if self._actions.most is None else "int32")
+        step, _ = lower(self._step_all, {"rows": rows, "ahead": ahead}, actions, donate=(0,))
+        with ThreadPoolExecutor(1) as pool:
+            slow = pool.submit(step.compile)
+            fast = [one.compile() for one in (make_worlds, hand_out, nothing)]
+        return Programs(slow.result(), *fast)
+
+    def _nothing_yet(self, draws: Any) -> tuple[Arrays, Any, Arrays, Arrays]:
+        """The numbering of a run of episodes, and rows that all wait for their first world."""
         import jax
         import jax.numpy as jnp
 
-        def empty(count: int) -> dict[str, Arrays]:
-            one = {"obs": self._one.obs, "rows": self._one.state}
-            return jax.tree.map(lambda leaf: jnp.zeros((count, *leaf.shape), leaf.dtype), one)
-
-        at_once = self._resets_at_once
-        nothing_ahead = {**_first_numbers(draws), **empty(at_once), "used": jnp.int32(at_once)}
-        obs, rows, ahead = self._restart(jnp.ones(self.num_envs, bool), **empty(self.num_envs), ahead=nothing_ahead)
-        return obs, {"rows": rows, "ahead": ahead}
+        one = (self._one.obs, self._one.state)
+        empty = jax.tree.map(lambda leaf: jnp.zeros((self.num_envs, *leaf.shape), leaf.dtype), one)
+        return _first_numbers(draws), jnp.ones(self.num_envs, bool), *empty
 
     def _step_all(self, state: Any, actions: Any) -> tuple[Any, ...]:
         import jax
@@ -142,8 +189,8 @@ class JaxVectorEnv(TorchVectorEnv):
         keys = jax.random.split(key, self.num_envs)
         last, rows, reward, terminated, truncated = jax.vmap(self._one.step)(keys, rows, actions)
         ahead = {**ahead, "step": ahead["step"] + 1}
-        obs, rows, ahead = self._restart(terminated | truncated, last, rows, ahead)
-        return obs, {"rows": rows, "ahead": ahead}, reward, terminated, truncated, last
+        waiting, wait, obs, rows, ahead = self._hand_out(terminated | truncated, last, rows, ahead)
+        return obs, {"rows": rows, "ahead": ahead}, reward, terminated, truncated, last, waiting, wait
 
     def _worlds_from(self, numbering: Arrays) -> Arrays:
         """The next worlds, made ahead."""
@@ -156,18 +203,7 @@ class JaxVectorEnv(TorchVectorEnv):
         obs, rows = jax.vmap(self._one.reset)(keys)
         return {**numbering, "obs": obs, "rows": rows, "used": jnp.zeros((), jnp.int32)}
 
-    def _restart(self, ended: Any, obs: Arrays, rows: Arrays, ahead: Any) -> tuple[Arrays, Arrays, Any]:
-        """New episodes in the rows [B] where `ended` is True."""
-        import jax
-
-        def make_more(carry: Any) -> Any:
-            waiting, obs, rows, ahead = carry
-            return self._hand_out(waiting, obs, rows, self._worlds_from({name: ahead[name] for name in NUMBERING}))
-
-        handed_out = self._hand_out(ended, obs, rows, ahead)
-        return jax.lax.while_loop(lambda carry: carry[0].any(), make_more, handed_out)[1:]
-
-    def _hand_out(self, waiting: Any, obs: Arrays, rows: Arrays, ahead: Any) -> tuple[Any, Arrays, Arrays, Any]:
+    def _hand_out(self, waiting: Any, obs: Arrays, rows: Arrays, ahead: Any) -> tuple[Any, Any, Arrays, Arrays, Any]:
         """The worlds that are ready to the first rows that wait, as far as they reach."""
         import jax.numpy as jnp
 
@@ -186,7 +222,8 @@ class JaxVectorEnv(TorchVectorEnv):
         rows = {name: put(old, ahead["rows"][name]) for name, old in rows.items()}
         count = served.sum(dtype=jnp.int32)
         ahead = {**ahead, "used": used + count, "world": ahead["world"] + count.astype(jnp.uint32)}
-        return waiting & ~served, obs, rows, ahead
+        waiting = waiting & ~served
+        return waiting, waiting.any(), obs, rows, ahead
 
 
 NUMBERING = ("key", "step", "world")
