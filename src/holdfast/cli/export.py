@@ -34,6 +34,7 @@ class ExportFlags:
 def main(argv: list[str]) -> int:
     flags = parse(ExportFlags, argv, "export")
     from holdfast.deploy.export import export_policy
+    from holdfast.deploy.exported_signature import sample_observations
     from holdfast.runs import saved_policy
 
     with user_errors():
@@ -46,8 +47,18 @@ def main(argv: list[str]) -> int:
             "checkpoint": file.name,
             "inputs": list(config.inputs),
         }
+        observation_space, action_space = saved_policy.spaces(saved)
+        says_what_it_sees = getattr(policy, "observation_space", None) is not None or observation_space is None
         out = flags.out or Path(f"policy.{flags.format or 'onnx'}")
-        made = export_policy(policy, out, flags.format, masks=flags.masks, about=about)
+        made = export_policy(
+            policy,
+            out,
+            flags.format,
+            masks=flags.masks,
+            example_obs=None if says_what_it_sees else sample_observations(observation_space, 16),
+            action_space=action_space,
+            about=about,
+        )
     signature = made.signature
     print(f"{made.path}  {made.path.stat().st_size / 1024:,.0f} KiB, {config.env}, {signature.about['core']}")
     print(f"inputs   {', '.join(port.describe() for port in signature.inputs())}")
