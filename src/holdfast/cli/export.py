@@ -63,6 +63,10 @@ def main(argv: list[str]) -> int:
     print(f"{made.path}  {made.path.stat().st_size / 1024:,.0f} KiB, {config.env}, {signature.about['core']}")
     print(f"inputs   {', '.join(port.describe() for port in signature.inputs())}")
     print(f"outputs  {', '.join(signature.outputs)}")
+    if saved_policy.was_masked(saved) and not flags.masks:
+        print(
+            "masks    not in this file: it may choose what the run's environment did not allow; add --masks to take them"
+        )
     print(f"checked against the policy over 30 steps with resets: largest difference {made.difference:.1e}")
     print(f"use it   python {shlex.quote(str(made.usage))}, or hf.Runner({str(made.path)!r})")
     return 0
