@@ -48,7 +48,9 @@ def my_policy(short_trainings, monkeypatch):
 def test_the_readme_runs(my_policy):
     names = {}
     for block in blocks("README.md"):
-        exec(block, names)
+        alone = {}  # each is a program that can be pasted by itself
+        exec(block, alone)
+        names |= alone
     assert names["step"].action.shape == (8,)
     assert names["result"].steps == 4096
     assert names["runner"].act(names["policy"].observation_space.sample(), True).action is not None

@@ -261,7 +261,9 @@ class TrainConfig:
     def preset(cls, name: str, /, **overrides: Any) -> TrainConfig:
         """Settings that solve a task: `TrainConfig.preset("repeat-previous-easy", seed=2)`."""
         if name not in PRESETS:
-            raise ValueError(f"unknown preset {name!r}; one of {', '.join(PRESETS)}")
+            likely = get_close_matches(name, PRESETS, 1)
+            hint = f"did you mean {likely[0]}?" if likely else f"one of {', '.join(PRESETS)}"
+            raise ValueError(f"unknown preset {name!r}; {hint}")
         return cls(**{**PRESETS[name], **overrides})
 
 

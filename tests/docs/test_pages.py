@@ -187,4 +187,21 @@ def test_the_landing_page_repeats_what_was_measured():
     speed = next(row for row in result("vs_sb3.json")["speed"] if row["hidden"] == 64)
     assert f"**{speed['lowest_pair']:.1f}x to {speed['highest_pair']:.1f}x**" in page
     steps = [row["steps_per_second"] / 1e6 for row in result("gpu_engines.json")["rows"] if "ratio" in row]
-    assert f"**{int(min(steps))} to {int(max(steps))} million**" in page
+    assert f"**{min(steps):.0f} to {max(steps):.0f} million**" in page
+
+
+def test_the_readme_repeats_what_was_measured():
+    page = (ROOT / "README.md").read_text()
+    sb3 = {row["hidden"]: row for row in result("vs_sb3.json")["speed"]}
+    gpu = [row for row in result("gpu_engines.json")["rows"] if "ratio" in row]
+    steps, ratios = [row["steps_per_second"] / 1e6 for row in gpu], [row["ratio"] for row in gpu]
+    rsl_rl = {row["rnn_type"]: row["times_the_steps_per_second"] for row in result("vs_rsl_rl.json")["rows"]}
+    layers = [row["both"] for row in result("gpu_recurrence.json")["shapes"] if row["kind"] == "lstm"]
+    for said in (
+        f"| {sb3[64]['lowest_pair']:.1f} to {sb3[64]['highest_pair']:.1f} at hidden size 64, "
+        f"{sb3[256]['lowest_pair']:.1f} to {sb3[256]['highest_pair']:.1f} at 256 |",
+        f"{min(steps):.0f} to {max(steps):.0f} million steps per second | {min(ratios):.1f} to {max(ratios):.1f} |",
+        f"| {rsl_rl['lstm']:.1f} with an LSTM, {rsl_rl['gru']:.1f} with a GRU |",
+        f"| {geometric_mean(layer['cudnn'] / layer['ours_1'] for layer in layers):.1f} | geometric mean of nine shapes",
+    ):
+        assert said in page, said

@@ -155,7 +155,7 @@ class Pool:
                 self._remove_folder(job)
 
     def _remove_folder(self, job: Job | None) -> None:
-        """After whoever reads the events has the result: a command that dies before has the run's last checkpoint."""
+        """Once the reader of the events has the result: a command that dies before has the run's last checkpoint."""
         if job is not None and not self.keep:
             shutil.rmtree(self.folder / job.id, ignore_errors=True)
 
