@@ -517,7 +517,7 @@ _LONG_MAZE: dict[str, Any] = dict(
 
 # Common tasks of gymnasium: the defaults, and as many steps as they need with velocities hidden.
 _GYMNASIUM: dict[str, tuple[str, int]] = {
-    "cartpole": ("CartPole-v1", 100_000),
+    "cartpole": ("CartPole-v1", 200_000),
     "acrobot": ("Acrobot-v1", 100_000),
     "pendulum": ("Pendulum-v1", 100_000),
     "mountain-car-continuous": ("MountainCarContinuous-v0", 300_000),
