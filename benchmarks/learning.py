@@ -58,7 +58,7 @@ GOALS: dict[str, Goal] = {
     "repeat-previous-hard": Goal(0.95, 40),
     "repeat-first-easy": Goal(0.95, 15),
     "position-only-cartpole-easy": Goal(0.95, 90),
-    "t-maze": Goal(0.95, 30),
+    "t-maze": Goal(0.95, 20),
     "t-maze-200": Goal(0.95, 180),
     "t-maze-200-window": Goal(0.95, 110, device="cuda"),
     "higher-lower-easy": Goal(0.5, 35),
@@ -138,7 +138,7 @@ def train(run: Run) -> dict[str, Any]:
         result = hf.Trainer(config, callbacks=[watch]).run()
     every = -(-len(watch.curve) // POINTS_OF_A_CURVE)
     return {
-        **run._asdict(), "mean_return": result.mean_return, "steps": result.steps, "steps_to_threshold": watch.steps_to_threshold,
+        **run._asdict(), "solved_at": GOALS[run.preset].solved_at, "mean_return": result.mean_return, "steps": result.steps, "steps_to_threshold": watch.steps_to_threshold,
         "seconds": round(result.seconds, 1), "device": run.device, "commit": this_commit(), "settings": PRESETS[run.preset],
         "curve": watch.curve[::-1][::every][::-1],
     }  # fmt: skip

@@ -548,10 +548,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         _EASY, env="holdfast/RepeatFirstEasy-v0", total_steps=400_000, gamma=0.9, gae_lambda=0.9, memory_span=64
     ),
     "position-only-cartpole-easy": dict(env="holdfast/PositionOnlyCartPoleEasy-v0", total_steps=1_000_000),
-    "t-maze": dict(
-        _EASY, env="holdfast/TMaze-v0", total_steps=1_500_000, num_steps=128, learning_rate=2e-3,
-        lr_schedule="constant", entropy_coef=0.02, gae_lambda=0.99, memory_span=40, stop_at=0.98,
-    ),
+    "t-maze": dict(env="holdfast/TMaze-v0", total_steps=300_000),
     "t-maze-200": dict(_LONG_MAZE, core="mingru", total_steps=3_000_000),
     "t-maze-200-window": dict(_LONG_MAZE, core="window", total_steps=1_000_000),  # exact, but 600 steps are a large window
     "higher-lower-easy": dict(
