@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from holdfast.config import TrainConfig
 
-SHARE = 2 / 3  # of the run's steps; a run of the preset t-maze that ended well had learned nothing after 60%
+SHARE = 2 / 3  # of the run's steps; a run of TMaze that ended well had learned nothing after 60%
 UPDATES = 20  # a run of fewer has hardly begun
 EPISODES = 100  # at the beginning, whose mean is compared with that of the latest
 PART_OF_DEVIATION = 0.25  # an improvement smaller than this part of the deviation between episodes is none
