@@ -178,8 +178,6 @@ class Memoryless(Core):
     def __init__(self, input_size: int) -> None:
         super().__init__()
         self.input_size = self.output_size = input_size
-        # The module follows .to(...) without any parameter.
-        self.register_buffer("_like", torch.empty(0), persistent=False)
 
     def row_shapes(self) -> State:
         return {}
