@@ -230,7 +230,7 @@ class Core(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         self.__dict__["_moved_tensor"] = fn(self._moved)
-        return super()._apply(fn, recurse)
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
 
     def _check_input(self, x: Any) -> None:
         name = type(self).__name__
