@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-
 CLUSTERS = False
 """Whether blocks are clusters where that is faster. Off until all tests of the recurrence have passed on a GPU with them."""
 
