@@ -44,6 +44,9 @@ def candidates(gates: int, hidden: int, backward: bool) -> Iterator[Tile]:
                 found = list(
                     dict.fromkeys(t if t.registers else t.sharing(n, hidden, gates) for t in found for n in SHARES)
                 )
+            if not alone and hidden <= 8 * units:
+                clusters = (t._replace(columns=0, stages=1, share=1, cluster=True) for t in found)
+                found += dict.fromkeys(clusters)
             for tile in found:
                 fits = tile.shared_bytes(hidden, gates, backward) <= shared
                 if fits and units % warp_units == 0 and 64 <= tile.threads <= 512:

@@ -3,7 +3,7 @@
     python benchmarks/out_of_the_box.py                              # the whole suite: GRU and LSTM, 5 seeds each
     python benchmarks/out_of_the_box.py --tasks CartPole TMaze --cores gru --seeds 101 102 --jobs 2
     python benchmarks/out_of_the_box.py --cores none --seeds 101 102       # the memoryless control
-    python benchmarks/out_of_the_box.py --report benchmarks/results/out_of_the_box.jsonl --plot docs/out_of_the_box.png
+    python benchmarks/out_of_the_box.py --report benchmarks/results/out_of_the_box.jsonl --plot docs/out_of_the_box.png --page docs/training.md
 
 Each run is a process on one thread. Its result is the mean return of 100 fresh episodes, with sampled actions and with the most
 likely ones. Finished runs are lines of the JSON file and are not run again. `--variant NAME field=value ...` runs the suite with
@@ -72,6 +72,7 @@ TASKS: dict[str, Task] = {
 
 def run_one(job: dict[str, Any]) -> dict[str, Any]:
     import torch
+    from this_commit import this_commit
 
     torch.set_num_threads(1)
     import holdfast as hf
@@ -97,7 +98,7 @@ def run_one(job: dict[str, Any]) -> dict[str, Any]:
         )
         every = max(1, len(curve) // 40)
         return {
-            **job, "sampled": result.mean_return, "deterministic": greedy.mean_return, "steps": result.steps, "seconds": round(seconds, 1),
+            **job, "commit": this_commit(), "sampled": result.mean_return, "deterministic": greedy.mean_return, "steps": result.steps, "seconds": round(seconds, 1),
             "curve": [[int(float(s)), round(float(r), 4)] for s, r in curve[::every]],
         }  # fmt: skip
 
@@ -151,23 +152,42 @@ def in_groups(rows: list[dict[str, Any]]) -> dict[tuple[str, str, str], list[dic
     return dict(sorted(groups.items(), key=lambda g: (g[0][0], list(TASKS).index(g[0][1]), g[0][2])))
 
 
+HEADER = "| task | core | steps | asked | mean | each seed | deterministic | without memory | random | published |"
+
+
 def report(rows: list[dict[str, Any]]) -> str:
-    """A markdown table of what finished."""
-    lines = [
-        "| task | core | steps | asked | sampled, mean over seeds | each seed | deterministic | random | published |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    for (variant, name, core), runs in in_groups(rows).items():
+    """A markdown table of what finished. Runs without memory are a column of their task's rows."""
+    lines = [HEADER, "|" + "---|" * HEADER.count(" | ") + "---|"]
+    groups = in_groups(rows)
+    for (variant, name, core), runs in groups.items():
         task = TASKS[name]
-        label = name + (" (held out)" if task.held_out else "") + (f" [{variant}]" if variant else "")
-        runs.sort(key=lambda row: row["seed"])
-        seeds = ", ".join(f"{row['sampled']:.4g}" for row in runs)
-        means = [statistics.fmean(row[k] for row in runs) for k in ("sampled", "deterministic")]
-        lines.append(
-            f"| {label} | {core} | {task.steps:,} | {'' if task.asked is None else task.asked} | {means[0]:.4g} | {seeds} | {means[1]:.4g} | "
-            f"{'' if task.random is None else task.random} | {task.published} |"
-        )
+        control = groups.get((variant, name, "none"), [])
+        if core == "none" and "none" not in task.cores:
+            continue
+        cells = [
+            name + (" (held out)" if task.held_out else "") + (f" [{variant}]" if variant else ""),
+            core if core == "none" else core.upper(),
+            f"{task.steps:,}",
+            "" if task.asked is None else str(task.asked),
+            mean_of(runs, "sampled"),
+            ", ".join(f"{row['sampled']:.4g}" for row in sorted(runs, key=lambda row: row["seed"])),
+            mean_of(runs, "deterministic"),
+            mean_of(control, "sampled") if control and core != "none" else "",
+            "" if task.random is None else str(task.random),
+            task.published.partition(" (")[0],
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def mean_of(runs: list[dict[str, Any]], name: str) -> str:
+    return f"{statistics.fmean(row[name] for row in runs):.4g}"
+
+
+def write_into(page: Path, table: str) -> None:
+    """Put the table in the place of the one that the page has."""
+    before, after = page.read_text().split(HEADER, 1)
+    page.write_text(before + table + "\n\n" + after.split("\n\n", 1)[1])
 
 
 def plot(rows: list[dict[str, Any]], path: Path) -> None:
@@ -230,13 +250,17 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--report", type=Path, help="print the table of these results and run nothing")
     parser.add_argument("--plot", type=Path, help="with --report: also draw this picture")
+    parser.add_argument("--page", type=Path, help="with --report: also put the table into this page")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
         print(json.dumps(run_one(json.loads(options.one))))
         return
     if options.report:
-        print(report(read_results(options.report)))
+        table = report(read_results(options.report))
+        print(table)
+        if options.page:
+            write_into(options.page, table)
         if options.plot:
             plot(read_results(options.report), options.plot)
         return

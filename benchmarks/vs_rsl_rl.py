@@ -1,6 +1,7 @@
 """rsl_rl's `OnPolicyRunner` with its own classes and with ours, on the same synthetic robot.
 
     python benchmarks/vs_rsl_rl.py                    # one GPU; needs pip install 'holdfast[rsl_rl]'
+    python benchmarks/vs_rsl_rl.py --tf32 --out benchmarks/results/vs_rsl_rl_tf32.json    # both in TF32, as Isaac Lab's train.py
 
 4096 environments x 24 steps, 48 observations, 12 actions, episodes that end in 2% of the steps (half of them timeouts), a
 core of 256 units and an MLP of 256-128 in actor and critic each, 5 epochs x 4 minibatches, adaptive learning rate. Both
@@ -134,13 +135,19 @@ def largest_difference(stock: Contender, ours: Contender, steps: int) -> float:
     return largest
 
 
-def compare(rnn_type: str, args: argparse.Namespace) -> dict[str, Any]:
+def warmed_up(rnn_type: str, args: argparse.Namespace) -> tuple[Contender, Contender, float]:
+    """Both runners after a few iterations, and the largest difference of their outputs from equal weights."""
     stock, ours = Contender(False, rnn_type, args), Contender(True, rnn_type, args)
     difference = largest_difference(stock, ours, args.num_steps)
     if difference > 5e-3:  # TF32 and fast kernels
         raise SystemExit(f"{rnn_type}: the same weights give outputs that differ by {difference:.2g}")
     for contender in (stock, ours):
         contender.iterate(3, keep=False)
+    return stock, ours, difference
+
+
+def compare(stock: Contender, ours: Contender, difference: float, rnn_type: str) -> dict[str, Any]:
+    args = stock.args
     for _ in range(args.rounds):
         for contender in (stock, ours):
             contender.iterate(args.iterations)
@@ -169,6 +176,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--iterations", type=int, default=4, help="of each runner, per round")
     parser.add_argument("--device", default="cuda:0" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--tf32", action="store_true", help="let torch multiply in TF32, which is off by default")
     parser.add_argument("--out", default=str(RESULTS))
     args = parser.parse_args(argv)
     from importlib.metadata import PackageNotFoundError, version
@@ -184,8 +192,9 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         "torch": torch.__version__, "rsl_rl": rsl_rl, "holdfast": holdfast.__version__, "commit": this_commit(),
         "command": " ".join(["python", *sys.argv]), "settings": vars(args), "rows": [],
     }  # fmt: skip
+    torch.backends.cuda.matmul.allow_tf32 = args.tf32
     for rnn_type in args.rnn_types:
-        found["rows"].append(compare(rnn_type, args))
+        found["rows"].append(compare(*warmed_up(rnn_type, args), rnn_type))
         Path(args.out).write_text(json.dumps(found, indent=1) + "\n")
     return found
 

@@ -48,3 +48,22 @@ DTYPES = {"sum": torch.float32, "age": torch.int32}  # of the leaves that fix on
 
 def dtypes(state):
     return {name: leaf.dtype for name, leaf in state_ops.named_leaves(state).items()}
+
+
+class ProjectedAccumulator(Accumulator):
+    """As `--core my_module:MyCore` makes a core: from the sizes of its input and of its state."""
+
+    def __init__(self, input_size: int, hidden_size: int):
+        super().__init__(hidden_size)
+        self.input_size = input_size
+        self.projection = nn.Linear(input_size, hidden_size)
+
+    def row_shapes(self):
+        size = (self.output_size,)
+        return {"sum": RowShape(size, torch.float32), "age": RowShape((), torch.int32), "last": RowShape(size)}
+
+    def _step(self, x, state, resets):
+        return super()._step(self.projection(x), state, resets)
+
+    def advance_(self, x, state, resets):
+        return super().advance_(self.projection(x), state, resets)

@@ -13,27 +13,34 @@ import argparse
 import math
 import os
 import random
+import shutil
 import sys
 import tempfile
 import time
 import traceback
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import torch
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import concatenate, create_empty_array
+from torch import nn
 
 import holdfast as hf
-from holdfast.cores.named import CORES
+from holdfast.cores.named import CORES, make_core
+from holdfast.envs import WorkersVectorEnv
 from holdfast.runs.record import read_progress
 from holdfast.training import replay_check
+from reference_rollout import ReferenceRollout
+from tables import MaskedTable, Table, Tables
 
 UPDATES, SAVED_AFTER = 4, 2
+RESETS = np.array([[True, True], [False, False], [False, True], [True, False], [False, False], [False, False]])
+"""Of two environments with a policy in use."""
 ANY = spaces.Box(-np.inf, np.inf, (3,), np.float32)
 OBSERVATIONS: dict[str, spaces.Space[Any]] = {
     "vector": ANY,
@@ -71,46 +78,43 @@ ACTIONS: dict[str, spaces.Space[Any]] = {
 }
 
 
-class Table(gym.Env[Any, Any]):
-    """Observations, rewards and ends in an order that is drawn once, so that a position in it is all there is to save."""
+class Own(hf.RecurrentPolicy):
+    """A policy of the user's own, for vectors and one head of three actions."""
 
-    def __init__(self, observation_space: Any, action_space: Any, seed: int, number: int) -> None:
-        self.observation_space, self.action_space = observation_space, action_space
-        observation_space.seed(seed)
-        self.rows = [observation_space.sample() for _ in range(31)]
-        draw = random.Random(seed)
-        self.ends = [draw.choice(("", "", "", "terminated", "truncated", "both")) for _ in range(37)]
-        self.rewards = [draw.gauss(0, 1) for _ in range(41)]
-        self.at = 5 * number
+    def __init__(self, core: str, hidden_size: int, reset: str) -> None:
+        super().__init__(core=make_core(core, 3, hidden_size, 1, reset))
+        self.outputs = nn.Linear(self.core.output_size, 4)
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        self.at += 1
-        return self.rows[self.at % 31], {}
+    def encode(self, obs: Any) -> torch.Tensor:
+        return torch.tanh(obs)
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        assert self.action_space.contains(action), f"{action!r} is not in {self.action_space}"
-        self.at += 1
-        end = self.ends[self.at % 37]
-        ends = end in ("terminated", "both"), end in ("truncated", "both")
-        return self.rows[self.at % 31], self.rewards[self.at % 41], *ends, {}
+    def decode(self, features: torch.Tensor, action_mask: Any = None) -> tuple[Any, torch.Tensor]:
+        logits, value = self.outputs(features).split((3, 1), -1)
+        if action_mask is not None:
+            logits = logits.masked_fill(~action_mask, -1e9)
+        return torch.distributions.Categorical(logits=logits), value
 
 
-class Tables(SyncVectorEnv):
-    """Tables that can save their state."""
+def make_table(what: dict[str, Any], number: int) -> Table:
+    kind = MaskedTable if what["masks"] else Table
+    return kind(
+        OBSERVATIONS[what["observations"]], ACTIONS[what["actions"]], what["table"], number, masks=what["masks"]
+    )
 
-    def __init__(self, what: dict[str, Any]) -> None:
-        pair = OBSERVATIONS[what["observations"]], ACTIONS[what["actions"]]
-        makers = [lambda i=i: Table(*pair, what["table"], i) for i in range(what["settings"]["num_envs"])]
-        super().__init__(makers, autoreset_mode=AutoresetMode[what["mode"]])
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"at": [env.at for env in self.envs], "due": self._autoreset_envs.tolist()}
+def make_env(what: dict[str, Any]) -> Any:
+    makers = [partial(make_table, what, number) for number in range(what["settings"]["num_envs"])]
+    if what["workers"]:
+        return WorkersVectorEnv(makers, min(2, len(makers)), AutoresetMode[what["mode"]])
+    return Tables(makers, what["mode"])
 
-    def load_state_dict(self, saved: dict[str, Any]) -> None:
-        for env, at in zip(self.envs, saved["at"]):
-            env.at = at
-        self._autoreset_envs = np.array(saved["due"])
+
+def make_policy(what: dict[str, Any]) -> Own | None:
+    if not what["own_policy"]:
+        return None
+    torch.manual_seed(what["table"])
+    settings = what["settings"]
+    return Own(settings["core"], settings["hidden_size"], settings["reset"])
 
 
 def draw_run(seed: int, number: int) -> dict[str, Any]:
@@ -145,6 +149,27 @@ def draw_run(seed: int, number: int) -> dict[str, Any]:
     if settings["squash_actions"] and actions == "unbounded box":
         settings["squash_actions"] = False
     what = dict(observations=observations, actions=actions, mode=mode, kernel=kernel, table=draw.randrange(999))
+    # Drawn last, so that what stands above is what it was before these were there.
+    what["workers"] = draw.random() < 0.15
+    what["exported"] = pick(("", "", "", "", "", "pt2", "onnx"))
+    what["masks"] = isinstance(ACTIONS[actions], (spaces.Discrete, spaces.MultiDiscrete)) and draw.random() < 0.5
+    if draw.random() < 0.1:  # a core of the user's own
+        settings.update(core="accumulator:ProjectedAccumulator", num_layers=1, reset="zero", memory_span=None)
+    what["own_policy"] = draw.random() < 0.1
+    if what["own_policy"]:
+        what.update(observations="vector", actions="discrete", exported="")
+        keep = (
+            "core",
+            "hidden_size",
+            "reset",
+            "num_envs",
+            "num_steps",
+            "bptt",
+            "epochs",
+            "minibatches",
+            "refresh_states",
+        )
+        settings = {name: settings[name] for name in keep} | dict(inputs=(), gamma=0.9, seed=settings["seed"])
     return {**what, "settings": settings}
 
 
@@ -168,20 +193,33 @@ def play(what: dict[str, Any], folder: Path) -> str:
     before = os.environ.get("HOLDFAST_CPU_KERNEL")
     os.environ["HOLDFAST_CPU_KERNEL"] = what["kernel"]
     try:
-        trainer = hf.Trainer(hf.TrainConfig(**settings), env=Tables(what))
+        reference = ReferenceRollout(partial(make_table, what), what["settings"], what["mode"])
+        config = hf.TrainConfig(**settings)
+        trainer = hf.Trainer(config, env=make_env(what), policy=make_policy(what), callbacks=[reference])
         trainer.run()
         rows = record(folder / "whole")
-        problem = _law_1(rows)
-        half = hf.TrainConfig(**{**settings, "run_dir": str(folder / "half")})
-        hf.Trainer(half, env=Tables(what), callbacks=[Stop(SAVED_AFTER)]).run()
-        hf.Trainer.resume(folder / "half", env=Tables(what)).run()
-        if record(folder / "half") != rows:
-            problem = (
-                problem or f"resumed, it writes another record: {_first_difference(rows, record(folder / 'half'))}"
-            )
-        return problem or _deployed(trainer.policy, folder)
+        problem = _law_1(rows) or reference.problem
+        if reference.compared < UPDATES:
+            problem = problem or f"{reference.compared} rollouts in place of {UPDATES}"
+        return problem or _resumed(what, settings, rows, folder) or _deployed(trainer.policy, what, folder)
     finally:
         os.environ.pop("HOLDFAST_CPU_KERNEL") if before is None else os.environ.update(HOLDFAST_CPU_KERNEL=before)
+
+
+def _resumed(what: dict[str, Any], settings: dict[str, Any], rows: list[dict[str, str]], folder: Path) -> str:
+    """Stopped after a checkpoint, or as a SIGKILL after it leaves a run: its checkpoint, with what came later there too."""
+    half = hf.TrainConfig(**{**settings, "run_dir": str(folder / "half")})
+    if what["table"] % 2:
+        shutil.copytree(folder / "whole", folder / "half")
+        for late in (folder / "half" / "checkpoints").glob(f"update_*{UPDATES}.pt"):
+            late.unlink()
+    else:
+        hf.Trainer(half, env=make_env(what), policy=make_policy(what), callbacks=[Stop(SAVED_AFTER)]).run()
+    hf.Trainer.resume(folder / "half", env=make_env(what), policy=make_policy(what)).run()
+    again = record(folder / "half")
+    if what["workers"]:  # they cannot save their state: episodes restart
+        return _law_1(again)
+    return f"resumed, it writes another record: {_first_difference(rows, again)}" if again != rows else ""
 
 
 def record(run: Path) -> list[dict[str, str]]:
@@ -209,18 +247,27 @@ def _first_difference(rows: list[dict[str, str]], others: list[dict[str, str]]) 
     return next(f"update {a['update']}, {name}: {a[name]}, then {b[name]}" for a, b, name in pairs)
 
 
-def _deployed(policy: Any, folder: Path) -> str:
-    """The checkpoint and the shared folder hold the same policy, and a row acts as it does alone."""
-    space = policy.observation_space
+def _deployed(policy: Any, what: dict[str, Any], folder: Path) -> str:
+    """The checkpoint and the shared folder hold the same policy, and no row of a batch depends on another."""
+    space = OBSERVATIONS[what["observations"]] if what["own_policy"] else policy.observation_space
     space.seed(1)
-    seen = [concatenate(space, [space.sample(), space.sample()], create_empty_array(space, 2)) for _ in range(3)]
+    seen = [concatenate(space, [space.sample(), space.sample()], create_empty_array(space, 2)) for _ in range(6)]
     expected = _actions(policy, seen)
+    alone = [_actions(policy, [_row(obs, row) for obs in seen], RESETS[:, row : row + 1]) for row in range(2)]
+    if not np.allclose(expected, np.concatenate(alone, 1), atol=1e-5):
+        return "a row of a batch acts differently when it is alone"
+    if what["own_policy"]:
+        return ""
     for source in (folder / "whole", hf.save_pretrained(policy, folder / "shared")):
         if not np.array_equal(expected, _actions(hf.load(source), seen)):
             return f"loaded from {source.name} it acts differently"
-    alone = [_actions(policy, [_row(obs, row) for obs in seen]) for row in range(2)]
-    if not np.allclose(expected, np.concatenate(alone, 1), atol=1e-5):
-        return "a row of a batch acts differently when it is alone"
+    if what["exported"] and not what["masks"]:
+        file = hf.export_policy(policy, folder / f"policy.{what['exported']}").path
+        runner, keys = hf.Runner(file), what["settings"].get("actor_obs")
+        obs = [{key: o[key] for key in keys} if keys else o for o in seen]
+        acted = [runner.act(o, resets=r, env_ids=[0, 1]).raw_action for o, r in zip(obs, RESETS)]
+        if not np.allclose(expected, np.stack(acted), atol=1e-4):
+            return f"exported to {what['exported']} it acts differently"
     return ""
 
 
@@ -230,11 +277,11 @@ def _row(tree: Any, row: int) -> Any:
     return tuple(_row(leaf, row) for leaf in tree) if isinstance(tree, tuple) else tree[row : row + 1]
 
 
-def _actions(policy: Any, seen: list[Any]) -> np.ndarray[Any, Any]:
+def _actions(policy: Any, seen: list[Any], resets: Any = None) -> np.ndarray[Any, Any]:
     """The most likely actions, [T, B, ...]."""
     state, found = None, []
-    for obs in seen:
-        action, state = policy.predict(obs, state, deterministic=True)
+    for obs, first in zip(seen, RESETS if resets is None else resets):
+        action, state = policy.predict(obs, state, episode_start=first, deterministic=True)
         found.append(np.asarray(action))
     return np.stack(found)
 

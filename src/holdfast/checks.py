@@ -102,7 +102,7 @@ def _is_on_device(x: Any) -> bool:
 
 def _check_discrete_numbers(x: Any, space: Any) -> None:
     if x.dtype.kind not in "biuf" or not x.size:
-        return  # no numbers: whoever makes tensors of them says so
+        return  # no numbers: the code that makes tensors of them says so
     if x.dtype.kind == "f":
         whole_numbers(torch.as_tensor(x), "discrete observations")
     counts = np.asarray(space.nvec if hasattr(space, "nvec") else space.n)

@@ -11,6 +11,7 @@ import os
 import re
 import sys
 from difflib import get_close_matches
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -36,9 +37,10 @@ def import_named(name: str, *, kind: str) -> Any:
     <class 'collections.OrderedDict'>
     """
     module_name, _, path = name.partition(":")
-    if not is_import_name(name):
-        raise ValueError(f"{kind} {name!r}: expected module:Name, such as my_module:MyName")
     try:
+        _refuse_file(module_name)
+        if not is_import_name(name):
+            raise ValueError("expected module:Name, such as my_module:MyName")
         found: Any = import_module(module_name)
     except ValueError as error:
         raise ValueError(f"{kind} {name!r}: {error}") from error
@@ -55,6 +57,7 @@ def import_named(name: str, *, kind: str) -> Any:
 
 def import_module(module_name: str) -> ModuleType:
     """A module, from an installed package or the current folder; every failure is a ValueError of one line."""
+    _refuse_file(module_name)
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # as `python -m` does
     try:
@@ -78,6 +81,12 @@ def name_of(thing: type) -> str:
             f"{thing.__qualname__} cannot be found again by name; define the class at the top level of a module"
         )
     return f"{thing.__module__}:{thing.__qualname__}"
+
+
+def _refuse_file(module_name: str) -> None:
+    if module_name.endswith(".py"):
+        module = ".".join(Path(module_name).with_suffix("").parts)
+        raise ValueError(f"{module_name} is a file; name its module, {module}")
 
 
 def _why_not_imported(module_name: str, error: Exception) -> str:

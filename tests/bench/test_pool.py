@@ -16,9 +16,18 @@ from holdfast.runs import checkpoint
 
 SIZES = {"hidden_size": 8, "num_envs": 8, "num_steps": 32, "epochs": 1, "minibatches": 2, "final_eval_episodes": 2}
 DEADLY = """
-import os
+import os, sys
 def make(**kwargs):
+    print("last words\\n    a line of code", file=sys.stderr, flush=True)
     os.kill(os.getpid(), 9)
+"""
+DIES_UNDER_MPS = """
+import os
+import gymnasium
+def make(**kwargs):
+    if "CUDA_MPS_PIPE_DIRECTORY" in os.environ:
+        os.kill(os.getpid(), 11)
+    return gymnasium.make("CartPole-v1", **kwargs)
 """
 
 
@@ -40,7 +49,7 @@ def test_a_run_that_fails_and_a_worker_that_dies_do_not_stop_the_others(tmp_path
                 # Whoever hears of a result can still lose it: the run is kept until the next event is asked for.
                 assert event.kind == "error" or checkpoint.rolling(tmp_path / "runs" / event.job.id)
     assert list(ended) == ["T0", "T1", "T2", "T3"]
-    assert ended["T0"].kind == "error" and ended["T0"].value == "the worker ended with signal SIGKILL"
+    assert ended["T0"].kind == "error" and ended["T0"].value == "the worker ended with signal SIGKILL: last words"
     assert ended["T1"].kind == "error" and "NoSuchTask" in ended["T1"].value
     assert ended["T2"].kind == "result" and ended["T2"].value["id"] == todo[2].id
     # The first was tried twice. On a GPU, a worker whose run failed is replaced. The next one trains all the rest.
@@ -91,3 +100,20 @@ def test_workers_do_without_mps_where_it_is_not_wanted_or_does_not_work(control,
         assert environment.get("CUDA_MPS_PIPE_DIRECTORY") == ("theirs" if why == "one runs" else None)
         assert environment["OMP_NUM_THREADS"] == "1"
     assert control() == {"it refuses": ["-d"], "it serves nobody": ["-d", "quit"]}.get(why, [])
+
+
+def test_a_run_that_fails_under_mps_is_tried_again_without_it_after_the_others(tmp_path, control, monkeypatch):
+    monkeypatch.setattr(shared_gpu, "_FIRST_CLIENT", "raise SystemExit(0)")
+    (tmp_path / "company.py").write_text(DIES_UNDER_MPS)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    todo = tasks("company:make", "holdfast/NoSuchTask-v0")
+    pool, seen = Pool(2, tmp_path / "runs", "cuda", mps=True), []
+    with closing(pool.run(todo)) as events:
+        for event in events:
+            if event.kind in ("again", "result", "error"):
+                seen.append((pool.uses_mps, event.job.task, event.kind))
+                if event.kind == "again":
+                    assert {"T0": "SIGSEGV", "T1": "NoSuchTask"}[event.job.task] in event.value
+    assert sorted(seen[:2]) == [(True, "T0", "again"), (True, "T1", "again")]
+    assert sorted(seen[2:]) == [(False, "T0", "result"), (False, "T1", "error")]
+    assert control() == ["-d", "quit"]

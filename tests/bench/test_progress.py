@@ -86,3 +86,16 @@ def test_quiet_prints_nothing(clock, runs):
     bar.ended(1, runs[0], row("A", "gru", 1, 1.2, 1.0))
     bar.close()
     assert console.file.getvalue() == ""
+
+
+def test_a_run_that_failed_under_mps_is_a_line_and_not_counted(clock, runs):
+    console = shown(False)
+    bar = Progress(runs, [], console=console)
+    bar.started(1, runs[0])
+    bar.stepped(1, 900)
+    bar.postponed(1, runs[0], "CUDA error")
+    assert bar.steps == 0
+    assert console.file.getvalue().splitlines() == [
+        "A gru seed 1  failed under MPS, where a fault of one run ends all (CUDA error); "
+        "tried again without MPS after the others"
+    ]

@@ -38,16 +38,29 @@ def test_every_command_has_help(command, run, capsys):
         ("train --resume nowhere", "nowhere: there is no such file or run folder"),
         ("train --config nowhere.json", "nowhere.json: there is no such file"),
         ("train --env CartPoll-v1", "no environment 'CartPoll-v1'; did you mean CartPole-v1"),
+        ("train CartPole-v1", "unexpected argument 'CartPole-v1'; did you mean --env CartPole-v1?"),
+        ("train --preset t-maz", "unknown preset 't-maz'; did you mean t-maze?"),
+        ("train --env ./my_envs.py:MyEnv", "'./my_envs.py:MyEnv': ./my_envs.py is a file; name its module, my_envs"),
+        ("train --policy nets/my.py:Net", "policy 'nets/my.py:Net': nets/my.py is a file; name its module, nets.my"),
+        ("train --policy my.py:Net", "policy 'my.py:Net': my.py is a file; name its module, my"),
         ("train --env-args length", "expected name=value"),
         ("train --env holdfast/TMaze-v0 --env-args size=4", "there is no argument 'size'; it takes length"),
         ("train --device cuda:x", "device 'cuda:x': Holdfast runs on CPUs"),
         ("eval", "RUN is missing; see holdfast eval --help"),
+        ("eval somewhere", "somewhere: this folder holds runs (2); name one of them, such as somewhere/CartPole/a"),
+        (
+            "eval somewhere/CartPole",
+            "CartPole: this folder holds runs (2); name one of them, such as somewhere/CartPole/a",
+        ),
         ("eval nowhere", "nowhere: there is no such file or run folder"),
         ("plot nowhere", "nowhere is not a run folder"),
         ("info nowhere", "nowhere is not a run folder"),
     ],
 )
 def test_a_mistake_ends_in_one_line_and_exit_code_2(argv, words, run, folder, capsys):
+    for name in ("a", "b"):
+        (folder / "somewhere/CartPole" / name / "checkpoints").mkdir(parents=True)
+        (folder / "somewhere/CartPole" / name / "checkpoints/update_00000001.pt").touch()
     assert run(*argv.split()) == 2
     out, err = capsys.readouterr()
     assert out == ""

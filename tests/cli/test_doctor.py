@@ -56,13 +56,18 @@ def test_exit_codes(run, package, capsys):
 @pytest.mark.parametrize(
     ("target", "says"),
     [
-        ("nothing_here:make", "nothing_here"),
-        ("somebodys_policy:absent", "absent"),
+        ("nothing_here:make", "could not examine nothing_here:make: policy 'nothing_here:make': there is no module"),
+        ("somebodys_policy:absent", "somebodys_policy has no absent\n"),
+        ("somebodys_policy:make_helthy", "somebodys_policy has no make_helthy; did you mean make_healthy?\n"),
+        ("somebodys_policy.py:healthy", "somebodys_policy.py is a file; name its module, somebodys_policy\n"),
         ("somebodys_policy:number", "int"),
         ("somebodys_policy", "package.module:factory"),
         ("sb3:absent.zip", "absent.zip"),
         ("run:absent", "absent"),
-        ("runs/absent", "there is no runs/absent; expected a run folder, package.module:factory or sb3:model.zip\n"),
+        (
+            "runs/absent",
+            "could not examine runs/absent: there is no runs/absent; expected a run folder, package.module:factory or sb3:model.zip\n",
+        ),
     ],
 )
 def test_what_cannot_be_examined_exits_with_two(run, package, capsys, target, says):

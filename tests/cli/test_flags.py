@@ -86,7 +86,15 @@ def test_integers_may_be_written_short(text, number):
 
 @pytest.mark.parametrize(
     ("option", "flag"),
-    [("--lr", "--learning-rate"), ("--total_timesteps", "--total-steps"), ("--n-envs=4", "--num-envs")],
+    [
+        ("--lr", "--learning-rate"),
+        ("--total_timesteps", "--total-steps"),
+        ("--n-envs=4", "--num-envs"),
+        ("--envs", "--env"),
+        ("--gpu", "--device"),
+        ("--batch-size", "--minibatches"),
+        ("--window", "--memory-span"),
+    ],
 )
 def test_names_of_other_libraries_lead_to_ours(option, flag):
     with pytest.raises(UserError, match=rf"unknown option {option.partition('=')[0]}; did you mean {flag}\?"):
@@ -94,7 +102,9 @@ def test_names_of_other_libraries_lead_to_ours(option, flag):
 
 
 def test_every_name_of_another_library_stands_for_a_flag():
-    flags = {f"--{field.name.replace('_', '-')}" for kind in (TrainConfig, ExportFlags) for field in fields(kind)}
+    flags = {
+        f"--{field.name.replace('_', '-')}" for kind in (TrainConfig, TrainFlags, ExportFlags) for field in fields(kind)
+    }
     assert flags.issuperset(OTHER_NAMES.values())
 
 

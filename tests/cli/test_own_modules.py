@@ -8,7 +8,10 @@ import shlex
 import sys
 
 import gymnasium as gym
+import numpy as np
 import pytest
+
+import holdfast as hf
 
 MODULE = """
 import gymnasium as gym
@@ -54,6 +57,14 @@ def test_every_command_takes_the_policy_that_the_run_was_trained_with(run, train
     assert run("train", "--resume", "run", *names, "--total-steps", 128, "--quiet") == 0
     assert run("export", "run", "--policy", POLICY, "-o", "policy.pt2") == 0
     assert run("doctor", "run:run", "--policy", POLICY, "--quiet") == 0
+
+
+def test_a_policy_that_does_not_say_what_it_sees_is_exported_for_what_its_run_saw(run, train, module):
+    names = ["--env", ENV, "--policy", "own_module:SumPolicy"]
+    train(*names, "--run-dir", "run", "--quiet")
+    assert run("export", "run", "--allow-imports", "-o", "policy.pt2") == 0
+    step = hf.Runner("policy.pt2").act(np.array([[0.5], [2.0]], np.float32))
+    np.testing.assert_allclose(step.value, [0.5, 2.0], rtol=1e-6)
 
 
 def test_an_environment_that_takes_no_render_mode_is_told_how_to_be_filmed(run, train, module, capsys):

@@ -88,6 +88,16 @@ def test_a_time_limit_ends_a_sweep_with_what_it_has(run: Any, folder: Path, caps
     assert (STUDY / "best.json").exists()
 
 
+@pytest.mark.parametrize(("flags", "preset"), [([], "cartpole"), (["--mask-velocity"], "cartpole-masked")])
+def test_a_sweep_begins_with_the_preset_of_the_task_as_it_is_played(
+    flags: list[str], preset: str, run: Any, tiny: list[str], folder: Path, capsys: Any
+):
+    sizes = [flag for flag in tiny if not flag.startswith("--no-")]
+    flags = ["--env", "CartPole-v1", *flags, *sizes, "--total-steps", "512", "--trials", "1", "--workers", "1"]
+    assert run("sweep", *flags, "--confirm", "0") == 0
+    assert f"; trial 0 is the preset {preset}\n" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -113,6 +115,22 @@ def test_no_state_is_the_initial_state_and_no_resets_are_none(kind, reset):
         other, other_final = core(x, state, resets)
         assert torch.equal(y, other)
         assert_states_close(final, other_final, atol=0)
+
+
+@pytest.mark.parametrize(("kind", "reset"), [*KINDS_AND_RESETS, ("block of window", "zero")])
+@pytest.mark.parametrize("resets", [True, False])
+def test_an_output_alone_is_that_of_the_call_with_its_gradients(kind, reset, resets):
+    core = hf.Block(make("window", reset)) if kind == "block of window" else make(kind, reset)
+    x, state = torch.randn(9, 3, SIZE, requires_grad=True), returned_state(core, 3)
+    flags = torch.rand(9, 3) < 0.3 if resets else None
+    for at in (slice(None), 4):
+        given = x[at], state, None if flags is None else flags[at]
+        (expected, _), (got,) = core(*given), core.output_unchecked(*given)
+        assert torch.equal(got, expected)
+        leaves = [x, *core.parameters()]
+        gradients = [torch.autograd.grad(y.square().sum(), leaves, allow_unused=True) for y in (expected, got)]
+        for one, other in zip(*gradients):
+            assert (one is None) == (other is None) and (one is None or torch.equal(one, other))
 
 
 @pytest.mark.parametrize(("kind", "reset"), KINDS_AND_RESETS)
@@ -251,22 +269,23 @@ def test_parallel_lays_outputs_side_by_side_and_names_states():
     assert set(state) == {"actor", "critic"} and set(state["actor"]) == {"h", "c"}
 
 
+class Counter(hf.Core):
+    """Counts the steps of the episode."""
+
+    def __init__(self):
+        super().__init__()
+        self.input_size = self.output_size = 1
+
+    def row_shapes(self):
+        return {"steps": state_ops.RowShape((1,))}
+
+    def _step(self, x, state, resets):
+        steps = state["steps"] if resets is None else state["steps"].masked_fill(resets.view(-1, 1), 0.0)
+        steps = steps + 1
+        return steps.clone(), {"steps": steps}
+
+
 def test_a_new_cell_is_a_few_lines():
-    class Counter(hf.Core):
-        """Counts the steps of the episode."""
-
-        def __init__(self):
-            super().__init__()
-            self.input_size = self.output_size = 1
-
-        def row_shapes(self):
-            return {"steps": state_ops.RowShape((1,))}
-
-        def _step(self, x, state, resets):
-            steps = state["steps"] if resets is None else state["steps"].masked_fill(resets.view(-1, 1), 0.0)
-            steps = steps + 1
-            return steps.clone(), {"steps": steps}
-
     core = hf.Stack([Counter(), Counter()])
     resets = torch.tensor([False, False, True, False]).view(4, 1)
     assert core(torch.zeros(4, 1, 1), None, resets)[0].flatten().tolist() == [1.0, 2.0, 1.0, 2.0]
@@ -275,9 +294,16 @@ def test_a_new_cell_is_a_few_lines():
     assert memory.read([1])[0]["steps"].item() == 3.0
 
 
-def test_the_memoryless_core_follows_its_module():
-    core = hf.Parallel(actor=hf.Memoryless(3), critic=hf.Memoryless(3)).double()
-    assert core(torch.zeros(2, 3, dtype=torch.float64))[0].dtype == torch.float64
+@pytest.mark.parametrize("make", [lambda: hf.Memoryless(3), lambda: hf.Stack([Counter(), Counter()]), Counter])
+def test_a_core_without_parameters_follows_its_module(make: Any):
+    core = make()
+    assert core.dtype_and_device() == (torch.float32, torch.device("cpu"))
+    policy = torch.nn.ModuleDict({"actor": hf.Parallel(actor=core, critic=make())}).double()
+    assert core.dtype_and_device() == (torch.float64, torch.device("cpu"))
+    for leaf in state_ops.leaves(core.initial_state(2)):
+        assert leaf.dtype == torch.float64
+    policy.to("meta")
+    assert core.device() == torch.device("meta") and copy.deepcopy(policy)["actor"].device() == torch.device("meta")
 
 
 @pytest.mark.parametrize("core_class", [hf.LSTM, hf.GRU])

@@ -5,6 +5,7 @@ import operator
 import re
 import runpy
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from holdfast.deploy.export import ExportError
 from holdfast.deploy.exported_policy import ExportedPolicy
 from holdfast.deploy.exported_signature import Signature, sample_observations
 from holdfast.state import named_leaves, tree_map
+from tables import MaskedTable, Tables
 
 onnxruntime = pytest.importorskip("onnxruntime")
 
@@ -353,6 +355,20 @@ def test_the_command_exports_a_run(run_dir, tmp_path, monkeypatch, capsys):
     want = policy.act(obs, deterministic=True)
     for step in (runner.act(obs), hf.Runner("out/mine.pt2").act(obs), hf.Runner(run_dir).act(obs)):
         np.testing.assert_allclose(step.value, want.value, atol=1e-4)
+
+
+def test_the_command_says_that_a_file_leaves_out_the_masks_of_its_run(tmp_path, capsys):
+    table = partial(MaskedTable, spaces.Box(-1, 1, (3,)), spaces.MultiDiscrete([2, 3]), 1, masks=True)
+    config = hf.TrainConfig(
+        env="tables", core="window", hidden_size=8, memory_span=4, num_envs=2, num_steps=8, total_steps=32,
+        run_dir=str(tmp_path / "run"), quiet=True, threads=1, tensorboard=False,
+    )  # fmt: skip
+    hf.Trainer(config, env=Tables([partial(table, number) for number in range(2)], "SAME_STEP")).run()
+    for flags, left_out in ([], True), (["--masks"], False):
+        assert cli.main(["export", str(tmp_path / "run"), "-o", str(tmp_path / "policy.pt2"), *flags]) == 0
+        said = capsys.readouterr().out
+        assert ("may choose what the run's environment did not allow; add --masks" in said) == left_out
+        assert "Block of WindowAttention(8, 8, window=4" in said.splitlines()[0]
 
 
 def test_the_command_says_what_is_wrong_in_one_line(run_dir, tmp_path, capsys):

@@ -184,3 +184,25 @@ def test_remaining_time_follows_the_last_updates(tmp_path, monkeypatch):
         clock[0] += 5.0 if update < 50 else 0.5
         shown.update(row(update), [])
     assert shown.progress.remaining == pytest.approx(100 * 0.5)
+
+
+@pytest.mark.parametrize(("width", "height"), [(24, 8), (30, 10), (45, 14), (54, 18), (60, 24), (80, 24), (200, 60)])
+def test_the_dashboard_fits_into_terminals_of_every_size(tmp_path, width, height):
+    shown = Display(config(tmp_path), NUM_UPDATES, console=live_console(width, height))
+    for update in (1, 120):
+        shown.update(row(update), ["episodes are longer than the segments"] if height >= 24 else [])
+    lines = picture(shown, width, height).splitlines()
+    assert len(lines) < height
+    assert {len(line) for line in lines} == {min(width, 118)}
+    assert "return 0.600" in lines[1]
+    assert "60%" in "".join(lines)
+    assert ("entropy" in "".join(lines)) == (width >= 54)
+
+
+@pytest.mark.parametrize(("width", "height"), [(20, 30), (100, 5)])
+def test_a_terminal_that_is_too_small_for_a_dashboard_gets_lines(tmp_path, width, height):
+    console = live_console(width, height)
+    shown = Display(config(tmp_path), NUM_UPDATES, console=console)
+    shown.update(row(1), [])
+    assert console.file.getvalue().startswith("update ")
+    assert console.file.getvalue().count("\n") == 1

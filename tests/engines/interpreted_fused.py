@@ -21,6 +21,8 @@ from holdfast.engines.fused_update import FusedMinibatches
 from holdfast.rollout.segment import Segment
 
 T, B, COLUMNS = 5, 9, 6
+FOUND_BY_ADDRESS: list[Any] = []
+"""Tensors that kernels read and write through a table."""
 VECTOR = spaces.Box(-1, 1, (3,))
 ACTIONS = {
     "one choice": spaces.Discrete(4, start=2),
@@ -142,6 +144,12 @@ def minibatch_errors(name: str, case: dict[str, Any], seed: int) -> dict[str, fl
     wanted = {key: p.grad for key, p in exact.named_parameters()}
     errors = {f"gradient of {key}": error(p.grad, wanted[key]) for key, p in policy.named_parameters()}
     engine.find_gradients()
+    FOUND_BY_ADDRESS[:] = [
+        tensor
+        for p in policy.parameters()
+        for tensor in (p, p.grad, *optimizer.state[p].values())
+        if tensor is not None
+    ]
     report = engine.finish_step(sums)
     norm = torch.nn.utils.clip_grad_norm_(exact.parameters(), 0.5)
     torch.optim.Adam(exact.parameters(), lr=1e-2, eps=1e-5).step()
@@ -175,6 +183,7 @@ def step_errors(name: str, case: dict[str, Any], seed: int) -> dict[str, float]:
 
 if __name__ == "__main__":
     triton_interpreter.accept_arrays_as_numbers()
+    FOUND_BY_ADDRESS = triton_interpreter.check_memory()
     torch.set_num_threads(1)
     found: dict[str, Any] = {}
     for seed, (name, case) in enumerate(CASES.items()):

@@ -100,9 +100,9 @@ def trainer(folder: Path, monkeypatch: pytest.MonkeyPatch, env: str, *callbacks:
     if (folder / "config.json").exists():
         return hf.Trainer.resume(folder, callbacks=callbacks)
     config = hf.TrainConfig(
-        env=f"holdfast/{env}-v0", num_envs=8, num_steps=16, hidden_size=8, minibatches=2, epochs=1, total_steps=8 * 16 * 15,
-        replay_check_every=6, checkpoint_every=4, run_dir=str(folder), tensorboard=False, quiet=True, final_eval_episodes=1,
-        normalize_value=True,
+        env=f"holdfast/{env}-v0", device="cpu", num_envs=8, num_steps=16, hidden_size=8, minibatches=2, epochs=1,
+        total_steps=8 * 16 * 15, replay_check_every=6, checkpoint_every=4, run_dir=str(folder), tensorboard=False, quiet=True,
+        final_eval_episodes=1, normalize_value=True,
     )  # fmt: skip
     return hf.Trainer(config, callbacks=callbacks)
 

@@ -34,6 +34,7 @@ def differences(num_envs: int, decks: int, k: int, seed: int) -> tuple[list[str]
 
 if __name__ == "__main__":
     triton_interpreter.accept_arrays_as_numbers()
+    triton_interpreter.check_memory()
     torch.set_num_threads(1)
     torch.manual_seed(1)
     json.dump({name: differences(*case, seed=seed) for seed, (name, case) in enumerate(CASES.items())}, sys.stdout)

@@ -136,6 +136,15 @@ def test_a_module_that_cannot_be_imported_says_why(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     assert "importing own_envs_broken raised AttributeError" in one_line("own_envs_broken:Env")
+    assert "; a class in a module is named own_envs_broken:Env" in one_line("own_envs_broken.Env")
+
+
+def test_an_environment_that_lacks_a_package_says_which_environment_it_is():
+    def needs_a_simulator():
+        import no_such_simulator  # noqa: F401
+
+    with pytest.raises(ImportError, match=r"^needs_a_simulator: No module named 'no_such_simulator'$"):
+        make(needs_a_simulator, 2)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,9 @@ FUSED_ENGINES = {
 """Each engine that composes the three itself, and the test that compares it with step, unroll or evaluate."""
 
 PARTS = {"encode": "encode", "_encode": "encode", "decode": "decode", "_decode": "decode"}
-WAYS_TO_RUN_A_CORE = ("forward", "step_unchecked", "trace", "_step", "_sequence", "_trace", "advance_")
+WAYS_TO_RUN_A_CORE = (
+    "forward", "step_unchecked", "output_unchecked", "trace", "_step", "_sequence", "_trace", "advance_",
+)  # fmt: skip
 
 
 def parts_called(tree: ast.AST) -> set[str]:

@@ -139,3 +139,11 @@ def test_a_run_is_told_once_that_it_learned_nothing():
     check = ProgressCheck(hf.TrainConfig(**STUCK))
     row = {"update": 30.0, "steps": 800.0, "rollout/ep_rew_mean": 1.0}
     assert check.after_update(row, [1.0, 2.0]) is not None and check.after_update(row, []) is None
+
+
+def test_a_run_in_which_no_episode_ends_is_told_once():
+    check = ProgressCheck(hf.TrainConfig(**STUCK))
+    row = {"update": 30.0, "steps": 800.0, "rollout/ep_rew_mean": math.nan}
+    said = check.after_update(row, [])
+    assert said is not None and said.startswith("no episode has ended in 800 steps") and "TimeLimit" in said
+    assert check.after_update(row, []) is None

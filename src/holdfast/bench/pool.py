@@ -4,6 +4,8 @@ On a GPU the processes share it: while one captures graphs, evaluates or saves, 
 their kernels also run at the same time instead of in turns. On CPUs each process has one thread.
 
 A worker that dies is replaced, and its job is given to the new one, once. One whose run failed on a GPU is replaced too.
+Under MPS a fault of one process is reported to all, as if each had made it. So a run that fails there, for whatever reason, is
+tried once more when the others are over, without MPS; what it reports then is its own.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ ATTEMPTS = 2
 
 @dataclass
 class Event:
-    """What a worker reports: `kind` is "started", "steps", "result" or "error"; a tick of the clock has no job."""
+    """What a worker reports: `kind` is "started", "steps", "result", "error" or "again" (it failed under MPS, and will be tried
+    without); a tick of the clock has no job."""
 
     kind: str
     job: Job | None = None
@@ -68,48 +71,77 @@ class Pool:
     _answers: queue.Queue[tuple[int, str | None]] = field(default_factory=queue.Queue)
     _processes: dict[int, _Process] = field(default_factory=dict)
     _started: int = 0
+    _again: deque[Job] = field(default_factory=deque)
+    """Failed under MPS."""
 
     def run(self, jobs: Sequence[Job], tick: float = 0.25) -> Generator[Event, None, None]:
         """Events until all jobs have a result or an error, or the time is over. Closing the iterator stops the workers; they
         save first."""
         began = time.monotonic()
-        waiting, attempts = deque(jobs), dict.fromkeys((job.id for job in jobs), 0)
-        with shared_gpu(self.device, self.mps) as environment:
-            self.uses_mps = "CUDA_MPS_PIPE_DIRECTORY" in environment
-            try:
-                for _ in range(min(self.count, len(jobs))):
-                    yield from self._give(self._start(environment), waiting, attempts)
-                while any(process.job for process in self._processes.values()):
-                    if time.monotonic() - began > self.stop_after:
-                        self._stop()
-                        yield from self._last_results()
-                        return
-                    try:
-                        number, line = self._answers.get(timeout=tick)
-                    except queue.Empty:
-                        yield Event("tick")
+        attempts = dict.fromkeys((job.id for job in jobs), 0)
+        waiting, mps = deque(jobs), self.mps
+        while waiting and not self._is_over(began):
+            self._again = deque()
+            with shared_gpu(self.device, mps) as environment:
+                self.uses_mps = "CUDA_MPS_PIPE_DIRECTORY" in environment
+                yield from self._train(waiting, attempts, environment, began, tick)
+            waiting, mps = self._again, False
+
+    def _train(
+        self, waiting: deque[Job], attempts: dict[str, int], environment: dict[str, str], began: float, tick: float
+    ) -> Iterator[Event]:
+        """Until all of these jobs have ended, or the time is over."""
+        try:
+            for _ in range(min(self.count, len(waiting))):
+                yield from self._give(self._start(environment), waiting, attempts)
+            while any(process.job for process in self._processes.values()):
+                if self._is_over(began):
+                    self._stop()
+                    yield from self._last_results()
+                    return
+                try:
+                    number, line = self._answers.get(timeout=tick)
+                except queue.Empty:
+                    yield Event("tick")
+                    continue
+                process = self._processes[number]
+                if line is None:
+                    job, reason = process.job, self._bury(process)
+                    if job is None:  # it ended because it was told to
                         continue
-                    process = self._processes[number]
-                    if line is None:
-                        job, reason = process.job, self._bury(process)
-                        if job is not None and attempts[job.id] < ATTEMPTS:
-                            waiting.appendleft(job)
-                        elif job is not None:
-                            yield Event("error", job, number, reason)
-                        if job is not None and waiting:  # without a job it ended because it was told to
-                            yield from self._give(self._start(environment), waiting, attempts)
-                        continue
-                    ((kind, value),) = json.loads(line).items()
-                    yield Event(kind, process.job, number, value)
-                    if kind == "result":
-                        self._remove_folder(process.job)
-                    if kind == "error" and self.device != "cpu":  # CUDA may be of no more use to that process
-                        yield from self._give(process, deque(), attempts)
-                        process = self._start(environment) if waiting else process
-                    if kind in ("result", "error"):
-                        yield from self._give(process, waiting, attempts)
-            finally:
-                self._stop()
+                    if attempts[job.id] < ATTEMPTS and not self.uses_mps:
+                        waiting.appendleft(job)
+                    else:
+                        yield self._failure(job, number, reason, attempts)
+                    if waiting:
+                        yield from self._give(self._start(environment), waiting, attempts)
+                    continue
+                ((kind, value),) = json.loads(line).items()
+                job = process.job
+                yield (
+                    self._failure(job, number, value, attempts)
+                    if job and kind == "error"
+                    else Event(kind, job, number, value)
+                )
+                if kind == "result":
+                    self._remove_folder(job)
+                if kind == "error" and self.device != "cpu":  # CUDA may be of no more use to that process
+                    yield from self._give(process, deque(), attempts)
+                    process = self._start(environment) if waiting else process
+                if kind in ("result", "error"):
+                    yield from self._give(process, waiting, attempts)
+        finally:
+            self._stop()
+
+    def _is_over(self, began: float) -> bool:
+        return time.monotonic() - began > self.stop_after
+
+    def _failure(self, job: Job, number: int, reason: str, attempts: dict[str, int]) -> Event:
+        """A run failed: for good, or to be tried again without MPS."""
+        if not self.uses_mps or attempts[job.id] >= ATTEMPTS:
+            return Event("error", job, number, reason)
+        self._again.append(job)
+        return Event("again", job, number, reason)
 
     def _last_results(self) -> Iterator[Event]:
         """Of runs that ended while the workers were told to stop."""
@@ -123,7 +155,7 @@ class Pool:
                 self._remove_folder(job)
 
     def _remove_folder(self, job: Job | None) -> None:
-        """After whoever reads the events has the result: a command that dies before has the run's last checkpoint."""
+        """Once the reader of the events has the result: a command that dies before has the run's last checkpoint."""
         if job is not None and not self.keep:
             shutil.rmtree(self.folder / job.id, ignore_errors=True)
 
@@ -169,7 +201,8 @@ class Pool:
         """Why a worker is dead, in one line."""
         code = process.child.wait()
         process.log.seek(0)
-        last = process.log.read().strip().splitlines()[-1:]
+        # Indented lines quote code, as warnings do.
+        last = [line for line in process.log.read().splitlines() if line.strip() and not line[0].isspace()][-1:]
         process.log.close()
         process.job = None
         signed = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

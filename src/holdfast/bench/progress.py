@@ -71,6 +71,14 @@ class Progress:
         setting = "" if job.setting == DEFAULT else f" {job.setting}"
         self._print(f"{self._count()}  {job.task} {job.core} seed {job.seed}{setting}  {result}{self._left()}")
 
+    def postponed(self, worker: int, job: Job, problem: str) -> None:
+        """A run failed under MPS and is tried again later."""
+        self._running.pop(worker, None)
+        self._print(
+            f"{job.task} {job.core} seed {job.seed}  failed under MPS, where a fault of one run ends all ({problem}); "
+            "tried again without MPS after the others"
+        )
+
     def refresh(self) -> None:
         """Draw the bar, in a terminal."""
         if self.quiet or not self._console.is_terminal or self._console.is_dumb_terminal:

@@ -191,6 +191,8 @@ def _train(suite: Suite, jobs: list[Job], out: Path, flags: BenchFlags) -> tuple
                 progress.started(event.worker, job)
             elif event.kind == "steps":
                 progress.stepped(event.worker, event.value)
+            elif job is not None and event.kind == "again":
+                progress.postponed(event.worker, job, str(event.value))
             elif job is not None and event.kind in ("result", "error"):
                 row: dict[str, Any] | None = event.value if event.kind == "result" else None
                 facts = {} if row else {"id": job.id, **_facts(job), "error": event.value}

@@ -6,7 +6,6 @@ Exit codes: 0 healthy, 1 findings, 2 could not examine.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import inspect
 import json
 import os
@@ -16,9 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from holdfast.cli.errors import user_errors
+from holdfast.cli.errors import raised_by_holdfast, user_errors
 from holdfast.cli.flags import parse
 from holdfast.doctor.report import ci
+from holdfast.named_objects import import_named
 
 if TYPE_CHECKING:
     from holdfast.doctor import Report, Subject
@@ -82,7 +82,8 @@ def main(argv: list[str]) -> int:
     except Exception as error:  # a factory is the user's code and may raise anything
         if os.environ.get("HOLDFAST_TRACEBACK"):
             raise
-        return _give_up(errors, flags.target, f"{type(error).__name__}: {error}")
+        kind = "" if raised_by_holdfast(error) else f"{type(error).__name__}: "
+        return _give_up(errors, flags.target, f"{kind}{error}")
     try:
         with _progress_bar(errors, flags.quiet or flags.json == "-") as progress:
             report = examine(
@@ -189,12 +190,8 @@ def _from_module(module_name: str, attribute: str, seed: int) -> Any:
     from holdfast.doctor import Subject
     from holdfast.runs import rng_state
 
-    if "" not in sys.path and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # as `python -m` does: the user's package is in the current folder
     rng_state.seed(seed)
-    thing: Any = importlib.import_module(module_name)
-    for part in attribute.split("."):
-        thing = getattr(thing, part)
+    thing: Any = import_named(f"{module_name}:{attribute}", kind="policy")
     if isinstance(thing, (Subject, nn.Module)) or not callable(thing):
         return thing
     rng_state.seed(seed)

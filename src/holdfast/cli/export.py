@@ -34,6 +34,7 @@ class ExportFlags:
 def main(argv: list[str]) -> int:
     flags = parse(ExportFlags, argv, "export")
     from holdfast.deploy.export import export_policy
+    from holdfast.deploy.exported_signature import sample_observations
     from holdfast.runs import saved_policy
 
     with user_errors():
@@ -46,12 +47,26 @@ def main(argv: list[str]) -> int:
             "checkpoint": file.name,
             "inputs": list(config.inputs),
         }
+        observation_space, action_space = saved_policy.spaces(saved)
+        says_what_it_sees = getattr(policy, "observation_space", None) is not None or observation_space is None
         out = flags.out or Path(f"policy.{flags.format or 'onnx'}")
-        made = export_policy(policy, out, flags.format, masks=flags.masks, about=about)
+        made = export_policy(
+            policy,
+            out,
+            flags.format,
+            masks=flags.masks,
+            example_obs=None if says_what_it_sees else sample_observations(observation_space, 16),
+            action_space=action_space,
+            about=about,
+        )
     signature = made.signature
     print(f"{made.path}  {made.path.stat().st_size / 1024:,.0f} KiB, {config.env}, {signature.about['core']}")
     print(f"inputs   {', '.join(port.describe() for port in signature.inputs())}")
     print(f"outputs  {', '.join(signature.outputs)}")
+    if saved_policy.was_masked(saved) and not flags.masks:
+        print(
+            "masks    not in this file: it may choose what the run's environment did not allow; add --masks to take them"
+        )
     print(f"checked against the policy over 30 steps with resets: largest difference {made.difference:.1e}")
     print(f"use it   python {shlex.quote(str(made.usage))}, or hf.Runner({str(made.path)!r})")
     return 0

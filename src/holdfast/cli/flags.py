@@ -30,7 +30,9 @@ OTHER_NAMES = {
     "lambda": "--gae-lambda",
     "layers": "--num-layers",
     "hidden": "--hidden-size",
-    "envs": "--num-envs",
+    "envs": "--env",
+    "environment": "--env",
+    "task": "--env",
     "n-envs": "--num-envs",
     "n-steps": "--num-steps",
     "steps": "--total-steps",
@@ -45,6 +47,24 @@ OTHER_NAMES = {
     "ent-coef": "--entropy-coef",
     "vf-coef": "--value-coef",
     "env-id": "--env",
+    "batch-size": "--minibatches",
+    "minibatch-size": "--minibatches",
+    "discount": "--gamma",
+    "seq-len": "--bptt",
+    "sequence-length": "--bptt",
+    "memory": "--core",
+    "rnn": "--core",
+    "window": "--memory-span",
+    "context": "--memory-span",
+    "context-length": "--memory-span",
+    "gpu": "--device",
+    "cuda": "--device",
+    "workers": "--vectorization",
+    "wandb": "--track",
+    "load": "--resume",
+    "checkpoint": "--resume",
+    "log-dir": "--run-dir",
+    "save-dir": "--run-dir",
     "output": "--out",
 }
 """What other libraries and habit call our flags."""
@@ -176,8 +196,12 @@ def _find_mistake(kind: type, argv: Sequence[str]) -> str:
         problem = _problem(types[flag], [value] if equals else rest[:end])
         if problem:
             return f"{flag}: {problem}"
-    required = [field.name.upper() for field in dataclasses.fields(kind) if _is_required(field)]
+    required = _positional(kind)
     return f"{' '.join(required)} is missing" if required else "these flags do not go together"
+
+
+def _positional(kind: type) -> list[str]:
+    return [field.name.upper() for field in dataclasses.fields(kind) if _is_required(field)]
 
 
 def _flag_types(kind: type) -> Iterator[tuple[str, Any]]:
@@ -217,10 +241,11 @@ def _value_of_a_switch(kind: type, argv: Sequence[str], unknown: Sequence[str]) 
 def _unknown_token(kind: type, tokens: Sequence[str]) -> str:
     """An option if there is one among the tokens: what follows it may be its value."""
     token = next((token for token in tokens if token.startswith("-")), None)
-    if token is None:
-        return f"unexpected argument {tokens[0]!r}"
-    option = token.partition("=")[0]
     flags = [*dict(_flag_types(kind)), "--help"]
+    if token is None:
+        hint = f"; did you mean --env {tokens[0]}?" if "--env" in flags and not _positional(kind) else ""
+        return f"unexpected argument {tokens[0]!r}{hint}"
+    option = token.partition("=")[0]
     elsewhere = OTHER_NAMES.get(option.strip("-").replace("_", "-"), "")
     likely = [elsewhere] if elsewhere in flags else get_close_matches(option.replace("_", "-"), flags, 1)
     return f"unknown option {option}" + (f"; did you mean {likely[0]}?" if likely else "")

@@ -18,7 +18,7 @@ def core_rows(name: str, hidden_size: int, num_layers: int) -> list[Row]:
 
     from holdfast import state as state_ops
     from holdfast.cores import Core
-    from holdfast.cores.named import CORES, make_core
+    from holdfast.cores.named import CORES, made_of, make_core
 
     if name not in CORES:
         raise ValueError(f"unknown core {name!r}; one of {', '.join(CORES)}")
@@ -41,7 +41,7 @@ def core_rows(name: str, hidden_size: int, num_layers: int) -> list[Row]:
     count = _ENVIRONMENTS * _SEQUENCE
     return [
         ("core", f"{name}, {hidden_size} units" + (f", {num_layers} layers" if num_layers > 1 else "")),
-        ("made of", _made_of(core)),
+        ("made of", made_of(core)),
         ("parameters", f"{sum(p.numel() for p in core.parameters()):,}"),
         ("state", f"{_bytes(total)} per environment: {shapes}"),
         (
@@ -51,20 +51,6 @@ def core_rows(name: str, hidden_size: int, num_layers: int) -> list[Row]:
         ("one step", f"{_best(step) * 1e6:,.0f} us for {_ENVIRONMENTS} environments on this CPU, {_threads(torch)}"),
         ("training", f"{_best(training) / count * 1e6:.2f} us per step, forward and backward, {_threads(torch)}"),
     ]
-
-
-def _made_of(core: Any) -> str:
-    """
-    >>> import holdfast as hf
-    >>> _made_of(hf.Block(hf.LRU(8, 8)))
-    "Block of LRU(8, 8, modes=16, reset='zero')"
-    """
-    layers = list(getattr(core, "cores", [core]))  # of a Stack
-    count = f"{len(layers)} times " if len(layers) > 1 else ""
-    inner = getattr(layers[0], "core", None)  # of a Block
-    if inner is None:
-        return f"{count}{layers[0]}"
-    return f"{count}{type(layers[0]).__name__} of {type(inner).__name__}({inner.extra_repr()})"
 
 
 def _threads(torch: Any) -> str:

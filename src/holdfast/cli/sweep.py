@@ -110,7 +110,8 @@ def main(argv: list[str]) -> int:
             may_continue=lambda: not worker or os.getppid() == parent,
         )
     if not worker:
-        print(f"{flags.trials} trials in {folder}, {workers} at a time; trial 0 is {_start(flags, argv)}", flush=True)
+        count = f"{flags.trials} trial{'s' if flags.trials > 1 else ''}"
+        print(f"{count} in {folder}, {workers} at a time; trial 0 is {_start(flags, argv)}", flush=True)
     try:
         with _sigterm_exits(), _helpers(argv, workers - 1 if not worker else 0), _study_errors(folder):
             sweep.run()
@@ -132,7 +133,7 @@ def _settings(argv: list[str]) -> tuple[SweepFlags, TrainConfig]:
     if preset is not None and config_file is not None:
         raise UserError("--preset and --config exclude each other; give one of them")
     if preset is None and config_file is None:
-        preset = _preset_of(value_of(argv, "--env"))
+        preset = _preset_of(argv)
     with user_errors():
         defaults = defaults_from(preset, config_file)
     flags = SweepFlags(settings=Settings(**{**vars(defaults), "env_kwargs": {}}))
@@ -151,14 +152,18 @@ def _named_by_files(
                 yield dataclasses.replace(base, **{parameter.name: choice}), flags.space or own_space
 
 
-def _preset_of(env: str | None) -> str | None:
-    return next((name for name, settings in PRESETS.items() if settings["env"] == env), None)
+def _preset_of(argv: list[str]) -> str | None:
+    """The preset of an environment, the one that hides its velocities if the command does."""
+    env, masked = value_of(argv, "--env"), "--mask-velocity" in argv
+    named = [name for name, settings in PRESETS.items() if settings["env"] == env]
+    as_played = [name for name in named if PRESETS[name].get("mask_velocity", False) == masked]
+    return next(iter(as_played + named), None)
 
 
 def _start(flags: SweepFlags, argv: list[str]) -> str:
     if flags.config:
         return str(flags.config)
-    preset = flags.preset or _preset_of(value_of(argv, "--env"))
+    preset = flags.preset or _preset_of(argv)
     return f"the preset {preset}" if preset else "the default"
 
 
@@ -267,7 +272,7 @@ def _conclude(sweep: Any, argv: list[str]) -> None:
 
 
 def _go_on(argv: list[str]) -> str:
-    return f"go on with   holdfast sweep {shlex.join(argv)}"
+    return f"go on with   {shlex.join(['holdfast', 'sweep', *argv])}"
 
 
 def _plots(sweep: Any) -> list[tuple[str, str]]:

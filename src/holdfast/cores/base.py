@@ -21,6 +21,7 @@ This file does the checking.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -170,6 +171,11 @@ class Core(nn.Module):
         """`trace` without checks."""
         return self._trace(x, state, resets)
 
+    def output_unchecked(self, x: Tensor, state: State, resets: Tensor | None) -> tuple[Tensor]:
+        """(y,) of a step or a sequence without checks, where nobody asks for the state after it. A core whose new state costs
+        something writes it without."""
+        return ((self._step if x.dim() == 2 else self._sequence)(x, state, resets)[0],)
+
     def advance_or_copy_(self, x: Tensor, state: State, resets: Tensor | None) -> tuple[Tensor]:
         """(y,) of one step that leaves the new state in the tensors of `state`, with `advance_` or without."""
         if self.supports_advance:
@@ -209,13 +215,22 @@ class Core(nn.Module):
         return self.dtype_and_device()[1]
 
     def dtype_and_device(self) -> tuple[torch.dtype, torch.device]:
-        """The module's: of its first parameter or floating-point buffer."""
+        """The module's: of its first parameter or floating-point buffer, or where a module without them was moved to."""
         for p in self.parameters():
             return p.dtype, p.device
         for b in self.buffers():
             if b.is_floating_point():
                 return b.dtype, b.device
-        return torch.get_default_dtype(), torch.device("cpu")
+        return self._moved.dtype, self._moved.device
+
+    @property
+    def _moved(self) -> Tensor:
+        """An empty tensor that moves with the module, but is not part of it."""
+        return self.__dict__.get("_moved_tensor", torch.empty(0))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        self.__dict__["_moved_tensor"] = fn(self._moved)
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
 
     def _check_input(self, x: Any) -> None:
         name = type(self).__name__

@@ -26,7 +26,7 @@ class Composite(Core):
 
     def _run(self, form: str, x: Tensor, state: State, resets: Tensor | None) -> Any:
         """`form`: the method of a part to call. Returns y and one state in the form of `state`, two for a
-        trace, none for a step in place."""
+        trace, none for a step in place or an output alone."""
         raise NotImplementedError
 
     def _step(self, x: Tensor, state: State, resets: Tensor | None) -> tuple[Tensor, State]:
@@ -37,6 +37,9 @@ class Composite(Core):
 
     def _trace(self, x: Tensor, state: State, resets: Tensor | None) -> tuple[Tensor, State, State]:
         return self._run("trace_unchecked", x, state, resets)
+
+    def output_unchecked(self, x: Tensor, state: State, resets: Tensor | None) -> tuple[Tensor]:
+        return (self._run("output_unchecked", x, state, resets)[0],)
 
     def advance_(self, x: Tensor, state: State, resets: Tensor | None) -> Tensor:
         if not self.supports_advance:
@@ -175,8 +178,6 @@ class Memoryless(Core):
     def __init__(self, input_size: int) -> None:
         super().__init__()
         self.input_size = self.output_size = input_size
-        # The module follows .to(...) without any parameter.
-        self.register_buffer("_like", torch.empty(0), persistent=False)
 
     def row_shapes(self) -> State:
         return {}

@@ -9,7 +9,7 @@ from typing import Any
 from holdfast.cores.base import Core
 from holdfast.cores.block import Block
 from holdfast.cores.chrono import open_forget_gates_
-from holdfast.cores.compose import Memoryless, Stack
+from holdfast.cores.compose import Memoryless, Parallel, Stack
 from holdfast.cores.ffm import FFM
 from holdfast.cores.gru import GRU
 from holdfast.cores.lru import LRU
@@ -86,6 +86,23 @@ def make_core(
         raise ValueError(f"unknown core {core!r}; one of {known}, None, a holdfast core, or 'my_module:MyCore'")
     make = import_named(core, kind="core") if isinstance(core, str) else core
     return _make_own(make, str(core), input_size, hidden_size, num_layers, reset)
+
+
+def made_of(core: Core) -> str:
+    """A core in words, with what is inside a Stack and a Block.
+
+    >>> import holdfast as hf
+    >>> made_of(hf.Block(hf.LRU(8, 8)))
+    "Block of LRU(8, 8, modes=16, reset='zero')"
+    """
+    if isinstance(core, Parallel):
+        return f"Parallel({', '.join(f'{name}={made_of(inside)}' for name, inside in core.cores.items())})"  # type: ignore[arg-type]
+    layers: list[Any] = list(core.cores) if isinstance(core, Stack) else [core]
+    count = f"{len(layers)} times " if len(layers) > 1 else ""
+    inner = layers[0].core if isinstance(layers[0], Block) else None
+    around = "" if inner is None else f"{type(layers[0]).__name__} of "
+    named = layers[0] if inner is None else inner
+    return f"{count}{around}{type(named).__name__}({named.extra_repr()})"
 
 
 def _sizes_for(core: str, memory_span: int) -> dict[str, int]:

@@ -10,6 +10,9 @@ scores. Norms and an MLP around it are `hf.Block`'s.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -17,7 +20,7 @@ from holdfast.checks import values_are_readable
 from holdfast.cores.base import Core, RowShape, check_reset_mode, check_sizes
 from holdfast.kernels import dispatch
 from holdfast.kernels.operands import Ring
-from holdfast.kernels.portable.window import attend_once, stored_age
+from holdfast.kernels.portable.window import attend_once, is_not_finite, stored_age
 from holdfast.kernels.precision import without_autocast
 from holdfast.state import State, rows_mask
 
@@ -84,9 +87,7 @@ class WindowAttention(Core):
         return self._row_shapes
 
     def _step(self, x: Tensor, state: State, resets: Tensor | None) -> tuple[Tensor, State]:
-        ring = Ring(**state)
-        if resets is not None and self.reset == "zero":
-            ring = Ring(*[leaf.masked_fill(rows_mask(resets, leaf), 0) for leaf in ring])
+        ring = self._after_resets(state, resets)
         q, k, v = self._project(x, spread_nan=True)
         slot = self._slot_to_write(ring)
         new = Ring(
@@ -95,6 +96,12 @@ class WindowAttention(Core):
             stored_age(ring.age + 1, ring.slots),
         )
         return self._attend_once(x, q, k, v, ring), new.as_state()
+
+    def _after_resets(self, state: State, resets: Tensor | None) -> Ring:
+        ring = Ring(**state)
+        if resets is None or self.reset == "never":
+            return ring
+        return Ring(*[leaf.masked_fill(rows_mask(resets, leaf), 0) for leaf in ring])
 
     @torch.no_grad()
     def advance_(self, x: Tensor, state: State, resets: Tensor | None) -> Tensor:
@@ -110,15 +117,23 @@ class WindowAttention(Core):
         return y
 
     def _sequence(self, x: Tensor, state: State, resets: Tensor | None) -> tuple[Tensor, State]:
-        kernel = dispatch.by_name("window", self.kernel)
+        y, new = self._attend(dispatch.by_name("window", self.kernel).sequence, x, state, resets)
+        stored = Ring(new.keys.to(self.state_dtype()), new.values.to(self.state_dtype()), new.age)
+        return self.out(y.flatten(2).to(x.dtype)), stored.as_state()
+
+    def output_unchecked(self, x: Tensor, state: State, resets: Tensor | None) -> tuple[Tensor]:
+        if x.dim() == 2:
+            q, k, v = self._project(x, spread_nan=True)
+            return (self._attend_once(x, q, k, v, self._after_resets(state, resets)),)
+        y = self._attend(dispatch.by_name("window", self.kernel).output, x, state, resets)
+        return (self.out(y.flatten(2).to(x.dtype)),)
+
+    def _attend(self, kernel: Callable[..., Any], x: Tensor, state: State, resets: Tensor | None) -> Any:
+        """What a kernel gives for a sequence, in its dtype."""
         q, k, v = self._project(x)
         ring = Ring(state["keys"].to(q.dtype), state["values"].to(q.dtype), state["age"])
         with without_autocast(x.device):
-            y, new = kernel.sequence(
-                q, k, v, ring, None if self.reset == "never" else resets, self._distance_bias(q.dtype)
-            )
-        stored = Ring(new.keys.to(self.state_dtype()), new.values.to(self.state_dtype()), new.age)
-        return self.out(y.flatten(2).to(x.dtype)), stored.as_state()
+            return kernel(q, k, v, ring, None if self.reset == "never" else resets, self._distance_bias(q.dtype))
 
     def _project(self, x: Tensor, spread_nan: bool = False) -> tuple[Tensor, ...]:
         """q, k, v [..., heads, d] of each step, in float32 or wider.
@@ -128,7 +143,7 @@ class WindowAttention(Core):
         qkv = self.qkv(x)
         qkv = qkv.to(torch.promote_types(qkv.dtype, torch.float32))
         if spread_nan:
-            qkv = qkv.masked_fill(~qkv.sum(-1, keepdim=True).isfinite(), torch.nan)
+            qkv = qkv.masked_fill(is_not_finite(qkv.sum(-1, keepdim=True)), torch.nan)
         return qkv.unflatten(-1, (3, self.num_heads, -1)).unbind(-3)
 
     def _attend_once(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, ring: Ring) -> Tensor:

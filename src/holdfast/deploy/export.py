@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from holdfast.cores.named import made_of
 from holdfast.deploy import checksum
 from holdfast.deploy.export_graph import ExportError, plain_copy, quietly, trace
 from holdfast.deploy.export_usage import usage_program
@@ -146,7 +147,7 @@ def _examples(policy: RecurrentPolicy, example_obs: Any) -> Any:
 def _about(policy: RecurrentPolicy) -> dict[str, Any]:
     from holdfast import __version__
 
-    core = f"{type(policy.core).__name__}({policy.core.extra_repr()})"
+    core = made_of(policy.core)
     versions = {"holdfast": __version__, "torch": torch.__version__, "checksum": "sha256"}
     return {**versions, "policy": type(policy).__name__, "core": core}
 

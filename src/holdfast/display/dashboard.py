@@ -29,6 +29,8 @@ _LOSSES = (
     ("grad norm", "train/grad_norm"),
     ("learn rate", "train/learning_rate"),
 )
+MIN_WIDTH, MIN_HEIGHT = 24, 8
+"""Of a terminal; a smaller one is too small for a dashboard."""
 _TIMES = (("env", "time/env", "#aed581"), ("policy", "time/policy", ACCENT), ("update", "time/update", "#ba68c8"))
 
 
@@ -61,25 +63,20 @@ class RunView:
 
 
 def render(progress: RunView, width: int, height: int) -> RenderableType:
-    """The whole dashboard for a terminal of this size."""
-    inner = max(40, min(width, 118) - 4)
-    warnings = progress.warnings[-3:]
-    # Lines around the chart: frame 2, headline, progress, blank 1, tables 9, warnings with the line before them.
-    chart_height = max(3, min(9, height - 16 - 2 * len(warnings)))
-    slack = max(0, inner - 76)
-    tables = Table.grid(padding=(0, 3 + slack // 8, 0, 0))
-    if inner >= 76:
-        columns = [_time_table(progress, 8 + slack // 6), _loss_table(progress, 8 + slack // 3)]
-    else:
-        columns = [_loss_table(progress, 6)]
-    tables.add_row(*columns, _memory_table(progress))
+    """The whole dashboard for a terminal of this size; without its tables where they do not fit."""
+    inner = max(MIN_WIDTH, min(width, 118)) - 4
+    warnings = progress.warnings[-3:] if height >= 12 else []
+    has_tables = inner >= 50 and height >= 18
+    # Lines around the chart: frame 2, headline, progress, tables 9 and a blank, warnings with the line before them, and
+    # one for the cursor.
+    chart_height = max(3, min(9, height - (16 if has_tables else 5) - 2 * len(warnings)))
     parts: list[RenderableType] = [
         _headline(progress),
         *_return_chart(progress, inner, chart_height),
         _progress_line(progress, inner),
-        Text(),
-        tables,
     ]
+    if has_tables:
+        parts += [Text(), _tables(progress, inner)]
     if warnings:
         parts.append(Text())
     parts += [Text.assemble(("! ", f"bold {CAREFUL}"), (warning, CAREFUL)) for warning in warnings]
@@ -100,9 +97,20 @@ def render(progress: RunView, width: int, height: int) -> RenderableType:
 # --- parts ------------------------------------------------------------------------------------------------------
 
 
+def _tables(progress: RunView, inner: int) -> Table:
+    slack = max(0, inner - 76)
+    tables = Table.grid(padding=(0, 3 + slack // 8, 0, 0))
+    if inner >= 76:
+        columns = [_time_table(progress, 8 + slack // 6), _loss_table(progress, 8 + slack // 3)]
+    else:
+        columns = [_loss_table(progress, 6)]
+    tables.add_row(*columns, _memory_table(progress))
+    return tables
+
+
 def _headline(progress: RunView) -> Text:
     row = progress.row
-    line = Text()
+    line = Text(no_wrap=True, overflow="ellipsis")
     value = row.get("rollout/ep_rew_mean", math.nan)
     line.append("return ", LABEL)
     line.append(number(value), f"bold {ACCENT}")
@@ -157,16 +165,17 @@ def _progress_line(progress: RunView, inner: int) -> Text:
     steps = row.get("steps", 0.0)
     share = min(1.0, steps / progress.total_steps) if progress.total_steps else 0.0
     fps = row.get("time/fps", math.nan)
-    right = Text.assemble(
-        (f" {share:4.0%}", VALUE),
-        (f"  {compact(steps)}/{compact(progress.total_steps)} steps", LABEL),
-        ("  " + (f"{fps:,.0f}" if math.isfinite(fps) else "-"), VALUE),
-        (" steps/s", LABEL),
-        ("  " + clock(progress.elapsed), VALUE),
-        (" left ", LABEL),
-        (clock(progress.remaining) if progress.remaining is not None else "-", VALUE),
-    )
-    width = max(8, inner - len(right))
+    right = Text()
+    for part in (
+        Text(f" {share:4.0%}", VALUE),
+        Text(f"  {compact(steps)}/{compact(progress.total_steps)} steps", LABEL),
+        Text.assemble(("  " + (f"{fps:,.0f}" if math.isfinite(fps) else "-"), VALUE), (" steps/s", LABEL)),
+        Text("  " + clock(progress.elapsed), VALUE),
+        Text.assemble((" left ", LABEL), (clock(progress.remaining) if progress.remaining is not None else "-", VALUE)),
+    ):
+        if len(right) + len(part) + 8 <= inner:
+            right.append_text(part)
+    width = inner - len(right)
     filled = round(share * width)
     return Text.assemble(("━" * filled, ACCENT), ("━" * (width - filled), EMPTY), right)
 

@@ -51,8 +51,13 @@ class Display:
         self._live: Any = None
         self._last_frame = -math.inf
         self._next_line = 0.0
+        width, height = self._console.size
         self._is_live = (
-            self._console.is_terminal and not self._console.is_dumb_terminal and not self._console.is_jupyter
+            self._console.is_terminal
+            and not self._console.is_dumb_terminal
+            and not self._console.is_jupyter
+            and width >= dashboard.MIN_WIDTH
+            and height >= dashboard.MIN_HEIGHT
         )
 
     def update(self, row: Mapping[str, float], warnings: list[str]) -> None:

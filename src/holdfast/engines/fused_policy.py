@@ -154,7 +154,7 @@ class FusedSteps:
 
     def value(self, obs: Any, state: State, resets: Tensor | None) -> Tensor:
         """V(obs) [B] with this state, which stays."""
-        y, _ = self._fused.policy.core(self._fused.step_features(obs), state, resets)
+        (y,) = self._fused.policy.core.output_unchecked(self._fused.step_features(obs), state, resets)
         value = torch.empty_like(self._unused[1])
         self._fused.outputs(y, self._any_noise, *self._unused, value, self._joined)
         return value

@@ -47,7 +47,7 @@ class FusedMinibatches(AutogradMinibatches):
 
         batch, policy, settings = self.batch, self.policy, self.settings
         start, resets = state_ops.select(batch.start_state, columns), batch.resets.index_select(1, columns)
-        y, _ = policy.core(self._fused.features(batch.obs, columns), start, resets)
+        (y,) = policy.core.output_unchecked(self._fused.features(batch.obs, columns), start, resets)
         weight = self._weight_of_a_step(columns)
         stored = Stored(
             batch.actions, batch.log_prob, batch.value, batch.advantage, batch.returns,

@@ -148,6 +148,11 @@ def find(env_id: str) -> EnvSpec | Callable[..., Any]:
             raise UnknownEnvError(
                 f"{env_id!r} is in another package: pip install ale-py, then --env ale_py:{name}"
             ) from unknown
+        module_name, _, inside = name.rpartition(".")
+        if module_name and Path(f"{module_name.replace('.', '/')}.py").exists():
+            raise UnknownEnvError(
+                f"no environment {name!r}; a class in a module is named {module_name}:{inside}"
+            ) from unknown
         known = [*gym.registry, *_popgym_names().values()]
         raise UnknownEnvError(f"no environment {env_id!r}{_nearest(name, known)}") from unknown
 

@@ -208,10 +208,12 @@ def constructor_errors(env: Any, kwargs: dict[str, Any]) -> Iterator[None]:
     given = dict(kwargs)
     try:
         yield
-    except (ImportError, gym.error.Error):
+    except gym.error.Error:
         raise
     except Exception as error:  # a constructor is the user's code and may raise anything
         name = env if isinstance(env, str) else getattr(env, "__name__", type(env).__name__)
+        if isinstance(error, ImportError):
+            raise ImportError(f"{name}: {error}", name=error.name) from error
         arguments = ", ".join(f"{key}={value!r}" for key, value in given.items())
         text = " ".join(str(error).split())
         kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "

@@ -110,7 +110,7 @@ class Collector:
         return None
 
     def take_back(self) -> None:
-        """Be as before `go_ahead`. Whoever saves or changes what a rollout uses calls it first."""
+        """Be as before `go_ahead`. Call it before you save or change what a rollout uses."""
 
     def _notice_other_writers(self) -> None:
         if self._writes is not None and self._writes != self.memory.writes:

@@ -177,6 +177,11 @@ def find(path_or_run: str | Path) -> Path:
         raise CheckpointError(f"{path}: there is no such file or run folder")
     found = rolling(path)
     if not found:
+        runs = sorted(
+            {file.parent.parent for depth in ("*", "*/*") for file in path.glob(f"{depth}/{FOLDER}/update_*.pt")}
+        )
+        if runs:
+            raise CheckpointError(f"{path}: this folder holds runs ({len(runs)}); name one of them, such as {runs[0]}")
         raise CheckpointError(f"{path}: this folder holds no checkpoints (expected checkpoints/update_*.pt)")
     return found[-1]
 

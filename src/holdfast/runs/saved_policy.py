@@ -73,6 +73,13 @@ def spaces(saved: dict[str, Any]) -> tuple[Any, Any]:
     return observation_space, action_space
 
 
+def was_masked(saved: dict[str, Any]) -> bool:
+    """Whether the environment of a checkpoint's run allowed only some of its actions."""
+    collector = saved["collector"]
+    feed = collector.get("feed") if isinstance(collector, dict) else None
+    return isinstance(feed, dict) and feed.get("action_mask") is not None
+
+
 def read(path_or_run: str | Path) -> tuple[Path, dict[str, Any]]:
     """A trainer's checkpoint, or a run's newest one, and where it was."""
     file, saved = checkpoint.load_from(path_or_run)

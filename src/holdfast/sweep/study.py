@@ -141,7 +141,7 @@ class Study:
         self._study.tell(trial, state=self._optuna.trial.TrialState.FAIL)
 
     def put_back(self, trial: Any) -> None:
-        """Leave a trial that is not finished to whoever comes next."""
+        """Leave a trial that is not finished to the next process."""
         with self._one_at_a_time():
             self._study.tell(trial, state=self._optuna.trial.TrialState.FAIL)
             self._requeue(self._storage.get_trial(self._id_of(trial.number)), attempts=0)

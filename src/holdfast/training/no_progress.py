@@ -1,4 +1,4 @@
-"""Says once if a run has learned nothing in its first two thirds, and what helped in runs that were stuck.
+"""Says once if a run has learned nothing in its first two thirds, or ended no episode, and what helped in stuck runs.
 
 The runs behind the remedies are in benchmarks/results/tuning.jsonl, and docs/training.md shows them.
 """
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from holdfast.config import TrainConfig
 
-SHARE = 2 / 3  # of the run's steps; a run of the preset t-maze that ended well had learned nothing after 60%
+SHARE = 2 / 3  # of the run's steps; a run of TMaze that ended well had learned nothing after 60%
 UPDATES = 20  # a run of fewer has hardly begun
 EPISODES = 100  # at the beginning, whose mean is compared with that of the latest
 PART_OF_DEVIATION = 0.25  # an improvement smaller than this part of the deviation between episodes is none
@@ -28,9 +28,16 @@ class ProgressCheck:
         """row: the metrics of an update; returns: those of the episodes that ended in it."""
         self._first += returns[: EPISODES - len(self._first)]
         due = row.get("steps", 0) >= SHARE * self.config.total_steps and row.get("update", 0) >= UPDATES
-        if self._said or not due or len(self._first) < 2:
+        if self._said or not due:
             return None
         self._said = True
+        if not self._first:
+            return (
+                f"no episode has ended in {row['steps']:,.0f} steps, so there is no return to show, and the evaluation at the end "
+                "gives up after many steps; give the environment a time limit (gymnasium.wrappers.TimeLimit)"
+            )
+        if len(self._first) < 2:
+            return None
         start, deviation = statistics.fmean(self._first), statistics.stdev(self._first)
         now = row.get("rollout/ep_rew_mean", start)
         if now - start > PART_OF_DEVIATION * deviation:

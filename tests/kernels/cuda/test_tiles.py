@@ -45,6 +45,14 @@ def test_shared_memory_of_a_tile_by_hand() -> None:
     assert tile.shared_bytes(256, 4, False) == 2 * (128 * 264 + 2 * 2 * 16 * 136)
 
 
+def test_shared_memory_of_a_cluster_by_hand() -> None:
+    tile = Tile(32, 8, halves=1, cluster=True)  # 8 rows, 8 blocks of 32 units
+    # forward: W_hh slice as above; two slots of 8 rows x (256 + 8)
+    assert tile.shared_bytes(256, 4, False) == 2 * (128 * 264 + 2 * 8 * 264)
+    # backward: 256 units x (4 x 32 + 8) columns, gate gradients of 8 rows, two slots with fp32 sums of 7 blocks
+    assert tile.shared_bytes(256, 4, True) == 2 * (256 * 136 + 8 * 136) + 2 * 4 * 7 * 8 * 32
+
+
 def test_blocks_divide_their_columns_only_where_all_of_them_get_the_same():
     tile = Tile(16, 16, warp_rows=4, teams=2, columns=64, stages=4)
     shares = {hidden: tile.sharing(4, hidden, 4).share for hidden in (1024, 768, 720, 672, 520)}

@@ -16,6 +16,8 @@ SIZES = [
     (6, 3000, 24, 128),
     (12, 300, 64, 512),
     (4, 130, 32, 1024),
+    (11, 130, 24, 256),  # clusters of 8, 17 of them, the last with two rows
+    (6, 9, 8, 136),  # of 5; the last block has 8 units
 ]
 
 
@@ -98,7 +100,40 @@ def test_blocks_that_divide_their_columns_repeat_bit_for_bit(kind: str, size: tu
 
 
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
-@pytest.mark.parametrize("size", [(12, 64, 13, 128), (12, 300, 64, 512), (8, 1100, 24, 256), (6, 2000, 16, 64)])
+@pytest.mark.parametrize("size", [(40, 128, 16, 256), (1, 240, 8, 200), (2, 3, 8, 160)])
+def test_clusters_compute_what_blocks_without_them_do_and_repeat_bit_for_bit(
+    kind: str, size: tuple[int, int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from holdfast.kernels.cuda import plans, tiles
+
+    def forget() -> None:
+        for cached in (plans.recurrence, plans.forward_plan, plans.backward_plan):
+            cached.cache_clear()
+
+    if torch.cuda.get_device_capability()[0] < 9:
+        pytest.skip("needs a GPU with clusters")
+    monkeypatch.setattr(tiles, "CLUSTERS", True)
+    forget()
+    chosen = tiles.choose_tile(4 if kind == "lstm" else 3, size[3], size[1], backward=False)
+    assert chosen.cluster
+    values = _inputs(kind, size, 0.1, True)
+    first = _outcome(gpu, kind, values, torch.float32)
+    for _ in range(5):
+        assert all(map(torch.equal, first, _outcome(gpu, kind, values, torch.float32)))
+    monkeypatch.setattr(tiles, "choose_tile", lambda *_: chosen._replace(cluster=False))
+    forget()
+    without = _outcome(gpu, kind, values, torch.float32)
+    forget()
+    outputs = 3 if kind == "lstm" else 2
+    assert all(map(torch.equal, first[:outputs], without[:outputs]))
+    for a, b in zip(first[outputs:], without[outputs:], strict=True):  # sums of gradients have another order
+        assert float((a - b).abs().max()) <= 2e-3 * float(b.abs().max())
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+@pytest.mark.parametrize(
+    "size", [(12, 64, 13, 128), (12, 300, 64, 512), (8, 1100, 24, 256), (9, 100, 24, 256), (6, 2000, 16, 64)]
+)
 def test_steps_of_one_replay_a_training_sequence_bit_for_bit(kind: str, size: tuple[int, int, int, int]) -> None:
     values = _inputs(kind, size, 0.1, True)
     y = _run(gpu, kind, {**values, "x": values["x"].clone().requires_grad_()})[0]  # type: ignore[union-attr]

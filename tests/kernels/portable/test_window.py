@@ -7,6 +7,7 @@ import torch
 
 from holdfast.kernels import portable, reference
 from holdfast.kernels.operands import Ring
+from holdfast.kernels.portable import band
 
 HEADS, SIZE = 2, 3
 
@@ -46,6 +47,28 @@ def test_sequences_equal_the_reference_with_their_gradients(T, B, R, resets):
         results.append((y, *after, *gradients))
     for expected, got in zip(*results):
         torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize("length", [23, 50])
+def test_results_do_not_depend_on_the_length_of_a_block(length, monkeypatch):
+    *inputs, ring, bias = operands(50, 2, 7, seed=length)
+    mask = resets_of("some", 50, 2, seed=length)
+    results = []
+    for _ in range(2):
+        y, _ = portable.window.sequence(*inputs, ring, mask, bias)
+        results.append((y, *torch.autograd.grad(y.square().sum(), [*inputs, ring.keys, ring.values, bias])))
+        monkeypatch.setattr(band, "block_length", lambda *sizes: length)
+    for expected, got in zip(*results):
+        torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize(
+    ("rows", "T", "R", "on_gpu", "length"),
+    [(64, 128, 63, False, 31), (64, 128, 63, True, 128), (8192, 128, 63, True, 31), (512, 128, 63, True, 31), (256, 128, 63, True, 62),
+     (4, 9, 3, True, 16), (4, 2048, 199, True, 396)],
+)  # fmt: skip
+def test_blocks_are_longer_on_a_gpu_where_there_are_few_rows(rows, T, R, on_gpu, length):
+    assert band.block_length(rows, T, R, on_gpu) == length
 
 
 def test_float32_is_as_exact_as_its_digits():

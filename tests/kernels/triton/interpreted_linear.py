@@ -24,6 +24,7 @@ CASES = {
 
 if __name__ == "__main__":
     triton_interpreter.accept_arrays_as_numbers()
+    triton_interpreter.check_memory()
     torch.set_num_threads(1)
     errors = {}
     for form, per_channel in FORMS:

@@ -84,6 +84,7 @@ def largest_error(kind: str, size, rate, learned=False, detach=False, gradient=1
 
 if __name__ == "__main__":
     triton_interpreter.accept_arrays_as_numbers()
+    triton_interpreter.check_memory()
     torch.set_num_threads(1)
     json.dump(
         {f"{kind}: {name}": largest_error(kind, **case) for kind in ("lstm", "gru") for name, case in CASES.items()},

@@ -160,7 +160,9 @@ class JaxVectorEnv(TorchVectorEnv):
             return jax.ShapeDtypeStruct(kind.shape, kind.dtype, sharding=example.sharding)
 
         def lower(function: Any, *arguments: Any, donate: tuple[int, ...] = ()) -> tuple[Any, Any]:
-            traced = jax.jit(function, donate_argnums=donate).trace(*jax.tree.map(here, arguments))
+            # Actions that a world ignores are passed too: through them a step waits for what torch still reads.
+            jitted = jax.jit(function, donate_argnums=donate, keep_unused=True)
+            traced = jitted.trace(*jax.tree.map(here, arguments))
             return traced.lower(), traced.out_info
 
         nothing, (numbering, waiting, obs, rows) = lower(self._nothing_yet, example)

@@ -187,7 +187,8 @@ class LabyrinthExplore(_Labyrinth):
         visited = state["visited"].scatter(1, word, before | bit)
         visited = torch.where(step.done.unsqueeze(1), self._first_visits[new["start"]], visited)
         left = torch.where(step.done, self._free[new["maze"]], left)
-        return step._replace(state={**step.state, "visited": visited, "left": left})
+        step.state.update(visited=visited, left=left)
+        return step
 
     def text(self, row: int) -> str:
         """As in Escape, with visited cells as dots."""

@@ -100,7 +100,7 @@ extern "C" __global__ void __launch_bounds__(256) prepare_backward(const Backwar
 
 struct FinishArguments {
   const float* maxima;
-  const u16* dx_half;         // [rows, INPUTS] scaled, or null
+  const u16* dx_half;         // [rows, INPUTS] scaled, or null: a product of fp16 can write fp32 and fp16, but not bf16
   void* dx;                   // [rows, INPUTS]
   const float* dw;            // [4H, WIDTH] scaled
   void* dw_ih;                // [GATES*H, INPUTS]

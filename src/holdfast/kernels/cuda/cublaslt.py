@@ -16,8 +16,10 @@ import torch
 from holdfast.kernels.cuda.nvrtc import Launch
 
 _SINGLE, _HALF = 0, 2  # CUDA_R_32F, CUDA_R_16F
+_TYPES = {torch.float32: _SINGLE, torch.float16: _HALF}
 _SUMS_IN_SINGLE = 68  # CUBLAS_COMPUTE_32F
-_FLIP_A, _FLIP_B = 3, 4  # CUBLASLT_MATMUL_DESC_TRANSA, _TRANSB
+_POINTER_MODE, _FLIP_A, _FLIP_B = 2, 3, 4  # CUBLASLT_MATMUL_DESC_POINTER_MODE, _TRANSA, _TRANSB
+_ON_DEVICE = 1  # CUBLASLT_POINTER_MODE_DEVICE
 _WORKSPACE, _REDUCTIONS, _ALIGNMENTS = 1, 3, (5, 6, 7, 8)  # CUBLASLT_MATMUL_PREF_...
 _IN_ONE_SEQUENCE, _IN_PARTS_OF_SINGLE = 0, 2  # CUBLASLT_REDUCTION_SCHEME_NONE, _COMPUTE_TYPE
 _LARGEST_WORKSPACE = 32 << 20
@@ -25,7 +27,7 @@ _ONE, _ZERO = ctypes.c_float(1.0), ctypes.c_float(0.0)
 
 
 class Product(NamedTuple):
-    run: Launch  # stream, addresses of a, b, the result and the workspace
+    run: Launch  # stream, addresses of a, b, the result, the workspace and, if scaled, of the factor
     workspace: int  # bytes
 
 
@@ -89,18 +91,22 @@ def product(
     strides: tuple[int, int, int],
     device: int,
     transposed: str = "",
-    single: bool = False,
+    result: torch.dtype = torch.float16,
+    scaled: bool = False,
     in_parts: bool = True,
 ) -> Product:
     """a [rows, depth] @ b [depth, columns], all row-major with elements from row to row as in `strides` (a, b, result).
 
-    transposed: "a" or "b" if that operand is stored transposed. The result is fp16, or fp32 with `single`.
+    transposed: "a" or "b" if that operand is stored transposed.
+    scaled: the result is multiplied by a factor, the first of two floats on the device of which the second is 0.
     in_parts: sums may be split over the depth; without it, a row's result does not depend on how many rows there are.
     """
     # cuBLAS is column-major: it computes the transposed result, from b and a in that order.
     operation = _created("MatmulDesc", _SUMS_IN_SINGLE, _SINGLE)
     _set("MatmulDesc", operation, _FLIP_A, ctypes.c_int(int(transposed == "b")))
     _set("MatmulDesc", operation, _FLIP_B, ctypes.c_int(int(transposed == "a")))
+    if scaled:
+        _set("MatmulDesc", operation, _POINTER_MODE, ctypes.c_int(_ON_DEVICE))
 
     def layout(kind: int, height: int, width: int, stride: int, flipped: bool = False) -> ctypes.c_void_p:
         height, width = (width, height) if flipped else (height, width)
@@ -108,7 +114,7 @@ def product(
 
     of_a = layout(_HALF, rows, depth, strides[0], transposed == "a")
     of_b = layout(_HALF, depth, columns, strides[1], transposed == "b")
-    of_result = layout(_SINGLE if single else _HALF, rows, columns, strides[2])
+    of_result = layout(_TYPES[result], rows, columns, strides[2])
     preference = _created("MatmulPreference")
     _set("MatmulPreference", preference, _WORKSPACE, ctypes.c_uint64(_LARGEST_WORKSPACE))
     reductions = _IN_PARTS_OF_SINGLE if in_parts else _IN_ONE_SEQUENCE
@@ -126,10 +132,11 @@ def product(
     one, zero, algorithm = ctypes.byref(_ONE), ctypes.byref(_ZERO), ctypes.byref(choice)
     workspace_size = ctypes.c_size_t(choice.workspace)
 
-    def run(stream: int, a: int, b: int, result: int, workspace: int) -> None:
+    def run(stream: int, a: int, b: int, result: int, workspace: int, factor: int = 0) -> None:
         target = pointer(result)
+        alpha, beta = (pointer(factor), pointer(factor + 4)) if factor else (one, zero)
         code = matmul(
-            handle, operation, one, pointer(b), of_b, pointer(a), of_a, zero, target, of_result, target, of_result,
+            handle, operation, alpha, pointer(b), of_b, pointer(a), of_a, beta, target, of_result, target, of_result,
             algorithm, pointer(workspace), workspace_size, pointer(stream),
         )  # fmt: skip
         if code:

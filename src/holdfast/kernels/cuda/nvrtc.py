@@ -28,6 +28,7 @@ _Parameters = ctypes.c_char_p * 1
 
 _NO_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+_CLUSTER_DIMENSION = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
 
 
 @functools.cache
@@ -136,6 +137,25 @@ def _make_context_current(device: int) -> None:
     _check(_driver().cuCtxSetCurrent(context), "making the CUDA context current")
 
 
+class _LaunchAttribute(ctypes.Structure):
+    """CUlaunchAttribute, with a value of three integers."""
+
+    _fields_ = (("id", ctypes.c_int), ("padding", ctypes.c_int), ("value", ctypes.c_uint * 16))
+
+
+class _LaunchConfig(ctypes.Structure):
+    """CUlaunchConfig"""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_LaunchAttribute)),
+        ("count", ctypes.c_uint),
+    )
+
+
 class Kernel:
     """One compiled `__global__` function on one device."""
 
@@ -155,6 +175,17 @@ class Kernel:
                 _driver().cuFuncSetAttribute(self._function, _MAX_DYNAMIC_SHARED, shared_bytes),
                 f"reserving {shared_bytes} bytes of shared memory for {name}",
             )
+
+    def most_clusters(self, size: int, threads: int) -> int:
+        """How many clusters of `size` blocks, 8 at most, run at the same time."""
+        driver, count = _driver(), ctypes.c_int()
+        _make_context_current(self._device)
+        attribute = _LaunchAttribute(_CLUSTER_DIMENSION, 0, (size, 1, 1))
+        sizes = (size, 1, 1), (threads, 1, 1), self.shared_bytes
+        config = _LaunchConfig(*sizes, None, ctypes.pointer(attribute), 1)
+        asked = driver.cuOccupancyMaxActiveClusters(ctypes.byref(count), self._function, ctypes.byref(config))
+        _check(asked, f"counting clusters of {size} blocks")
+        return count.value
 
     def launcher(self, blocks: int, threads: int, layout: str, together: bool = False) -> Launch:
         """A function that launches this grid: `launch(stream, *values)`, values by `layout` as in `struct`.

@@ -36,27 +36,39 @@ class Recurrence(NamedTuple):
 @functools.cache
 def recurrence(
     direction: str, gates: int, hidden: int, batch: int, kind: int, w_kind: int, resets: bool, reset_values: bool, save: bool,
-    device: int, one_step: bool = False,
+    device: int, one_step: bool = False, clusters: bool = True,
 ) -> Recurrence:  # fmt: skip
     backward = direction == "backward"
-    processors, shared, _ = limits(device)
+    processors, shared, capability = limits(device)
     tile = tiles.tile_for(gates, hidden, batch, backward, processors, shared, one_step)
     if tile is None:
         raise ValueError(f"no tile of a recurrence with hidden size {hidden} fits this GPU")
+    if not clusters or capability < 90:
+        tile = tile._replace(cluster=False)
     split, chunks = tile.split(hidden), -(-batch // tile.rows)
+    share = split if tile.cluster and backward else tile.share
     groups = -(-chunks // tile.teams) if split == 1 else min(chunks, processors // split)
     constants = {
         "GRU": gates == 3, "HIDDEN": hidden, "NH": tile.units, "WU": tile.warp_units, "MT": tile.row_tiles,
         "WARP_ROWS": tile.warp_rows, "HALVES": tile.halves, "TEAMS": tile.teams, "STAGES": tile.stages,
-        "KC": tile.columns or tile.depth(hidden, gates, backward), "W_REGISTERS": tile.registers, "SAVE": save, "SHARE": tile.share,
-        "RESETS": resets, "RESET_VALUES": reset_values, "ONE_CHUNK": chunks <= groups * tile.teams, "Y_KIND": kind, "W_KIND": w_kind,
+        "KC": tile.columns or tile.depth(hidden, gates, backward), "W_REGISTERS": tile.registers, "SAVE": save, "SHARE": share,
+        "CLUSTER": tile.cluster, "ONE_CHUNK": tile.cluster or chunks <= groups * tile.teams, "RESETS": resets,
+        "RESET_VALUES": reset_values, "Y_KIND": kind, "W_KIND": w_kind,
     }  # fmt: skip
     kernel = compiled(
         direction, f"recurrence_{direction}", constants, tile.shared_bytes(hidden, gates, backward), device
     )
-    launch = kernel.launcher(split * groups, tile.threads, "16q6i0q" if backward else "15q5i0q", together=split > 1)
-    counters = chunks * (1 + (split // tile.share if tile.share > 1 else 0))
-    exchanged = 4 * chunks * tile.rows * split * tile.units * tile.share if tile.share > 1 else 0
+    if tile.cluster:
+        groups = -(-chunks // tile.teams)
+        if groups > kernel.most_clusters(split, tile.threads):  # a smaller GPU, or a part of one
+            return recurrence(
+                direction, gates, hidden, batch, kind, w_kind, resets, reset_values, save, device, one_step, clusters=False
+            )  # fmt: skip
+    together = split > 1 and not tile.cluster
+    launch = kernel.launcher(split * groups, tile.threads, "16q6i0q" if backward else "15q5i0q", together)
+    sets = split // share if share > 1 and not tile.cluster else 0
+    counters = chunks * (1 + sets)
+    exchanged = 4 * chunks * tile.rows * split * tile.units * share if sets else 0
     return Recurrence(launch, chunks, groups, groups * tile.teams * tile.warp_rows, counters, exchanged)
 
 
@@ -135,12 +147,13 @@ class BackwardPlan(NamedTuple):
     w_t: int
     workspace: int
     maxima: int
+    factor: int  # of the product that makes dx
     arrivals: int
     bias_sums: int
     reset_h: int
     reset_c: int
     d_gates: int
-    dx: int
+    dx: int  # where the scaled dx goes in fp16; 0 if the product writes dx itself
     dw: int
     dh0: int
     dc0: int
@@ -171,26 +184,33 @@ def backward_plan(
     gates_at, saved_at, _ = kept_layout(rows, inputs, hidden, gates)
     blocks = _blocks(rows * hidden + gate_rows * (inputs + hidden), 528)
     reset_sums = 4 * partials * hidden if reset_values else 0
-    inputs_product = product(rows, inputs, gate_rows, (4 * hidden, inputs, inputs), device)
-    weights_product = product(4 * hidden, width, rows, (4 * hidden, width, width), device, transposed="a", single=True)
+    converted = dtype == torch.bfloat16  # a product of fp16 cannot write it
+    inputs_product = product(
+        rows, inputs, gate_rows, (4 * hidden, inputs, inputs), device, result=torch.float16 if converted else dtype,
+        scaled=not converted,
+    )  # fmt: skip
+    weights_product = product(
+        4 * hidden, width, rows, (4 * hidden, width, width), device, transposed="a", result=torch.float32
+    )
     workspace_size = max(inputs_product.workspace, weights_product.workspace)
     parts = _offsets(
-        2 * gate_rows * inputs, 2 * gate_rows * hidden, workspace_size, 4 * blocks, -(-counters // 64) * 256 + exchanged,
-        16 * partials * hidden, reset_sums, reset_sums, 8 * rows * hidden, 2 * rows * inputs if need_dx else 0,
+        2 * gate_rows * inputs, 2 * gate_rows * hidden, workspace_size, 4 * (blocks + 2), -(-counters // 64) * 256 + exchanged,
+        16 * partials * hidden, reset_sums, reset_sums, 8 * rows * hidden, 2 * rows * inputs if need_dx and converted else 0,
         16 * hidden * width, 4 * batch * hidden, 4 * batch * hidden,
     )  # fmt: skip
     prepare, finish = (
         _conversion(name, gates, hidden, inputs, kind, w_kind, device)
         for name in ("prepare_backward", "finish_backward")
     )
-    finish_blocks = _blocks(rows * inputs + 8 * gate_rows * (inputs + hidden), 1056)
+    finish_blocks = _blocks((rows * inputs if converted else 0) + 8 * gate_rows * (inputs + hidden), 1056)
     w_t, workspace, maxima, arrivals, bias_sums, reset_h, reset_c, d_gates, dx, dw, dh0, dc0, scratch = parts[1:]
     return BackwardPlan(
         prepare=prepare.launcher(blocks, _CONVERSION_THREADS, "11qi0q"), recur=launch,
         inputs_product=inputs_product.run, weights_product=weights_product.run,
         finish=finish.launcher(finish_blocks, _CONVERSION_THREADS, "14q2i0q"),
-        scratch=scratch, w_t=w_t, workspace=workspace, maxima=maxima, arrivals=arrivals, bias_sums=bias_sums,
-        reset_h=reset_h, reset_c=reset_c, d_gates=d_gates, dx=dx, dw=dw, dh0=dh0, dc0=dc0,
+        scratch=scratch, w_t=w_t, workspace=workspace, maxima=maxima, factor=maxima + 4 * blocks, arrivals=arrivals,
+        bias_sums=bias_sums, reset_h=reset_h, reset_c=reset_c, d_gates=d_gates, dx=dx if converted else 0, dw=dw, dh0=dh0,
+        dc0=dc0,
         gates=2 * gates_at, saved=2 * saved_at, h_in=2 * first, width=width,
         steps=rows // batch, rows=rows, chunks=chunks, groups=groups, partials=partials, counters=counters,
         blocks=blocks,

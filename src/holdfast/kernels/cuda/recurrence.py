@@ -133,15 +133,18 @@ def backward(
 
     dx = torch.empty(plan.steps, batch, inputs, dtype=x_dtype, device=where) if need_x else None
     if dx is not None:
-        plan.inputs_product(stream, d_gates, at, at + plan.dx, at + plan.workspace)
+        if plan.dx:
+            plan.inputs_product(stream, d_gates, at, at + plan.dx, at + plan.workspace)
+        else:
+            plan.inputs_product(stream, d_gates, at, dx.data_ptr(), at + plan.workspace, at + plan.factor)
     plan.weights_product(stream, d_gates, packed, at + plan.dw, at + plan.workspace)
     dw_ih, dw_hh = torch.empty_like(w_ih), torch.empty_like(w_hh)
     db_ih, db_hh = w_ih.new_empty(gate_rows), w_ih.new_empty(gate_rows)
     d_reset_h = torch.empty(hidden, dtype=torch.float32, device=where) if need_reset else None
     d_reset_c = torch.empty_like(d_reset_h) if lstm and d_reset_h is not None else None
     plan.finish(
-        stream, maxima, at + plan.dx if need_x else 0, address(dx), at + plan.dw, dw_ih.data_ptr(), dw_hh.data_ptr(),
-        bias_sums, db_ih.data_ptr(), db_hh.data_ptr(), at + plan.reset_h if need_reset else 0,
+        stream, maxima, at + plan.dx if plan.dx and need_x else 0, address(dx), at + plan.dw, dw_ih.data_ptr(),
+        dw_hh.data_ptr(), bias_sums, db_ih.data_ptr(), db_hh.data_ptr(), at + plan.reset_h if need_reset else 0,
         at + plan.reset_c if need_reset else 0, address(d_reset_h), address(d_reset_c), rows, plan.partials, plan.blocks,
     )  # fmt: skip
     if dh0 is not None and state_dtype != torch.float32:

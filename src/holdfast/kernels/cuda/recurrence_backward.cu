@@ -9,7 +9,7 @@ struct Arguments {
   const void* dy;        // [T*B, H] or null
   const float* dh_n;     // [B, H] or null
   const float* dc_n;
-  const float* maxima;   // see gradient_scale.cuh
+  float* maxima;         // see gradient_scale.cuh; two more floats become the scale's inverse and 0
   u16* d_gates;          // [T*B, 4H] fp16, scaled: LSTM i, f, g, o; GRU n, r, z, r * n (x meets the first three, h the last three)
   float* dh0;            // [B, H]
   float* carry;          // [B, H]: dc0; scratch for the GRU
@@ -21,16 +21,21 @@ struct Arguments {
 };
 
 // With SHARE > 1, sets of SHARE neighboring blocks divide the columns of their product: a block multiplies its columns for the
-// units of the whole set and sends each block its sums. So it reads 1 / SHARE of the gate gradients of its rows.
-constexpr int K_ALL = GATES * HIDDEN, K = K_ALL / SHARE;
+// units of the whole set and sends each block its sums. So it reads 1 / SHARE of the gate gradients of its rows. The blocks of a
+// cluster are such a set. There a block's columns are those of its own units, so it reads nothing and sends only sums.
+constexpr bool IN_SHARED = SPLIT == 1 || CLUSTER;  // gate gradients stay in shared memory
+constexpr int K_ALL = GATES * HIDDEN, GATE_COLUMNS = CLUSTER ? NH : HIDDEN;
+constexpr int K = CLUSTER ? GATES * NH : K_ALL / SHARE;
 constexpr int K_FIRST = GRU ? HIDDEN : 0;
-static_assert(SHARE == 1 || (SPLIT % SHARE == 0 && HIDDEN % NH == 0 && K_ALL % (SHARE * KC) == 0 && !W_REGISTERS));
-constexpr int KP = SPLIT == 1 ? (K + 15) / 16 * 16 : (K + KC - 1) / KC * KC;
+static_assert(!CLUSTER || SHARE == SPLIT);
+static_assert(SHARE == 1 || CLUSTER || (SPLIT % SHARE == 0 && HIDDEN % NH == 0 && K_ALL % (SHARE * KC) == 0 && !W_REGISTERS));
+constexpr int KP = IN_SHARED ? (K + 15) / 16 * 16 : (K + KC - 1) / KC * KC;
 constexpr int W_STRIDE = KP + 8;
-constexpr int A_STRIDE = SPLIT == 1 ? KP + 8 : KC + 8;
-constexpr int A_SIZE = SPLIT == 1 ? R * A_STRIDE : STAGES * R * A_STRIDE;
+constexpr int A_STRIDE = IN_SHARED ? KP + 8 : KC + 8;
+constexpr int A_SIZE = (IN_SHARED ? 1 : STAGES) * R * A_STRIDE;
 constexpr int TILES = J * SHARE;
 constexpr int EXCHANGED = R * NH;  // sums that a block sends to another one, for a chunk
+[[maybe_unused]] constexpr int MAIL_SIZE = CLUSTER ? 2 * (SHARE - 1) * EXCHANGED : 0;  // of a team, in floats
 constexpr int SETS = MT * TILES >= 4 ? 1 : 4 / (MT * TILES);
 constexpr int W_STEPS = W_REGISTERS ? KP / 16 : 1;
 
@@ -89,11 +94,54 @@ __device__ __forceinline__ void exchange(float (&arrived)[MT][HALVES][UT], const
   }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrence_backward(const Arguments p) {
+#if CLUSTER
+// The same through shared memory: [2][SHARE - 1][MT][HALVES][TEAM_THREADS][UT] floats at `messages`.
+__device__ __forceinline__ void exchange(float (&arrived)[MT][HALVES][UT], const Sums& acc, Mailbox& mail, float* messages, int share) {
+  constexpr int WORDS = UT < 4 ? UT : 4;
+  float* const sent = messages + (mail.n & 1) * (MAIL_SIZE / 2) + team_thread() * UT;
+  auto at = [](int sender, int receiver, int m, int half) {
+    return (sender - receiver - 1 + SHARE) % SHARE * EXCHANGED + (m * HALVES + half) * (TEAM_THREADS * UT);
+  };
+#pragma unroll
+  for (int member = 0; member < SHARE; ++member)
+#pragma unroll
+    for (int m = 0; m < MT; ++m)
+#pragma unroll
+      for (int half = 0; half < HALVES; ++half)
+#pragma unroll
+        for (int u = 0; u < UT; u += WORDS) {
+          u32 words[WORDS];
+#pragma unroll
+          for (int i = 0; i < WORDS; ++i) {
+            const float sum = sum_of_sets(acc, m, member * J + (u + i) / 2, half * 2 + i % 2);
+            if (member == share) arrived[m][half][u + i] = sum;
+            words[i] = __float_as_uint(sum);
+          }
+          if (member != share) mail.send(member, shared_address(sent + at(share, member, m, half) + u), words);
+        }
+  const float* const received = messages + mail.receive() * (MAIL_SIZE / 2) + team_thread() * UT;
+#pragma unroll
+  for (int other = 1; other < SHARE; ++other)
+#pragma unroll
+    for (int m = 0; m < MT; ++m)
+#pragma unroll
+      for (int half = 0; half < HALVES; ++half)
+#pragma unroll
+        for (int u = 0; u < UT; ++u) arrived[m][half][u] += received[at(share + other, share, m, half) + u];
+}
+#endif
+
+extern "C" __global__ void IN_CLUSTER __launch_bounds__(THREADS, 1) recurrence_backward(const Arguments p) {
   extern __shared__ __align__(16) u16 memory[];
   u16* w = memory;                                       // [WARP_UNITS * TILES * 8][W_STRIDE]
   const int team = threadIdx.x / TEAM_THREADS;
   u16* a = w + WARP_UNITS * TILES * 8 * W_STRIDE + team * A_SIZE;   // gate gradients: [R][A_STRIDE], or the ring
+#if CLUSTER
+  __shared__ u64 barriers[TEAMS][2];
+  float* const messages = (float*)(w + WARP_UNITS * TILES * 8 * W_STRIDE + TEAMS * A_SIZE) + team * MAIL_SIZE;
+  Mailbox mail = {shared_address(barriers[team]), 2 * MAIL_SIZE, 0};
+  if (team_thread() == 0) mail.open();
+#endif
   const int lane = threadIdx.x % 32, warp = team_thread() / 32;
   const int warp_row = warp / WARP_UNITS, warp_unit = warp % WARP_UNITS;
   const int group = blockIdx.x / SPLIT, first_unit = (blockIdx.x % SPLIT) * NH;
@@ -104,16 +152,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrence_backward(con
   const int first_chunk = group + team * p.groups, next_chunk = TEAMS * p.groups;
   const int batch = p.batch, steps = p.steps;
   const Scale s = gradient_scale(p.maxima, p.maxima_count);
+  if (blockIdx.x == 0 && threadIdx.x == 0) {
+    p.maxima[p.maxima_count] = s.inverse;
+    p.maxima[p.maxima_count + 1] = 0.0f;
+  }
 
   for (int i = threadIdx.x; i < WARP_UNITS * TILES * 8 * (KP / 8); i += THREADS) {
     int n = i / (KP / 8), k = i % (KP / 8) * 8;
     int column = n % 8, j = n / 8 % J, member = n / 8 / J % SHARE, block = n / 8 / TILES;
     int u = (set * SHARE + member) * NH + block * WU + UT * (column / 2) + 2 * j + column % 2;
     uint4 v = make_uint4(0, 0, 0, 0);
-    if (u < HIDDEN && k < K) v = *(const uint4*)(p.w_t + (i64)u * K_ALL + share * K + k);
+    const int own = CLUSTER ? k / NH * HIDDEN + first_unit + k % NH : share * K + k;
+    if (u < HIDDEN && k < K && (!CLUSTER || first_unit + k % NH < HIDDEN)) v = *(const uint4*)(p.w_t + (i64)u * K_ALL + own);
     *(uint4*)(w + n * W_STRIDE + k) = v;
   }
-  if constexpr (SPLIT == 1)
+  if constexpr (IN_SHARED)
     for (int i = team_thread(); i < R * A_STRIDE / 2; i += TEAM_THREADS) ((u32*)a)[i] = 0;
   const u32 b = shared_address(w + (warp_unit * TILES * 8 + lane % 8 + lane / 16 * 8) * W_STRIDE + lane / 8 % 2 * 8);
   const u32 a_lane = a_lane_offset(warp_row, lane, A_STRIDE);
@@ -125,7 +178,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrence_backward(con
     for (int gate = 0; gate < 4; ++gate) bias_sum[gate][u] = 0.0f;
     reset_sum_h[u] = reset_sum_c[u] = 0.0f;
   }
+#if CLUSTER
+  sync_cluster();
+#else
   __syncthreads();
+#endif
   u32 w_registers[W_STEPS][TILES][2];
   if constexpr (W_REGISTERS)
 #pragma unroll
@@ -192,7 +249,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrence_backward(con
       float acc[SETS][MT][TILES][4];
       clear<TILES, SETS>(acc);
       if (t + 1 < steps) {
-        if constexpr (SPLIT == 1) {
+        if constexpr (IN_SHARED) {
           multiply<KP, TILES, SETS, A_STRIDE, W_STRIDE>(acc, shared_address(a) + a_lane, b, w_registers);
         } else {
           wait(p.arrivals + chunk, (u32)SPLIT * (steps - 1 - t));
@@ -200,10 +257,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrence_backward(con
                                                       4 * HIDDEN, batch - chunk_row, a, a_lane, b, w_registers);
         }
       }
-      if constexpr (SPLIT == 1) sync_team();
+      if constexpr (IN_SHARED) sync_team();
       float arrived[MT][HALVES][UT];
       if constexpr (SHARE > 1) {
+#if CLUSTER
+        if (t + 1 < steps) exchange(arrived, acc, mail, messages, share);
+#else
         if (t + 1 < steps) exchange(arrived, acc, p.arrivals, p.chunks, chunk, set, share, (u32)SHARE * (steps - 1 - t));
+#endif
       } else {
         each([&](int m, int half, int u) { arrived[m][half][u] = sum_of_sets(acc, m, u / 2, half * 2 + u % 2); });
       }
@@ -257,10 +318,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrence_backward(con
               HalfRun run;
               to_half_run(run, out[gate]);
               store_words(d_gates_now + (u32)(row * (4 * HIDDEN) + unit) + gate * HIDDEN, run);
-              if (SPLIT == 1 && (!GRU || gate > 0))
+              if (IN_SHARED && (!GRU || gate > 0))
 #pragma unroll
                 for (int i = 0; i < UT / 2; ++i)
-                  ((u32*)(a + local * A_STRIDE + (gate - (GRU ? 1 : 0)) * HIDDEN + unit))[i] = run[i];
+                  ((u32*)(a + local * A_STRIDE + (gate - (GRU ? 1 : 0)) * GATE_COLUMNS + unit - (CLUSTER ? first_unit : 0)))[i] = run[i];
 #pragma unroll
               for (int u = 0; u < UT; ++u) bias_sum[gate][u] += out[gate][u];
             }
@@ -281,11 +342,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrence_backward(con
 #pragma unroll
             for (int u = 0; u < UT; ++u) kept[m][half][u] = after[u];
         }
-      if constexpr (SPLIT == 1) sync_team();
+      if constexpr (IN_SHARED) sync_team();
       else if (t >= 0) arrive(p.arrivals + chunk);
       else sync_team();
     }
   }
+#if CLUSTER
+  sync_cluster();  // nobody leaves while others write into its memory
+#endif
 
   // Lanes of equal lane % 4 hold the same units of different rows.
   auto over_rows = [&](float v) {

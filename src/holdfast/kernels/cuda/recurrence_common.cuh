@@ -2,7 +2,8 @@
 //
 // One thread block owns NH hidden units of one batch group and keeps its slice of W_hh on chip as fp16. A batch group is
 // SPLIT blocks; they exchange h (forward) or gate gradients (backward) through global memory (in practice L2) and count
-// arrivals per chunk of R rows. With SPLIT == 1 a block works alone and exchanges through shared memory.
+// arrivals per chunk of R rows. With SPLIT == 1 a block works alone and exchanges through shared memory. With CLUSTER a batch
+// group is a cluster, whose blocks write into each other's shared memory; there a team has one chunk.
 //
 // TEAMS teams of warps in a block work on different chunks with the same weights: one computes while another waits. A warp
 // computes a tile of 8 * HALVES * MT rows x WU units, for all gates. The columns of W_hh are permuted so that a thread ends
@@ -10,7 +11,7 @@
 // UT elements wide.
 //
 // Compile-time constants, from the host: GRU, HIDDEN, NH, WU, HALVES, MT, WARP_ROWS, TEAMS, KC (columns of one pipeline
-// stage), STAGES, W_REGISTERS (weights in registers, not shared memory), SHARE (blocks that divide the columns, backward), SAVE, RESETS, RESET_VALUES (resets start
+// stage), STAGES, W_REGISTERS (weights in registers, not shared memory), SHARE (blocks that divide the columns, backward), CLUSTER, SAVE, RESETS, RESET_VALUES (resets start
 // from values other than 0), ONE_CHUNK (a team sees one chunk of rows, so carried values stay in registers), Y_KIND (0 fp32,
 // 1 bf16, 2 fp16).
 
@@ -164,7 +165,7 @@ __device__ __forceinline__ void sync_team() {
 __device__ __forceinline__ void arrive(u32* counter) {
   sync_team();
   if (team_thread() == 0)
-    asm volatile("fence.acq_rel.gpu; red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
+    asm volatile("fence.acq_rel.gpu; red.relaxed.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
 }
 __device__ __forceinline__ void wait(const u32* counter, u32 count) {
   if (team_thread() == 0) {
@@ -173,6 +174,66 @@ __device__ __forceinline__ void wait(const u32* counter, u32 count) {
   }
   sync_team();
 }
+
+#if CLUSTER
+#define IN_CLUSTER __cluster_dims__(SPLIT, 1, 1)
+static_assert(ONE_CHUNK && SPLIT > 1);
+
+__device__ __forceinline__ void sync_cluster() {
+  asm volatile("barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// Messages between the blocks of a cluster, for one team. Message n goes to slot n % 2 of its receivers. A slot's barrier counts
+// bytes: it completes when all `expected` have come. No slot is written before all its readers are done, because a block sends
+// message n + 2 only after it has message n + 1 of all blocks, which their threads send after they have read message n.
+struct Mailbox {
+  u32 barriers;  // of the two slots, in shared memory
+  u32 expected;  // bytes that come to a slot
+  u32 n;         // the message that is sent or awaited next
+
+  __device__ __forceinline__ void expect(int slot) const {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barriers + 8 * slot), "r"(expected) : "memory");
+  }
+  // By one thread, before sync_cluster.
+  __device__ __forceinline__ void open() const {
+    for (int slot = 0; slot < 2; ++slot) {
+      asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barriers + 8 * slot) : "memory");
+      expect(slot);
+    }
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  }
+  // N words to `address` of this block's shared memory, in block `rank`.
+  template <int N> __device__ __forceinline__ void send(int rank, u32 address, const u32 (&v)[N]) const {
+    static_assert(N == 1 || N == 2 || N == 4);
+    u32 target, barrier;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(target) : "r"(address), "r"(rank));
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(barrier) : "r"(barriers + 8 * (n & 1)), "r"(rank));
+    if constexpr (N == 1)
+      asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];"
+                   ::"r"(target), "r"(v[0]), "r"(barrier) : "memory");
+    else if constexpr (N == 2)
+      asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1,%2}, [%3];"
+                   ::"r"(target), "r"(v[0]), "r"(v[1]), "r"(barrier) : "memory");
+    else
+      asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1,%2,%3,%4}, [%5];"
+                   ::"r"(target), "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3]), "r"(barrier) : "memory");
+  }
+  // Returns once message n has come from all blocks; returns its slot.
+  __device__ __forceinline__ int receive() {
+    const int slot = n & 1;
+    u32 done;
+    do {
+      asm volatile("{.reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
+                   : "=r"(done) : "r"(barriers + 8 * slot), "r"(n >> 1 & 1) : "memory");
+    } while (!done);
+    if (team_thread() == 0) expect(slot);
+    ++n;
+    return slot;
+  }
+};
+#else
+#define IN_CLUSTER
+#endif
 
 // This lane's ldmatrix address of its warp's rows in a tile of `stride` columns, and of a tile pair in W.
 __device__ __forceinline__ u32 a_lane_offset(int warp_row, int lane, int stride) {

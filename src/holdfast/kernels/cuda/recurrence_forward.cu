@@ -21,10 +21,11 @@ struct Arguments {
 };
 
 constexpr int K = HIDDEN;
-constexpr int KP = SPLIT == 1 ? (K + 15) / 16 * 16 : (K + KC - 1) / KC * KC;
+constexpr bool IN_SHARED = SPLIT == 1 || CLUSTER;  // h is exchanged in shared memory
+constexpr int KP = IN_SHARED ? (K + 15) / 16 * 16 : (K + KC - 1) / KC * KC;
 constexpr int W_STRIDE = KP + 8;
-constexpr int A_STRIDE = SPLIT == 1 ? KP + 8 : KC + 8;
-constexpr int A_SIZE = SPLIT == 1 ? R * A_STRIDE : STAGES * R * A_STRIDE;
+constexpr int A_STRIDE = IN_SHARED ? KP + 8 : KC + 8;
+constexpr int A_SIZE = (CLUSTER ? 2 : SPLIT == 1 ? 1 : STAGES) * R * A_STRIDE;
 constexpr int TILES = GATES * J;
 constexpr int W_STEPS = W_REGISTERS ? KP / 16 : 1;
 
@@ -39,11 +40,11 @@ struct StepInputs {
 // The gate functions take their arguments times a factor, which is folded into the sums that make them.
 __device__ constexpr float gate_factor(int gate) { return gate != 2 ? MINUS_LOG2E : GRU ? 1.0f : 2.0f * MINUS_LOG2E; }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrence_forward(const Arguments p) {
+extern "C" __global__ void IN_CLUSTER __launch_bounds__(THREADS, 1) recurrence_forward(const Arguments p) {
   extern __shared__ __align__(16) u16 memory[];
   u16* w = memory;                                       // [WARP_UNITS * TILES * 8][W_STRIDE]
   const int team = threadIdx.x / TEAM_THREADS;
-  u16* a = w + WARP_UNITS * TILES * 8 * W_STRIDE + team * A_SIZE;   // h: [R][A_STRIDE], or the ring
+  u16* a = w + WARP_UNITS * TILES * 8 * W_STRIDE + team * A_SIZE;   // h: [R][A_STRIDE], two of them in a cluster, or the ring
   const int lane = threadIdx.x % 32, warp = team_thread() / 32;
   const int warp_row = warp / WARP_UNITS, warp_unit = warp % WARP_UNITS;
   const int group = blockIdx.x / SPLIT, first_unit = (blockIdx.x % SPLIT) * NH;
@@ -61,8 +62,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrence_forward(cons
     if (u < HIDDEN && k < K) v = *(const uint4*)(p.w_hh + (i64)(gate * HIDDEN + u) * HIDDEN + k);
     *(uint4*)(w + n * W_STRIDE + k) = v;
   }
-  if constexpr (SPLIT == 1)
-    for (int i = team_thread(); i < R * A_STRIDE / 2; i += TEAM_THREADS) ((u32*)a)[i] = 0;
+  if constexpr (IN_SHARED)
+    for (int i = team_thread(); i < A_SIZE / 2; i += TEAM_THREADS) ((u32*)a)[i] = 0;
   const u32 b = shared_address(w + (warp_unit * TILES * 8 + lane % 8 + lane / 16 * 8) * W_STRIDE + lane / 8 % 2 * 8);
   const u32 a_lane = a_lane_offset(warp_row, lane, A_STRIDE);
 
@@ -79,7 +80,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrence_forward(cons
     start_h[u] = RESET_VALUES && unit_ok && p.reset_h ? p.reset_h[unit + u] : 0.0f;
     start_c[u] = RESET_VALUES && !GRU && unit_ok && p.reset_c ? p.reset_c[unit + u] : 0.0f;
   }
+#if CLUSTER
+  __shared__ u64 barriers[TEAMS][2];
+  Mailbox mail = {shared_address(barriers[team]), 2 * R * HIDDEN, 0};
+  if (team_thread() == 0) mail.open();
+  sync_cluster();
+  auto send_h = [&](int local, const HalfRun& run) {  // to all blocks, this one included
+    const u32 address = shared_address(a + ((mail.n & 1) * R + local) * A_STRIDE + unit);
+    if (unit_ok)
+#pragma unroll
+      for (int rank = 0; rank < SPLIT; ++rank) mail.send(rank, address, run);
+  };
+#else
   __syncthreads();
+#endif
   u32 w_registers[W_STEPS][TILES][2];
   if constexpr (W_REGISTERS)
 #pragma unroll
@@ -127,12 +141,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrence_forward(cons
         }
         HalfRun run;
         to_half_run(run, h);
-        if (ok && (SPLIT > 1 || SAVE)) store_words(p.h_in + (i64)row * p.h_stride + unit, run);
+#if CLUSTER
+        send_h(local, run);
+#endif
+        if (ok && (!IN_SHARED || SAVE)) store_words(p.h_in + (i64)row * p.h_stride + unit, run);
         if (SPLIT == 1 && ok)
 #pragma unroll
           for (int i = 0; i < UT / 2; ++i) ((u32*)(a + local * A_STRIDE + unit))[i] = run[i];
       }
-    if constexpr (SPLIT > 1) arrive(p.arrivals + chunk);
+    if constexpr (!IN_SHARED) arrive(p.arrivals + chunk);
     if constexpr (ONE_CHUNK) load_inputs(inputs[0], 0, chunk * R);
   }
   if constexpr (SPLIT == 1) sync_team();
@@ -167,10 +184,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrence_forward(cons
             reset_now[m][half] = RESETS && ok ? p.resets[first + row] : 0;
           }
         }
-      if constexpr (SPLIT > 1) wait(p.arrivals + chunk, (u32)SPLIT * (t + 1));
+      if constexpr (!IN_SHARED) wait(p.arrivals + chunk, (u32)SPLIT * (t + 1));
 
       float acc_sets[1][MT][TILES][4];
       clear<TILES, 1>(acc_sets);
+#if CLUSTER
+      multiply<KP, TILES, 1, A_STRIDE, W_STRIDE>(acc_sets, shared_address(a + mail.receive() * R * A_STRIDE) + a_lane, b, w_registers);
+#else
       if constexpr (SPLIT == 1) {
         multiply<KP, TILES, 1, A_STRIDE, W_STRIDE>(acc_sets, shared_address(a) + a_lane, b, w_registers);
         sync_team();
@@ -179,6 +199,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrence_forward(cons
         multiply_streamed<K, TILES, 1, W_STRIDE>(acc_sets, p.h_in + (slot + chunk_row) * p.h_stride, p.h_stride,
                                                  batch - chunk_row, a, a_lane, b, w_registers);
       }
+#endif
       auto& acc = acc_sets[0];
 
       // First the values that other blocks wait for, then the rest.
@@ -220,10 +241,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrence_forward(cons
             gate_values[2][u] = v2;
             next[u] = RESETS && in.reset_next[m][half] ? start_h[u] : h[m][half][u];
           }
-          if (ok && t + 1 < steps) {
+          if ((ok || CLUSTER) && t + 1 < steps) {
             HalfRun run;
             to_half_run(run, next);
-            if constexpr (SPLIT > 1 || SAVE) store_words(h_next + (u32)(row * p.h_stride + unit), run);
+#if CLUSTER
+            send_h(local, run);
+#endif
+            if (ok && (!IN_SHARED || SAVE)) store_words(h_next + (u32)(row * p.h_stride + unit), run);
             if constexpr (SPLIT == 1)
 #pragma unroll
               for (int i = 0; i < UT / 2; ++i) ((u32*)(a + local * A_STRIDE + unit))[i] = run[i];
@@ -244,8 +268,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrence_forward(cons
           }
         }
       if constexpr (SPLIT == 1) sync_team();
-      else if (t + 1 < steps) arrive(p.arrivals + chunk);
-      else sync_team();
+      else if constexpr (!CLUSTER) {
+        if (t + 1 < steps) arrive(p.arrivals + chunk);
+        else sync_team();
+      }
 #pragma unroll
       for (int m = 0; m < MT; ++m)
 #pragma unroll
@@ -267,4 +293,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrence_forward(cons
         }
     }
   }
+#if CLUSTER
+  sync_cluster();  // nobody leaves while others write into its memory
+#endif
 }

@@ -5,6 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
+CLUSTERS = False
+"""Whether blocks are clusters where that is faster. Off until all tests of the recurrence have passed on a GPU with them."""
+
+
 class Tile(NamedTuple):
     """How a recurrence is divided into tiles; `recurrence_common.cuh` explains the constants named here."""
 
@@ -18,6 +22,9 @@ class Tile(NamedTuple):
     stages: int = 1  # STAGES
     registers: bool = False  # W_REGISTERS
     share: int = 1  # SHARE, of a backward: blocks that divide the columns of their product
+    cluster: bool = (
+        False  # CLUSTER, where the GPU has them: blocks exchange in shared memory; no columns, stages or share
+    )
 
     @property
     def rows(self) -> int:
@@ -46,6 +53,12 @@ class Tile(NamedTuple):
 
     def shared_bytes(self, hidden_size: int, gates: int, backward: bool) -> int:
         """Dynamic shared memory of one block: its slice of W_hh and the rows its teams multiply with."""
+        if self.cluster:
+            split, columns = self.split(hidden_size), (self.units * gates if backward else hidden_size)
+            row = -(-columns // 16) * 16 + 8
+            messages = 4 * (split - 1) * self.rows * self.units  # two of fp32, in elements of fp16
+            operand = self.rows * row + messages if backward else 2 * self.rows * row
+            return 2 * (self.units * (split if backward else gates) * row + self.teams * operand)
         depth = self.depth(hidden_size, gates, backward)
         weights = self.units * (self.share if backward else gates) * (depth + 8)
         whole = self.split(hidden_size) == 1 or not self.columns
@@ -70,7 +83,7 @@ def choose_tile(gates: int, hidden_size: int, batch: int, backward: bool, one_st
         return Tile(units, 16, teams=2 if gates == 3 else 1)
     if hidden_size <= 256:
         if batch <= 264:
-            return Tile(32, 8, halves=1, registers=True)
+            return Tile(32, 8, halves=1, registers=True, cluster=CLUSTERS and batch <= 240)
         if batch <= 2112:
             return Tile(64, 16, teams=2, columns=128, stages=2)
         tile = Tile(64, 16, teams=4, columns=64 if backward else 128, stages=4 if backward else 2)

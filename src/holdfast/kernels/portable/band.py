@@ -18,6 +18,9 @@ from torch.autograd.function import once_differentiable
 
 from holdfast.kernels.precision import without_autocast
 
+_FILLS_A_GPU = 2**21
+"""Scores of a block from which on it is the arithmetic that takes the time."""
+
 
 def attend_in_band(q: Tensor, k: Tensor, v: Tensor, reach: Tensor, bias: Tensor) -> Tensor:
     """q [B, h, T, d]; k, v [B, h, R + T, d]; reach [B, T], how far back each query sees; bias [h, R + 1] by distance.
@@ -37,7 +40,7 @@ class _Band(torch.autograd.Function):
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, reach: Tensor, bias: Tensor) -> Tensor:
         R = bias.shape[1] - 1
         y, blocks = torch.empty_like(q), []
-        for a, b in _blocks(q.shape[1], R):
+        for a, b in _blocks(q, R):
             scores = torch.bmm(q[:, a:b], k[:, a : R + b].transpose(1, 2))  # [N, n, R + n]
             by_head = scores.view(reach.shape[0], bias.shape[0], *scores.shape[1:])
             distance = _distances(b - a, R, reach)
@@ -62,7 +65,7 @@ def _gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
     R, heads = ctx.slots, ctx.heads
     dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
     d_bias = q.new_zeros(heads, R + 1)
-    for (a, b), weights in zip(_blocks(q.shape[1], R), blocks):
+    for (a, b), weights in zip(_blocks(q, R), blocks):
         d_weights = torch.bmm(dy[:, a:b], v[:, a : R + b].transpose(1, 2))
         d_scores = d_weights.sub_((d_weights * weights).sum(-1, keepdim=True)).mul_(weights)
         dv[:, a : R + b].baddbmm_(weights.transpose(1, 2), dy[:, a:b])
@@ -72,9 +75,22 @@ def _gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
     return dq, dk, dv, None, d_bias
 
 
-def _blocks(T: int, R: int) -> Iterator[tuple[int, int]]:
-    """(begin, end) of the queries of each block. Half of the band per block costs 1.5 times the band's scores."""
+def block_length(rows: int, T: int, R: int, on_gpu: bool) -> int:
+    """Queries of a block. Half of the band per block costs 1.5 times the band's scores.
+
+    On a GPU a block of few scores takes as long as its launches do, so blocks are longer where there are few rows.
+    """
     length = max(16, R // 2)
+    longer = min(T, 2 * length)
+    while on_gpu and length < longer and rows * longer * (R + longer) <= _FILLS_A_GPU:
+        length, longer = longer, min(T, 2 * longer)
+    return length
+
+
+def _blocks(q: Tensor, R: int) -> Iterator[tuple[int, int]]:
+    """(begin, end) of the queries of each block."""
+    rows, T = q.shape[:2]
+    length = block_length(rows, T, R, q.is_cuda)
     for begin in range(0, T, length):
         yield begin, min(T, begin + length)
 

@@ -18,28 +18,50 @@ from holdfast.kernels.portable.band import attend_in_band
 
 def sequence(q: Tensor, k: Tensor, v: Tensor, ring: Ring, resets: Tensor | None, bias: Tensor) -> tuple[Tensor, Ring]:
     """q, k, v [T, B, h, d]; resets [T, B]; bias [h, window] -> y [T, B, h, d], the ring after the last step."""
-    T, R = q.shape[0], ring.slots
-    before = _steps_before(T, ring.age, resets)  # [B, T]
-    reach = before.clamp(max=R)
-    order = (ring.age.unsqueeze(1) + _count(R, ring.age)) % R  # the slot that is written next is the oldest
-    queries = q.permute(1, 2, 0, 3)  # [B, h, T, d]
-    keys = torch.cat([_pick(ring.keys, order), k.permute(1, 2, 0, 3)], 2)  # [B, h, R + T, d]
-    values = torch.cat([_pick(ring.values, order), v.permute(1, 2, 0, 3)], 2)
-    bad = _not_finite(keys) | _not_finite(values) | F.pad(_not_finite(queries), (R, 0))  # [B, R + T]
-    if values_are_readable(bad) and not bad.any():
+    seen = _Seen(q, k, v, ring, resets)
+    return seen.attend(bias), seen.ring_after()
+
+
+def output(q: Tensor, k: Tensor, v: Tensor, ring: Ring, resets: Tensor | None, bias: Tensor) -> Tensor:
+    """y of `sequence` alone."""
+    return _Seen(q, k, v, ring, resets).attend(bias)
+
+
+class _Seen:
+    """A sequence with the steps before it in one row: queries [B, h, T, d], keys and values [B, h, R + T, d]."""
+
+    def __init__(self, q: Tensor, k: Tensor, v: Tensor, ring: Ring, resets: Tensor | None) -> None:
+        self.ring, R = ring, ring.slots
+        self.before = _steps_before(q.shape[0], ring.age, resets)  # [B, T]
+        order = (ring.age.unsqueeze(1) + _count(R, ring.age)) % R  # the slot that is written next is the oldest
+        self.queries = q.permute(1, 2, 0, 3)
+        self.keys = torch.cat([_pick(ring.keys, order), k.permute(1, 2, 0, 3)], 2)
+        self.values = torch.cat([_pick(ring.values, order), v.permute(1, 2, 0, 3)], 2)
+        sums = _sum_of_steps(self.keys) + _sum_of_steps(self.values) + F.pad(_sum_of_steps(self.queries), (R, 0))
+        bad = is_not_finite(sums)  # [B, R + T]
+        self.bad = None if values_are_readable(bad) and not bad.any() else bad
+        """Steps that are not finite; None: there are none."""
+
+    def attend(self, bias: Tensor) -> Tensor:
+        """y [T, B, h, d]."""
+        R, reach = self.ring.slots, self.before.clamp(max=self.ring.slots)
+        queries, keys, values = self.queries, self.keys, self.values
+        if self.bad is not None:
+            rows = self.bad[:, None, :, None]
+            queries = queries.masked_fill(rows[:, :, R:], 0.0)
+            keys, values = keys.masked_fill(rows, 0.0), values.masked_fill(rows, 0.0)
         y = attend_in_band(queries, keys, values, reach, bias)
-        return y.permute(2, 0, 1, 3), _last_slots(keys, values, before, ring)
-    rows = bad[:, None, :, None]
-    y = attend_in_band(
-        queries.masked_fill(rows[:, :, R:], 0.0),
-        keys.masked_fill(rows, 0.0),
-        values.masked_fill(rows, 0.0),
-        reach,
-        bias,
-    )
-    y = y.masked_fill(_sees_bad(bad, reach)[:, None, :, None], torch.nan)
-    keys, values = keys.masked_fill(rows, torch.nan), values.masked_fill(rows, torch.nan)
-    return y.permute(2, 0, 1, 3), _last_slots(keys, values, before, ring)
+        if self.bad is not None:
+            y = y.masked_fill(_sees_bad(self.bad, reach)[:, None, :, None], torch.nan)
+        return y.permute(2, 0, 1, 3)
+
+    def ring_after(self) -> Ring:
+        """The ring after the last step."""
+        keys, values = self.keys, self.values
+        if self.bad is not None:
+            rows = self.bad[:, None, :, None]
+            keys, values = keys.masked_fill(rows, torch.nan), values.masked_fill(rows, torch.nan)
+        return _last_slots(keys, values, self.before, self.ring)
 
 
 def attend_once(q: Tensor, k: Tensor, v: Tensor, ring: Ring, bias: Tensor) -> Tensor:
@@ -63,6 +85,11 @@ def stored_age(age: Tensor, slots: int) -> Tensor:
     return torch.where(age >= 2 * slots, slots + age % slots, age)
 
 
+def is_not_finite(x: Tensor) -> Tensor:
+    """As ~x.isfinite(), in two launches on a GPU instead of five: a number that is not finite, less itself, is NaN."""
+    return (x - x) != 0
+
+
 def _count(n: int, like: Tensor) -> Tensor:
     return torch.arange(n, device=like.device, dtype=like.dtype)
 
@@ -80,10 +107,10 @@ def _pick(steps: Tensor, index: Tensor) -> Tensor:
     return steps.gather(2, index.long()[:, None, :, None].expand(-1, steps.shape[1], -1, steps.shape[3]))
 
 
-def _not_finite(steps: Tensor) -> Tensor:
-    """Whether a step holds a number that is not finite: [B, h, n, d] -> [B, n]."""
-    # A sum is not finite if a part is not, and much cheaper than isfinite; where it overflows, the product would too.
-    return ~steps.detach().sum((1, 3)).isfinite()
+def _sum_of_steps(steps: Tensor) -> Tensor:
+    """[B, h, n, d] -> [B, n]. A sum is not finite if a part is not, and much cheaper than looking at each part; where it
+    overflows, the products would too."""
+    return steps.detach().sum((1, 3))
 
 
 def _sees_bad(bad: Tensor, reach: Tensor) -> Tensor:

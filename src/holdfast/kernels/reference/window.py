@@ -33,6 +33,11 @@ def sequence(q: Tensor, k: Tensor, v: Tensor, ring: Ring, resets: Tensor | None,
     return y, Ring(torch.stack(ring_keys), torch.stack(ring_values), torch.tensor(ages, dtype=ring.age.dtype))
 
 
+def output(q: Tensor, k: Tensor, v: Tensor, ring: Ring, resets: Tensor | None, bias: Tensor) -> Tensor:
+    """y of `sequence` alone."""
+    return sequence(q, k, v, ring, resets, bias)[0]
+
+
 def _steps_of(ring: Ring, b: int) -> list[tuple[Tensor, Tensor]]:
     """(key, value) of the steps in a row's ring, oldest first."""
     age, slots = int(ring.age[b]), ring.slots
