@@ -128,6 +128,20 @@ def test_what_makes_worlds_is_compiled_once_and_not_inside_the_step_too():
     assert all(program is programs[name] for name, program in env._programs._asdict().items())
 
 
+class Deaf(Corridor):
+    """Its step does not look at the action."""
+
+    def step(self, key, state, action):
+        return super().step(key, state, 1)
+
+
+def test_a_step_takes_actions_that_its_world_ignores_since_through_them_it_waits_for_torch():
+    env = from_jax(Deaf(), 7)
+    env.reset(seed=0)
+    taken = env._programs.step.as_text().partition("entry_computation_layout={(")[2].partition(")->")[0]
+    assert taken.count("s32[7]") == 1
+
+
 def test_how_many_worlds_are_made_at_once_changes_nothing():
     runs = []
     for at_once in (1, 3, 10):
