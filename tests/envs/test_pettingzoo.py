@@ -180,6 +180,63 @@ def test_rows_are_rounded_up_to_whole_games_and_a_wrong_number_is_named(tmp_path
         hf.Trainer(config, env=Relay)
 
 
+class OneArray(Relay):
+    """Writes every observation of an agent into the same array."""
+
+    def _obs(self, agent: str, life: tuple[int, int, str] | None = None) -> Any:
+        kept = self.__dict__.setdefault("arrays", {}).setdefault(agent, np.zeros(1, np.float32))
+        kept[:] = super()._obs(agent, life)
+        return kept
+
+
+def test_last_observations_stay_when_a_game_writes_the_next_ones_into_the_same_array():
+    envs = [from_pettingzoo(kind, 3) for kind in (Relay, OneArray)]
+    for env in envs:
+        env.reset(seed=0)
+    for _ in range(13):
+        (obs, *_, info), (same, *_, other) = (env.step(np.zeros(3, int)) for env in envs)
+        assert np.array_equal(obs, same) and np.array_equal(info.get("final_obs", 0), other.get("final_obs", 0))
+
+
+class Broken(Relay):
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.what = what
+
+    def step(self, actions: dict[str, int]) -> Any:
+        seen, gained, ended, cut, infos = super().step(actions)
+        if self.what == "reward":
+            gained.pop("a")
+        if self.what == "shape":
+            seen["a"] = np.zeros(2, np.float32)
+        if self.what == "stranger":
+            seen["z"] = seen["a"]
+        return (seen, gained, cut, infos) if self.what == "four" else (seen, gained, ended, cut, infos)
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("reward", "gave agent 'a' an observation, but no reward"),
+        ("shape", r"agent 'a' sees shape \(2,\), but its observation space has \(1,\)"),
+        ("stranger", "agent 'z' that possible_agents does not name"),
+        ("four", "Broken.step did not return five dicts"),
+    ],
+)
+def test_a_game_that_breaks_pettingzoos_rules_is_named_with_what_is_wrong(what, said):
+    env = from_pettingzoo(lambda: Broken(what), 3)
+    env.reset(seed=0)
+    with pytest.raises(ValueError, match=said):
+        env.step(np.zeros(3, int))
+
+
+@pytest.mark.parametrize("typed", ["sisl.multiwalker", "sisl.multiwalker_v3"])
+def test_a_game_without_its_version_is_answered_with_it(typed):
+    pytest.importorskip("pettingzoo")
+    with pytest.raises(ValueError, match=r"did you mean pettingzoo:sisl\.multiwalker_v\d+\?"):
+        make(f"pettingzoo:{typed}", 6)
+
+
 def test_agents_with_different_spaces_and_things_that_are_no_games_are_refused():
     class Uneven(Relay):
         def action_space(self, agent: str) -> spaces.Space[Any]:

@@ -138,12 +138,22 @@ def test_envpool_environments_reset_in_the_next_step_and_repeat_with_their_seed(
 
 
 @pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+def test_making_envpool_environments_warns_of_nothing(envpool, recwarn):
+    assert make("envpool:CartPole-v1", 4).single_observation_space.dtype == np.float32
+    assert not recwarn.list
+
+
 def test_envpool_mistakes_are_one_line(envpool):
     with pytest.raises(ValueError, match=r"no environment 'CartPol-v1'; did you mean envpool:CartPole-v1\?"):
         make("envpool:CartPol-v1", 4)
-    with pytest.raises(ValueError, match="batch_size=3 must divide the 4 environments"):
-        make("envpool:CartPole-v1", 4, env_kwargs={"batch_size": 3})
+    for batch in (3, "x"):
+        with pytest.raises(ValueError, match=r"batch_size=.* must divide the 4 environments"):
+            make("envpool:CartPole-v1", 4, env_kwargs={"batch_size": batch})
     for threads in (-3, 10**6, "two"):  # EnvPool itself would end the process
         with pytest.raises(ValueError, match=r"num_threads=.* must be between 0"):
             make("envpool:CartPole-v1", 4, env_kwargs={"num_threads": threads})
+    with pytest.raises(ValueError, match="has no option 'num_thread'; it has num_envs, batch_size, num_threads"):
+        make("envpool:CartPole-v1", 4, env_kwargs={"num_thread": 2})
+    with pytest.raises(ValueError, match="seed is no option here; `--seed`"):
+        make("envpool:CartPole-v1", 4, env_kwargs={"seed": 2})
     gc.collect()  # an environment that was refused is deleted without a word

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from difflib import SequenceMatcher
+from difflib import SequenceMatcher, get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -130,7 +130,10 @@ def find(env_id: str) -> EnvSpec | Callable[..., Any]:
         try:
             module = import_module(module_name)
         except ValueError as error:
-            raise UnknownEnvError(f"{env_id!r}: {error}") from error
+            meant = get_close_matches(module_name, own.BRIDGES, 1, cutoff=0.75)
+            raise UnknownEnvError(
+                f"{env_id!r}: {error}{f'; did you mean {meant[0]}:{name}?' if meant else ''}"
+            ) from error
         found = _attribute(module, name)
         if (callable(found) or is_jax_env(found)) and name not in gym.registry:
             return found

@@ -7,6 +7,7 @@ ids; `rollout/async_collector.py` uses it. `reset` and `step` work in both modes
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,8 @@ from holdfast.state import tree_map
 
 PREFIX = "envpool:"
 MOST_THREADS = 1024
+SEEDED = "`--seed` or reset(seed=...) seeds all environments"
+GIVEN_OTHERWISE = {"seed": SEEDED, "env_seed": SEEDED, "gym_reset_return_info": "reset always returns one"}
 
 
 def named(env_id: str) -> Callable[..., Any]:
@@ -56,18 +59,22 @@ class EnvPoolVectorEnv(VectorEnv[Any, Any, Any]):
     )
 
     def __init__(self, task: str, num_envs: int, batch_size: int | None = None, **options: Any) -> None:
-        if batch_size is not None and (batch_size < 1 or num_envs % batch_size):
-            raise ValueError(f"batch_size={batch_size} must divide the {num_envs} environments")
+        if batch_size is not None and (not isinstance(batch_size, int) or batch_size < 1 or num_envs % batch_size):
+            raise ValueError(f"batch_size={batch_size!r} must divide the {num_envs} environments")
         threads = options.get("num_threads", 0)
         if not isinstance(threads, int) or not 0 <= threads <= MOST_THREADS:  # EnvPool aborts the process
             raise ValueError(
                 f"num_threads={threads!r} must be between 0, which lets EnvPool choose, and {MOST_THREADS}"
             )
+        _require_known(task, options)
         self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}
         self.num_envs, self.batch_size = num_envs, batch_size or num_envs
         self._task, self._options = task, options
         self._pool = self._make(None)
-        self.single_observation_space, self.single_action_space = self._pool.observation_space, self._pool.action_space
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*precision lowered by casting")  # EnvPool gives bounds of float64
+            spaces = self._pool.observation_space, self._pool.action_space
+        self.single_observation_space, self.single_action_space = spaces
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
 
@@ -122,6 +129,18 @@ class EnvPoolVectorEnv(VectorEnv[Any, Any, Any]):
         together = tree_map(lambda *arrays: np.concatenate(arrays), *parts)
         obs, rewards, terminated, truncated = _rows(together[:4], together[4])
         return obs, rewards, terminated, truncated
+
+
+def _require_known(task: str, options: dict[str, Any]) -> None:
+    """Raise ValueError for an option that EnvPool does not have for this task, or that is given in another way."""
+    import envpool
+
+    known = [name for name in envpool.make_spec(task).config._fields if name not in GIVEN_OTHERWISE]
+    for name in options:
+        if name in GIVEN_OTHERWISE:
+            raise ValueError(f"{name} is no option here; {GIVEN_OTHERWISE[name]}")
+        if name not in known:
+            raise ValueError(f"{PREFIX}{task} has no option {name!r}; it has {', '.join(known)}")
 
 
 def _rows(tree: Any, env_ids: Any) -> Any:

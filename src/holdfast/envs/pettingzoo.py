@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import pkgutil
+import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -33,12 +35,29 @@ def named(env_id: str) -> Callable[..., Any]:
     try:
         module = import_module(f"pettingzoo.{module_name}")
     except ValueError as error:
-        raise ValueError(f"{env_id}: {error}; {_what_to_install(error.__cause__)}") from error
+        versions = _versions(module_name)
+        hint = f"did you mean {PREFIX}{versions[-1]}?" if versions else _what_to_install(error.__cause__)
+        raise ValueError(f"{env_id}: {error}; {hint}") from error
     if not hasattr(module, "parallel_env"):
+        versions = _versions(module_name)
         raise ValueError(
-            f"{env_id}: pettingzoo.{module_name} has no parallel_env; its agents do not act at the same time"
+            f"{env_id}: pettingzoo.{module_name} has no parallel_env; "
+            + (f"did you mean {PREFIX}{versions[-1]}?" if versions else "its agents do not act at the same time")
         )
     return module.parallel_env
+
+
+def _versions(module_name: str) -> list[str]:
+    """Games of the same name and other versions: sisl.multiwalker_v9 for sisl.multiwalker."""
+    family, _, game = module_name.rpartition(".")
+    spec = (
+        importlib.util.find_spec(f"pettingzoo.{family}") if family and importlib.util.find_spec("pettingzoo") else None
+    )
+    names = [] if spec is None else [one.name for one in pkgutil.iter_modules(spec.submodule_search_locations)]
+    stem = re.sub(r"_v\d+$", "", game)
+    return [
+        f"{family}.{name}" for name in sorted(names) if re.fullmatch(rf"{re.escape(stem)}_v\d+", name) and name != game
+    ]
 
 
 def _what_to_install(error: BaseException | None) -> str:
@@ -57,7 +76,7 @@ def from_pettingzoo(make_game: Callable[[], Any], num_envs: int) -> PettingZooRo
     if not agents:
         raise TypeError(
             f"{type(first).__name__} is no PettingZoo parallel environment with possible_agents; make it with "
-            "parallel_env(...), or convert it with pettingzoo.utils.aec_to_parallel"
+            "parallel_env(...), or convert it with pettingzoo.utils.aec_to_parallel (written in JAX, it needs reset(self, key))"
         )
     return PettingZooRows([first, *(make_game() for _ in range(-(-num_envs // len(agents)) - 1))])
 
@@ -70,6 +89,7 @@ class PettingZooRows(VectorEnv[Any, Any, Any]):
 
     def __init__(self, games: Iterable[Any]) -> None:
         self.games = list(games)
+        self._name = type(self.games[0]).__name__
         self.agents = list(self.games[0].possible_agents)
         self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
         self.num_envs = len(self.games) * len(self.agents)
@@ -106,8 +126,10 @@ class PettingZooRows(VectorEnv[Any, Any, Any]):
         for number, game in enumerate(self.games):
             acting = {agent: self._row(number, agent) for agent in game.agents}
             result = game.step({agent: actions[row] for agent, row in acting.items()})
-            seen, gained, ended, cut, infos = result
+            seen, gained, ended, cut, infos = self._five_dicts(result)
             for agent, row in acting.items():
+                if agent in seen and agent not in gained:
+                    raise ValueError(f"{self._name}.step gave agent {agent!r} an observation, but no reward")
                 rewards[row] = gained.get(agent, 0.0)
                 terminated[row] = ended.get(agent, False)
                 # An agent that is gone without a word did not end its episode by itself.
@@ -120,6 +142,8 @@ class PettingZooRows(VectorEnv[Any, Any, Any]):
             if staying:
                 self._keep(number, staying)
             else:
+                for row in acting.values():
+                    final[row] = copy.deepcopy(final[row])  # a game may write its next observation into the same array
                 self._begin(number, game.reset())
         info = self._info()
         if (terminated | truncated).any():
@@ -133,7 +157,20 @@ class PettingZooRows(VectorEnv[Any, Any, Any]):
     # --- inside ------------------------------------------------------------------------------------------------------
 
     def _row(self, game: int, agent: Any) -> int:
+        if agent not in self.agents:
+            raise ValueError(f"{self._name} has an agent {agent!r} that possible_agents does not name: {self.agents}")
         return game * len(self.agents) + self.agents.index(agent)
+
+    def _five_dicts(self, result: Any) -> Any:
+        if (
+            not isinstance(result, (tuple, list))
+            or len(result) != 5
+            or not all(isinstance(part, dict) for part in result)
+        ):
+            raise ValueError(
+                f"{self._name}.step did not return five dicts by agent: observations, rewards, terminated, truncated, infos"
+            )
+        return result
 
     def _begin(self, number: int, result: tuple[dict[Any, Any], dict[Any, Any]]) -> None:
         self._see(number, *result)
@@ -143,6 +180,11 @@ class PettingZooRows(VectorEnv[Any, Any, Any]):
         for agent, obs in seen.items():
             row = self._row(number, agent)
             self._last[row] = obs["observation"] if self._mask_in_obs else obs
+            shape = self.single_observation_space.shape
+            if shape is not None and np.shape(self._last[row]) != shape:
+                raise ValueError(
+                    f"{self._name}: agent {agent!r} sees shape {np.shape(self._last[row])}, but its observation space has {shape}"
+                )
             self._masks[row] = obs[MASK] if self._mask_in_obs else infos.get(agent, {}).get(MASK)
 
     def _keep(self, number: int, agents: Iterable[Any]) -> None:

@@ -26,17 +26,29 @@ class LikeGymnax:
     def step(self, rng, state, action, params=None): ...
 
 
+class NeedsASeed:
+    def reset(self, seed): ...
+    def step(self, action): ...
+
+
 class ParallelGame:
     def reset(self, seed=None, options=None): ...
     def step(self, actions): ...
 
 
-@pytest.mark.parametrize("kind", [Four, LikeGymnax])
+class OtherWords:
+    def reset(self, random): ...
+    def step(self, random, world, move): ...
+
+
+@pytest.mark.parametrize("kind", [Four, LikeGymnax, OtherWords])
 def test_an_environment_whose_reset_takes_a_key_is_one_in_jax_as_a_class_and_as_an_object(kind):
     assert is_jax_env(kind) and is_jax_env(kind())
 
 
-@pytest.mark.parametrize("thing", [CountingEnv, CountingEnv(), ParallelGame, gym.vector.VectorEnv, 3, None, dict])
+@pytest.mark.parametrize(
+    "thing", [CountingEnv, CountingEnv(), ParallelGame, NeedsASeed, gym.vector.VectorEnv, 3, None, dict]
+)
 def test_other_environments_and_objects_are_not(thing):
     assert not is_jax_env(thing)
 
@@ -70,13 +82,21 @@ def test_without_jax_the_extra_to_install_is_named_in_one_line(env_id, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("env_id", "package"), list(zip(SUITES, ["gymnax", "craftax.craftax_env", "popgym_arcade", "brax"]))
+    ("env_id", "package"),
+    list(zip(SUITES, ["gymnax", "craftax.craftax_env", "popgym_arcade.registration", "brax.envs"])),
 )
 def test_without_the_package_its_extra_is_named(env_id, package, monkeypatch):
     pytest.importorskip("jax")
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'holdfast\[" + env_id.partition(":")[0]):
         holdfast.envs.make(env_id, 2)
+
+
+@pytest.mark.parametrize("typed", ["gymnx", "Craftax", "env-pool", "petting_zoo"])
+def test_a_prefix_with_a_typing_error_is_answered_with_the_right_one(typed):
+    meant = {"gymnx": "gymnax", "Craftax": "craftax", "env-pool": "envpool", "petting_zoo": "pettingzoo"}[typed]
+    with pytest.raises(ValueError, match=f"no module .*; did you mean {meant}:Some-v1"):
+        holdfast.envs.make(f"{typed}:Some-v1", 2)
 
 
 def test_these_prefixes_name_no_module_of_the_users_and_are_listed(capsys):

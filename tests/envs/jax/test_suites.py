@@ -48,10 +48,21 @@ def test_names_are_found_in_any_case_and_mistakes_answered():
     assert holdfast.envs.make("gymnax:cartpole", 2).settings == {"env": "gymnax:CartPole-v1"}
     with pytest.raises(ValueError, match=r"gymnax has no environment 'CartPol-v2'; did you mean gymnax:CartPole-v1"):
         holdfast.envs.make("gymnax:CartPol-v2", 2)
-    with pytest.raises(ValueError, match="gymnax:CartPole-v1 with gravitation=3"):
+    with pytest.raises(ValueError, match=r"CartPole-v1 has no parameter 'gravitation'; it has .*gravity, masscart"):
         holdfast.envs.make("gymnax:CartPole-v1", 2, env_kwargs={"gravitation": 3})
+    with pytest.raises(ValueError, match=r"gravity is 'low'; CartPole-v1 expects a number, such as 9\.8"):
+        holdfast.envs.make("gymnax:CartPole-v1", 2, env_kwargs={"gravity": "low"})
+    with pytest.raises(ValueError, match="Catch-bsuite has no parameter 'row'; it has rows, columns, max_steps_in_ep"):
+        holdfast.envs.make("gymnax:Catch-bsuite", 2, env_kwargs={"row": 3})
     env = holdfast.envs.make("gymnax:CartPole-v1", 2, seed=1, env_kwargs={"gravity": 0.0})
     assert env.settings["gravity"] == 0.0
+
+
+def test_arguments_of_the_constructor_reach_gymnax_and_whole_numbers_stay_what_they_are():
+    pytest.importorskip("gymnax")
+    env = holdfast.envs.make("gymnax:Catch-bsuite", 8, env_kwargs={"rows": 4, "columns": 3})
+    obs, _ = env.reset(seed=1)
+    assert obs.shape == (8, 4, 3) and obs.sum((1, 2)).tolist() == [2] * 8  # the ball and the paddle
 
 
 def test_craftax_has_its_spaces_and_a_state_that_can_be_saved():

@@ -128,6 +128,20 @@ def test_what_makes_worlds_is_compiled_once_and_not_inside_the_step_too():
     assert all(program is programs[name] for name, program in env._programs._asdict().items())
 
 
+class Deaf(Corridor):
+    """Its step does not look at the action."""
+
+    def step(self, key, state, action):
+        return super().step(key, state, 1)
+
+
+def test_a_step_takes_actions_that_its_world_ignores_since_through_them_it_waits_for_torch():
+    env = from_jax(Deaf(), 7)
+    env.reset(seed=0)
+    taken = env._programs.step.as_text().partition("entry_computation_layout={(")[2].partition(")->")[0]
+    assert taken.count("s32[7]") == 1
+
+
 def test_how_many_worlds_are_made_at_once_changes_nothing():
     runs = []
     for at_once in (1, 3, 10):
@@ -245,7 +259,14 @@ class Wrong(Corridor):
             return obs, state, reward, ended
         if self.what == "state":
             return obs, {**state, "obs": jnp.zeros(3)}, reward, ended, cut
+        if self.what == "dtype":
+            return obs, {**state, "t": state["t"] + 0.5}, reward, ended, cut
+        if self.what == "tree":
+            return obs, reward, ended, cut, {}
         return (obs[:1] if self.what == "obs" else obs), state, obs if self.what == "reward" else reward, ended, cut
+
+    def observation_space(self):
+        return gym.spaces.Box(0, 10, (2,), np.uint8) if self.what == "bytes" else super().observation_space()
 
 
 @pytest.mark.parametrize(
@@ -253,6 +274,9 @@ class Wrong(Corridor):
     [
         ("tuple", "Wrong.step returned 4 values, expected observation, state, reward, terminated, truncated"),
         ("state", "another state than reset: obs"),
+        ("tree", "another state than reset: the tree"),
+        ("dtype", "the state's t as float32, but reset as uint32, which cannot hold it"),
+        ("bytes", "the observation as float32, but its observation space is Box"),
         ("obs", r"observation of shape \(1,\), but its observation space has shape \(2,\)"),
         ("reward", r"reward of shape \(2,\), expected one number"),
     ],
@@ -260,6 +284,12 @@ class Wrong(Corridor):
 def test_a_wrong_result_is_named_before_anything_is_compiled(what, said):
     with pytest.raises(ValueError, match=said):
         from_jax(Wrong(what), 2)
+
+
+@pytest.mark.parametrize("at_once", [0, -3, 1.5, "abc"])
+def test_a_wrong_number_of_worlds_at_once_is_refused(at_once):
+    with pytest.raises(ValueError, match=r"resets_at_once is .*; expected an integer of at least 1"):
+        from_jax(Corridor(), 2, resets_at_once=at_once)
 
 
 def test_a_device_without_jax_is_refused_in_one_line():

@@ -275,6 +275,9 @@ def test_what_is_not_supported_is_refused_in_one_line():
     with pytest.raises(ValueError, match=r"algorithm.symmetry_cfg: .* set it to None"):
         alg = make_runner().alg
         type(alg)(alg.actor, alg.critic, alg.storage, symmetry_cfg={"use_mirror_loss": True})
+    for count in (0, 10_000):
+        with pytest.raises(ValueError, match=rf"num_mini_batches is {count}; a minibatch holds whole environments"):
+            make_runner(num_mini_batches=count)
     with pytest.raises(ValueError, match="torch_compile_mode='default' is not needed"):
         make_runner(torch_compile_mode="default")
     with pytest.raises(

@@ -100,13 +100,20 @@ class OneEnv:
             raise ValueError(f"{self.name}.{function} returned {came}, expected {', '.join(expected)}")
 
     def _require_observation(self, function: str, obs: Any) -> None:
-        came = {name: tuple(leaf.shape) for name, leaf in named_leaves(obs).items()}
+        leaves = named_leaves(obs)
+        came = {name: tuple(leaf.shape) for name, leaf in leaves.items()}
         expected = {name: tuple(space.shape or ()) for name, space in self._spaces.items()}
         if came != expected:
             raise ValueError(
                 f"{self.name}.{function} returned an observation of {_described(came)}, but its observation space has "
                 f"{_described(expected)}"
             )
+        for name, space in self._spaces.items():
+            if _kind(leaves[name].dtype) > _kind(_plain(space)):
+                raise ValueError(
+                    f"{self.name}.{function} returned the observation {name + ' ' if name else ''}as {leaves[name].dtype}, but its "
+                    f"observation space is {space}, which cannot hold it; give both the same dtype"
+                )
 
     def _require_step(self, result: Any) -> None:
         import jax
@@ -114,15 +121,20 @@ class OneEnv:
         self._require_tuple("step", result, STEP)
         obs, state, *numbers = result
         self._require_observation("step", obs)
-        before, after = (
-            {n: tuple(leaf.shape) for n, leaf in named_leaves(s).items()} for s in (self._example(), state)
-        )
-        if before != after or jax.tree.structure(state) != self._tree:
-            changed = sorted(name for name in before | after if before.get(name) != after.get(name))
+        before, after = (named_leaves(one) for one in (self._example(), state))
+        shapes = [{name: tuple(leaf.shape) for name, leaf in leaves.items()} for leaves in (before, after)]
+        if shapes[0] != shapes[1] or jax.tree.structure(state) != self._tree:
+            changed = [name for name in before | after if shapes[0].get(name) != shapes[1].get(name)]
+            what = ", ".join(sorted(changed)) if all(changed) and changed else "the tree"
             raise ValueError(
-                f"{self.name}.step returned another state than reset: {', '.join(changed) or 'the tree'} differ(s); a state "
-                "keeps its names and shapes"
+                f"{self.name}.step returned another state than reset: {what} differ(s); a state keeps its names and shapes"
             )
+        for name, leaf in after.items():
+            if _kind(leaf.dtype) > _kind(before[name].dtype):
+                raise ValueError(
+                    f"{self.name}.step returned the state's {name or 'array'} as {leaf.dtype}, but reset as "
+                    f"{before[name].dtype}, which cannot hold it; give it the same dtype in both"
+                )
         for name, number in zip(STEP[2:], numbers):
             if np.prod(number.shape) != 1:
                 raise ValueError(
@@ -153,6 +165,14 @@ def _is_key(kind: Any) -> bool:
     import jax
 
     return bool(jax.dtypes.issubdtype(kind.dtype, jax.dtypes.prng_key))
+
+
+def _kind(dtype: Any) -> int:
+    """0 flags, 1 integers, 2 floats, 3 complex numbers, 4 random keys: a kind holds those before it."""
+    import jax.numpy as jnp
+
+    kinds = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
+    return next((number for number, kind in enumerate(kinds) if jnp.issubdtype(dtype, kind)), len(kinds))
 
 
 def _plain(space: Space) -> Any:

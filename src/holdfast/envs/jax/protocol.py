@@ -55,24 +55,36 @@ class JaxEnv(Protocol):
 def is_jax_env(thing: Any) -> bool:
     """Whether this is an environment written in JAX: an object or class with the four functions, gymnax's or Brax's.
 
-    gymnasium's `reset` takes no argument by position; a JAX environment's takes a random key.
+    gymnasium's and PettingZoo's `reset` need no argument; a JAX environment's takes a random key, and its `step` a key, a state
+    and an action.
     """
     if isinstance(thing, (gym.Env, gym.vector.VectorEnv)) or not all(
         hasattr(thing, name) for name in ("reset", "step")
     ):
         return False
     try:
-        parameters = list(inspect.signature(thing.reset).parameters.values())
+        reset, step = _by_position(thing.reset), _by_position(thing.step)
     except (TypeError, ValueError):
         return False
-    by_position = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    names = [name for name in by_position if name != "self"]
-    return bool(names) and names[0] in ("key", "rng", "rng_key")
+    if not reset:
+        return False
+    return reset[0].name in ("key", "rng", "rng_key") or (
+        reset[0].default is inspect.Parameter.empty and len(step) >= 3
+    )
+
+
+def _by_position(function: Any) -> list[inspect.Parameter]:
+    parameters = inspect.signature(function).parameters.values()
+    return [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.name != "self"]
 
 
 def ask_space(env: Any, name: str) -> Space:
     """`env.observation_space` or `env.action_space`, a function or a space, as a gymnasium space."""
-    space = getattr(env, name)
+    space = getattr(env, name, None)
+    if space is None:
+        raise TypeError(
+            f"{type(env).__name__} has no {name}; an environment written in JAX has reset, step, observation_space and action_space"
+        )
     return gym_space(space() if callable(space) and not isinstance(space, gym.Space) else space)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import inspect
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from importlib import import_module
@@ -85,19 +86,31 @@ def _make(suite: str, name: str, options: dict[str, Any]) -> Any:
     if suite == "craftax":
         env = module.make_craftax_env_from_name(name, auto_reset=False)
         return GymnaxEnv(env, _with_options(env.default_params, options, name), images="Pixels" in name)
-    fields = _fields(module.make(name)[1])
-    env, params = module.make(name, **{key: value for key, value in options.items() if key not in fields})
-    return GymnaxEnv(env, _with_options(params, {k: v for k, v in options.items() if k in fields}, name))
+    env, params = module.make(name)
+    arguments = _arguments(type(env))
+    env, params = module.make(name, **{key: value for key, value in options.items() if key in arguments})
+    return GymnaxEnv(
+        env, _with_options(params, {k: v for k, v in options.items() if k not in arguments}, name, arguments)
+    )
 
 
 def _fields(params: Any) -> list[str]:
     return [field.name for field in dataclasses.fields(params)]
 
 
-def _with_options(params: Any, options: dict[str, Any], name: str) -> Any:
-    unknown = sorted(set(options) - set(_fields(params)))
-    if unknown:
-        raise ValueError(f"{name} has no parameter {unknown[0]!r}; it has {', '.join(_fields(params))}")
+def _arguments(kind: type) -> list[str]:
+    parameters = inspect.signature(kind).parameters.values()
+    return [one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
+
+
+def _with_options(params: Any, options: dict[str, Any], name: str, arguments: Sequence[str] = ()) -> Any:
+    fields = _fields(params)
+    for option, value in options.items():
+        if option not in fields:
+            raise ValueError(f"{name} has no parameter {option!r}; it has {', '.join([*arguments, *fields])}")
+        default = getattr(params, option)
+        if isinstance(value, str) and not isinstance(default, str):
+            raise ValueError(f"{option} is {value!r}; {name} expects a number, such as {default}")
     return params.replace(**options) if options else params
 
 
@@ -109,6 +122,8 @@ class GymnaxEnv:
 
     def __init__(self, env: Any, params: Any = None, images: bool = False) -> None:
         self.env, self.params, self.images = env, env.default_params if params is None else params, images
+        self._space = gym_space(env.observation_space(self.params))
+        self._has_integers = isinstance(self._space, gym.spaces.Box) and self._space.dtype.kind in "iu"
         # The same environment without a time limit, wherever it keeps it, to tell why an episode ended.
         limits = [name for name in LIMITS if name in _fields(self.params)]
         self._endless_params = self.params.replace(**dict.fromkeys(limits, NEVER)) if limits else self.params
@@ -146,8 +161,7 @@ class GymnaxEnv:
             return False
 
     def observation_space(self) -> Space:
-        space = gym_space(self.env.observation_space(self.params))
-        return gym.spaces.Box(0, 255, space.shape, np.uint8) if self.images else space
+        return gym.spaces.Box(0, 255, self._space.shape, np.uint8) if self.images else self._space
 
     def action_space(self) -> Space:
         return gym_space(self.env.action_space(self.params))
@@ -155,7 +169,10 @@ class GymnaxEnv:
     def _seen(self, obs: Any) -> Any:
         import jax.numpy as jnp
 
-        return jnp.round(obs * 255.0).astype(jnp.uint8) if self.images else obs
+        if self.images:
+            return jnp.round(obs * 255.0).astype(jnp.uint8)
+        # Some of gymnax's spaces say integers where the observations are whole numbers as floats.
+        return obs.astype(self._space.dtype) if self._has_integers else obs
 
 
 # --- Brax -------------------------------------------------------------------------------------------------------------

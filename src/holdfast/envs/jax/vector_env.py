@@ -63,7 +63,10 @@ class JaxVectorEnv(TorchVectorEnv):
         self._one = OneEnv(env)
         settings = settings or {"env": type(env).__name__}
         super().__init__(num_envs, self._one.observation_space, self._one.action_space, settings, device)
-        self._resets_at_once = min(num_envs, resets_at_once or max(16, num_envs // 16))
+        at_once = max(16, num_envs // 16) if resets_at_once is None else resets_at_once
+        if not isinstance(at_once, int) or at_once < 1:
+            raise ValueError(f"resets_at_once is {at_once!r}; expected an integer of at least 1")
+        self._resets_at_once = min(num_envs, at_once)
         self._nothing = torch.empty(0, device=self.device)
         if hasattr(env, "action_mask"):
             masks = jax.vmap(self._one.action_mask)

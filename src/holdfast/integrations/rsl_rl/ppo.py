@@ -50,6 +50,11 @@ class PPO(rsl_rl.algorithms.PPO):
                 "algorithm.symmetry_cfg: symmetry augmentation is not supported for recurrent policies; set it to None"
             )
         super().__init__(actor, critic, storage, **settings)
+        if not 1 <= self.num_mini_batches <= storage.num_envs:
+            raise ValueError(
+                f"algorithm.num_mini_batches is {self.num_mini_batches}; a minibatch holds whole environments, so expected 1 to "
+                f"{storage.num_envs}, the number of environments"
+            )
         if self.rnd and not hasattr(self.rnd, "compute_loss"):
             raise ValueError("algorithm.rnd_cfg needs rsl_rl 5.1 or newer; set it to None, or upgrade rsl-rl-lib")
         self.timeout_bootstrap: str | None = None  # how timeouts are bootstrapped; None until one was seen
