@@ -57,6 +57,17 @@ class MaskedTable(Table):
         return self.action_mask()
 
 
+class InfoMaskedTable(Table):
+    """With masks in its infos."""
+
+    def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
+        return super().reset(**options)[0], {"action_mask": self.action_mask()}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        *result, _ = super().step(action)
+        return *result, {"action_mask": self.action_mask()}  # type: ignore[return-value]
+
+
 def heads(space: Any) -> list[int]:
     """Number of actions of each head that can be masked."""
     if isinstance(space, spaces.Discrete):

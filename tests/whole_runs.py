@@ -3,8 +3,9 @@
     python tests/whole_runs.py --count 200 --seed 1
 
 Each run must keep law 1 in every update (the replay gap is at most the tolerance), write finite losses, continue from its
-checkpoint as if it had never stopped, and be loaded, shared and deployed with the numbers it was trained to. Run number n of
-a seed is always the same one.
+checkpoint as if it had never stopped, and be loaded, shared, exported and deployed with the numbers it was trained to. What
+its rollouts recorded is worked out a second time, one environment at a time (`reference_rollout.py`), and every third run
+is trained once more without C. Run number n of a seed is always the same one.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from holdfast.envs import WorkersVectorEnv
 from holdfast.runs.record import read_progress
 from holdfast.training import replay_check
 from reference_rollout import ReferenceRollout
-from tables import MaskedTable, Table, Tables
+from tables import InfoMaskedTable, MaskedTable, Table, Tables
 
 UPDATES, SAVED_AFTER = 4, 2
 RESETS = np.array([[True, True], [False, False], [False, True], [True, False], [False, False], [False, False]])
@@ -96,7 +97,7 @@ class Own(hf.RecurrentPolicy):
 
 
 def make_table(what: dict[str, Any], number: int) -> Table:
-    kind = MaskedTable if what["masks"] else Table
+    kind = (InfoMaskedTable if what["masks_in_info"] else MaskedTable) if what["masks"] else Table
     return kind(
         OBSERVATIONS[what["observations"]], ACTIONS[what["actions"]], what["table"], number, masks=what["masks"]
     )
@@ -170,6 +171,7 @@ def draw_run(seed: int, number: int) -> dict[str, Any]:
             "refresh_states",
         )
         settings = {name: settings[name] for name in keep} | dict(inputs=(), gamma=0.9, seed=settings["seed"])
+    what["masks_in_info"] = what["masks"] and draw.random() < 0.5
     return {**what, "settings": settings}
 
 
@@ -201,7 +203,8 @@ def play(what: dict[str, Any], folder: Path) -> str:
         problem = _law_1(rows) or reference.problem
         if reference.compared < UPDATES:
             problem = problem or f"{reference.compared} rollouts in place of {UPDATES}"
-        return problem or _resumed(what, settings, rows, folder) or _deployed(trainer.policy, what, folder)
+        problem = problem or _resumed(what, settings, rows, folder) or _deployed(trainer.policy, what, folder)
+        return problem or _without_c(what, settings, trainer.policy, folder)
     finally:
         os.environ.pop("HOLDFAST_CPU_KERNEL") if before is None else os.environ.update(HOLDFAST_CPU_KERNEL=before)
 
@@ -220,6 +223,20 @@ def _resumed(what: dict[str, Any], settings: dict[str, Any], rows: list[dict[str
     if what["workers"]:  # they cannot save their state: episodes restart
         return _law_1(again)
     return f"resumed, it writes another record: {_first_difference(rows, again)}" if again != rows else ""
+
+
+def _without_c(what: dict[str, Any], settings: dict[str, Any], policy: Any, folder: Path) -> str:
+    """Where C rolled out and updated, the same run through autograd ends with the same weights."""
+    if what["kernel"] == "portable" or what["own_policy"] or settings["target_kl"] or what["table"] % 3:
+        return ""
+    os.environ["HOLDFAST_CPU_KERNEL"] = "portable"
+    trainer = hf.Trainer(hf.TrainConfig(**{**settings, "run_dir": str(folder / "slow")}), env=make_env(what))
+    trainer.run()
+    for (name, ours), theirs in zip(policy.named_parameters(), trainer.policy.parameters()):
+        far, largest = (ours - theirs).abs().max().item(), theirs.abs().max().item()
+        if not far <= 5e-3 * (1e-3 + largest):
+            return f"with autograd {name} differs by {far}, and its largest number is {largest}"
+    return ""
 
 
 def record(run: Path) -> list[dict[str, str]]:
