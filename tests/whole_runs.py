@@ -97,6 +97,7 @@ class Own(hf.RecurrentPolicy):
 
 
 def make_table(what: dict[str, Any], number: int) -> Table:
+    number = 0 if what["copies"] else number
     kind = (InfoMaskedTable if what["masks_in_info"] else MaskedTable) if what["masks"] else Table
     return kind(
         OBSERVATIONS[what["observations"]], ACTIONS[what["actions"]], what["table"], number, masks=what["masks"]
@@ -105,6 +106,8 @@ def make_table(what: dict[str, Any], number: int) -> Table:
 
 def make_env(what: dict[str, Any]) -> Any:
     makers = [partial(make_table, what, number) for number in range(what["settings"]["num_envs"])]
+    if what["copies"]:  # made by the trainer
+        return lambda: make_table(what, 0)
     if what["workers"]:
         return WorkersVectorEnv(makers, min(2, len(makers)), AutoresetMode[what["mode"]])
     return Tables(makers, what["mode"])
@@ -172,6 +175,10 @@ def draw_run(seed: int, number: int) -> dict[str, Any]:
         )
         settings = {name: settings[name] for name in keep} | dict(inputs=(), gamma=0.9, seed=settings["seed"])
     what["masks_in_info"] = what["masks"] and draw.random() < 0.5
+    what["copies"] = pick(("sync", "async", "workers")) if draw.random() < 0.15 else ""
+    if what["copies"]:
+        what.update(workers=False, mode="SAME_STEP")
+        settings["vectorization"] = what["copies"]
     return {**what, "settings": settings}
 
 
@@ -220,7 +227,7 @@ def _resumed(what: dict[str, Any], settings: dict[str, Any], rows: list[dict[str
         hf.Trainer(half, env=make_env(what), policy=make_policy(what), callbacks=[Stop(SAVED_AFTER)]).run()
     hf.Trainer.resume(folder / "half", env=make_env(what), policy=make_policy(what)).run()
     again = record(folder / "half")
-    if what["workers"]:  # they cannot save their state: episodes restart
+    if what["workers"] or what["copies"]:  # they cannot save their state: episodes restart
         return _law_1(again)
     return f"resumed, it writes another record: {_first_difference(rows, again)}" if again != rows else ""
 
