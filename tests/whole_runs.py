@@ -156,7 +156,7 @@ def draw_run(seed: int, number: int) -> dict[str, Any]:
     # Drawn last, so that what stands above is what it was before these were there.
     what["workers"] = draw.random() < 0.15
     what["exported"] = pick(("", "", "", "", "", "pt2", "onnx"))
-    what["masks"] = isinstance(ACTIONS[actions], (spaces.Discrete, spaces.MultiDiscrete)) and draw.random() < 0.5
+    what["masks"] = not isinstance(ACTIONS[actions], spaces.Box) and draw.random() < 0.5
     if draw.random() < 0.1:  # a core of the user's own
         settings.update(core="accumulator:ProjectedAccumulator", num_layers=1, reset="zero", memory_span=None)
     what["own_policy"] = draw.random() < 0.1
