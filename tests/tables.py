@@ -38,9 +38,7 @@ class Table(gym.Env[Any, Any]):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         assert self.action_space.contains(action), f"{action!r} is not in {self.action_space}"
         if self.masks:
-            chosen = np.atleast_1d(np.asarray(action) - getattr(self.action_space, "start", 0))
-            first = np.cumsum([0, *heads(self.action_space)[:-1]])
-            assert self.action_mask()[first + chosen].all(), f"{action!r} is not allowed by {self.action_mask()}"
+            assert self._allows(action), f"{action!r} is not allowed by {self.action_mask()}"
         self.at += 1
         end = self.ends[self.at % 37]
         ends = end in ("terminated", "both"), end in ("truncated", "both")
@@ -48,6 +46,14 @@ class Table(gym.Env[Any, Any]):
 
     def action_mask(self) -> Array:
         return self.allowed[self.at % 29]
+
+    def _allows(self, action: Any) -> bool:
+        mask = self.action_mask()
+        if isinstance(self.action_space, spaces.MultiBinary):
+            return not np.asarray(action)[~mask].any()
+        first = np.cumsum([0, *heads(self.action_space)[:-1]])
+        chosen = np.atleast_1d(np.asarray(action) - getattr(self.action_space, "start", 0))
+        return bool(mask[first + chosen].all())
 
 
 class MaskedTable(Table):
@@ -57,9 +63,20 @@ class MaskedTable(Table):
         return self.action_mask()
 
 
+class InfoMaskedTable(Table):
+    """With masks in its infos."""
+
+    def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
+        return super().reset(**options)[0], {"action_mask": self.action_mask()}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        *result, _ = super().step(action)
+        return *result, {"action_mask": self.action_mask()}  # type: ignore[return-value]
+
+
 def heads(space: Any) -> list[int]:
-    """Number of actions of each head that can be masked."""
-    if isinstance(space, spaces.Discrete):
+    """Number of actions of each head that can be masked; all bits together are one."""
+    if isinstance(space, (spaces.Discrete, spaces.MultiBinary)):
         return [int(space.n)]
     return [int(n) for n in space.nvec] if isinstance(space, spaces.MultiDiscrete) else [1]
 

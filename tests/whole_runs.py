@@ -3,8 +3,9 @@
     python tests/whole_runs.py --count 200 --seed 1
 
 Each run must keep law 1 in every update (the replay gap is at most the tolerance), write finite losses, continue from its
-checkpoint as if it had never stopped, and be loaded, shared and deployed with the numbers it was trained to. Run number n of
-a seed is always the same one.
+checkpoint as if it had never stopped, and be loaded, shared, exported and deployed with the numbers it was trained to. What
+its rollouts recorded is worked out a second time, one environment at a time (`reference_rollout.py`), and every third run
+is trained once more without C. Run number n of a seed is always the same one.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from holdfast.envs import WorkersVectorEnv
 from holdfast.runs.record import read_progress
 from holdfast.training import replay_check
 from reference_rollout import ReferenceRollout
-from tables import MaskedTable, Table, Tables
+from tables import InfoMaskedTable, MaskedTable, Table, Tables
 
 UPDATES, SAVED_AFTER = 4, 2
 RESETS = np.array([[True, True], [False, False], [False, True], [True, False], [False, False], [False, False]])
@@ -96,7 +97,8 @@ class Own(hf.RecurrentPolicy):
 
 
 def make_table(what: dict[str, Any], number: int) -> Table:
-    kind = MaskedTable if what["masks"] else Table
+    number = 0 if what["copies"] else number
+    kind = (InfoMaskedTable if what["masks_in_info"] else MaskedTable) if what["masks"] else Table
     return kind(
         OBSERVATIONS[what["observations"]], ACTIONS[what["actions"]], what["table"], number, masks=what["masks"]
     )
@@ -104,6 +106,8 @@ def make_table(what: dict[str, Any], number: int) -> Table:
 
 def make_env(what: dict[str, Any]) -> Any:
     makers = [partial(make_table, what, number) for number in range(what["settings"]["num_envs"])]
+    if what["copies"]:  # made by the trainer
+        return lambda: make_table(what, 0)
     if what["workers"]:
         return WorkersVectorEnv(makers, min(2, len(makers)), AutoresetMode[what["mode"]])
     return Tables(makers, what["mode"])
@@ -152,7 +156,7 @@ def draw_run(seed: int, number: int) -> dict[str, Any]:
     # Drawn last, so that what stands above is what it was before these were there.
     what["workers"] = draw.random() < 0.15
     what["exported"] = pick(("", "", "", "", "", "pt2", "onnx"))
-    what["masks"] = isinstance(ACTIONS[actions], (spaces.Discrete, spaces.MultiDiscrete)) and draw.random() < 0.5
+    what["masks"] = not isinstance(ACTIONS[actions], spaces.Box) and draw.random() < 0.5
     if draw.random() < 0.1:  # a core of the user's own
         settings.update(core="accumulator:ProjectedAccumulator", num_layers=1, reset="zero", memory_span=None)
     what["own_policy"] = draw.random() < 0.1
@@ -170,6 +174,11 @@ def draw_run(seed: int, number: int) -> dict[str, Any]:
             "refresh_states",
         )
         settings = {name: settings[name] for name in keep} | dict(inputs=(), gamma=0.9, seed=settings["seed"])
+    what["masks_in_info"] = what["masks"] and draw.random() < 0.5
+    what["copies"] = pick(("sync", "async", "workers")) if draw.random() < 0.15 else ""
+    if what["copies"]:
+        what.update(workers=False, mode="SAME_STEP")
+        settings["vectorization"] = what["copies"]
     return {**what, "settings": settings}
 
 
@@ -201,7 +210,8 @@ def play(what: dict[str, Any], folder: Path) -> str:
         problem = _law_1(rows) or reference.problem
         if reference.compared < UPDATES:
             problem = problem or f"{reference.compared} rollouts in place of {UPDATES}"
-        return problem or _resumed(what, settings, rows, folder) or _deployed(trainer.policy, what, folder)
+        problem = problem or _resumed(what, settings, rows, folder) or _deployed(trainer.policy, what, folder)
+        return problem or _without_c(what, settings, trainer.policy, folder)
     finally:
         os.environ.pop("HOLDFAST_CPU_KERNEL") if before is None else os.environ.update(HOLDFAST_CPU_KERNEL=before)
 
@@ -217,9 +227,23 @@ def _resumed(what: dict[str, Any], settings: dict[str, Any], rows: list[dict[str
         hf.Trainer(half, env=make_env(what), policy=make_policy(what), callbacks=[Stop(SAVED_AFTER)]).run()
     hf.Trainer.resume(folder / "half", env=make_env(what), policy=make_policy(what)).run()
     again = record(folder / "half")
-    if what["workers"]:  # they cannot save their state: episodes restart
+    if what["workers"] or what["copies"]:  # they cannot save their state: episodes restart
         return _law_1(again)
     return f"resumed, it writes another record: {_first_difference(rows, again)}" if again != rows else ""
+
+
+def _without_c(what: dict[str, Any], settings: dict[str, Any], policy: Any, folder: Path) -> str:
+    """Where C rolled out and updated, the same run through autograd ends with the same weights."""
+    if what["kernel"] == "portable" or what["own_policy"] or settings["target_kl"] or what["table"] % 3:
+        return ""
+    os.environ["HOLDFAST_CPU_KERNEL"] = "portable"
+    trainer = hf.Trainer(hf.TrainConfig(**{**settings, "run_dir": str(folder / "slow")}), env=make_env(what))
+    trainer.run()
+    for (name, ours), theirs in zip(policy.named_parameters(), trainer.policy.parameters()):
+        far, largest = (ours - theirs).abs().max().item(), theirs.abs().max().item()
+        if not far <= 5e-3 * (1e-3 + largest):
+            return f"with autograd {name} differs by {far}, and its largest number is {largest}"
+    return ""
 
 
 def record(run: Path) -> list[dict[str, str]]:
@@ -258,7 +282,8 @@ def _deployed(policy: Any, what: dict[str, Any], folder: Path) -> str:
         return "a row of a batch acts differently when it is alone"
     if what["own_policy"]:
         return ""
-    for source in (folder / "whole", hf.save_pretrained(policy, folder / "shared")):
+    shared = [hf.save_pretrained(policy, folder / "shared")] if what["table"] % 4 == 0 else []  # draws its curve
+    for source in (folder / "whole", *shared):
         if not np.array_equal(expected, _actions(hf.load(source), seen)):
             return f"loaded from {source.name} it acts differently"
     if what["exported"] and not what["masks"]:

@@ -396,7 +396,7 @@ def flag_of(name: str) -> str:
 
 
 def _check_core(config: TrainConfig) -> None:
-    names = [name for kind in get_args(get_type_hints(TrainConfig)["core"]) for name in get_args(kind)]
+    names = [name for kind in get_args(_HINTS["core"]) for name in get_args(kind)]
     if not isinstance(config.core, str) or not (config.core in names or is_import_name(config.core)):
         raise ValueError(f"--core must be one of {', '.join(names)}, or my_module:MyCore, got {config.core!r}")
 
@@ -424,7 +424,7 @@ def _is_a(value: Any, kind: Any) -> bool:
 
 
 def _check_choices(config: TrainConfig) -> None:
-    for name, kind in get_type_hints(TrainConfig).items():
+    for name, kind in _HINTS.items():
         value = getattr(config, name)
         if get_origin(kind) is Literal and value not in get_args(kind):
             raise ValueError(f"{flag_of(name)} must be one of {', '.join(get_args(kind))}, got {value!r}")

@@ -94,8 +94,11 @@ def test_a_sweep_begins_with_the_preset_of_the_task_as_it_is_played(
 ):
     sizes = [flag for flag in tiny if not flag.startswith("--no-")]
     flags = ["--env", "CartPole-v1", *flags, *sizes, "--total-steps", "512", "--trials", "1", "--workers", "1"]
+    flags = [flag for flag, before in zip(flags, ["", *flags]) if "--threads" not in (flag, before)]
     assert run("sweep", *flags, "--confirm", "0") == 0
     assert f"; trial 0 is the preset {preset}\n" in capsys.readouterr().out
+    trained = json.loads(Path("runs/sweeps/CartPole-v1/trials/0000/config.json").read_text())
+    assert trained["threads"] == 1, "of a small network, however many cores the one worker has"
 
 
 @pytest.mark.parametrize(

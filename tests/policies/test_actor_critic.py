@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -272,3 +274,23 @@ def test_a_rollout_of_dummy_steps_alone_leaves_the_statistics_as_they_were():
     before = {name: value.clone() for name, value in policy.state_dict().items()}
     policy.update_normalizer(torch.empty(0, 3))
     assert all(torch.equal(value, before[name]) for name, value in policy.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("space", "wrong"),
+    [
+        (spaces.Discrete(3), [(4, 2, 1)]),
+        (spaces.MultiDiscrete([2, 3]), [(4, 2), (4, 2, 1), (4, 2, 3)]),
+        (spaces.MultiBinary(3), [(4, 2), (4, 2, 1), (4, 2, 2)]),
+        (spaces.Box(-1, 1, (2,)), [(4, 2), (4, 2, 1), (4, 2, 3), (4, 2, 2, 1)]),
+    ],
+    ids=str,
+)
+def test_actions_of_another_shape_are_refused_and_never_broadcast(space: Any, wrong: list[tuple[int, ...]]):
+    policy = hf.ActorCritic(spaces.Box(-1, 1, (3,)), space, "gru", hidden_size=4)
+    obs, resets = torch.zeros(4, 2, 3), torch.ones(4, 2, dtype=torch.bool)
+    dtype = torch.float32 if isinstance(space, spaces.Box) else torch.int64
+    assert policy.evaluate(obs, torch.zeros(4, 2, *space.shape, dtype=dtype), None, resets).log_prob.shape == (4, 2)
+    for shape in wrong:
+        with pytest.raises(ValueError, match="one row per step and environment"):
+            policy.evaluate(obs, torch.zeros(shape, dtype=dtype), None, resets)

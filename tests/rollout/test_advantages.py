@@ -71,3 +71,19 @@ def test_resets_of_a_single_step():
 def test_an_unknown_mode_is_refused_by_name():
     with pytest.raises(ValueError, match="unknown autoreset mode 'sometimes'"):
         hf.resets_from(flags(0), flags(0), "sometimes")
+
+
+def test_nothing_is_broadcast():
+    rewards, dones = torch.randn(3, 2), torch.zeros(3, 2, dtype=torch.bool)
+    with pytest.raises(ValueError, match=r"gae got next_values of shape \(2,\), expected \(3, 2\) as rewards \[T, B\]"):
+        hf.gae(rewards, rewards, torch.zeros(2), dones)
+    with pytest.raises(ValueError, match=r"gae got values of shape \(3, 2, 1\), expected \(3, 2\)"):
+        hf.gae(rewards, rewards.unsqueeze(2), rewards, dones)
+    with pytest.raises(ValueError, match=r"gae got rewards \[T, B\] of shape \(3,\)"):
+        hf.gae(rewards[:, 0], rewards[:, 0], rewards[:, 0], dones[:, 0])
+    with pytest.raises(TypeError, match=r"gae got dones of dtype torch.float32, expected flags of dtype bool"):
+        hf.gae(rewards, rewards, rewards, dones.float())
+    with pytest.raises(ValueError, match=r"resets_from got truncated of shape \(2,\), expected \(3, 2\)"):
+        hf.resets_from(dones, dones[0], AutoresetMode.SAME_STEP)
+    with pytest.raises(ValueError, match=r"resets_from got previous_done \[B\] of shape \(3, 2\)"):
+        hf.resets_from(dones, dones, AutoresetMode.NEXT_STEP, previous_done=dones)

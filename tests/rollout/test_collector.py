@@ -5,6 +5,7 @@ The policy's value is the sum of the episode's observations (see counting_env), 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -214,6 +215,16 @@ def test_columns_lay_chunks_side_by_side_and_select_takes_some_of_them():
         segment.as_sequences(3)
     with pytest.raises(ValueError, match="bptt=4 must divide steps=6"):
         rollout(AutoresetMode.SAME_STEP, 6, bptt=4)
+
+
+def test_what_is_put_into_a_segment_has_one_number_per_step():
+    segment = next(hf.collect(vector_env(AutoresetMode.SAME_STEP, {}, {}, {}), SumPolicy(), steps=4))
+    segment.advantage = segment.advantage / 2
+    for name, wrong in ("advantage", torch.zeros(3)), ("returns", torch.zeros(4, 1)), ("value", torch.zeros(3, 4)):
+        with pytest.raises(ValueError, match=rf"{name} of a segment has shape .*, expected \[T, B\] = \[4, 3\]"):
+            setattr(segment, name, wrong)
+        with pytest.raises(ValueError, match=f"{name} of a segment has shape"):
+            replace(segment, **{name: wrong})
 
 
 def test_a_segment_moves_whole():

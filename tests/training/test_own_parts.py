@@ -190,9 +190,18 @@ class NeedsMore(SumPolicy):
         ("counting_env", "expected module:Name"),
         ("counting_env:MODES", "policy counting_env:MODES is of type tuple, expected a class or function"),
         (7, "policy 7 is of type int, expected a class or function"),
+        (
+            torch.nn.Linear(1, 1),
+            "the policy is an nn.Module of type Linear, expected a class or function that makes an hf.Rec",
+        ),
     ],
 )
 def test_what_is_no_policy_is_refused_in_one_line(tmp_path: Path, policy: Any, said: str):
     with pytest.raises((TypeError, ValueError)) as error:
         hf.Trainer(config(tmp_path), env=CountingEnv, policy=policy)
     assert said in str(error.value) and "\n" not in str(error.value)
+
+
+def test_settings_that_are_no_config_are_refused():
+    with pytest.raises(TypeError, match=r"Trainer takes an hf.TrainConfig, got a dict; write hf.TrainConfig"):
+        hf.Trainer({"env": "CartPole-v1"})

@@ -74,6 +74,7 @@ def main(argv: list[str]) -> int:
     from holdfast.runs import imports
     from holdfast.sweep.space import default_space
     from holdfast.sweep.sweep import SPACE_NAME, Sweep, space_of
+    from holdfast.training.parts import threads_for
 
     with user_errors():
         base, on_gpu = _with_sizes(base)
@@ -91,7 +92,8 @@ def main(argv: list[str]) -> int:
         print(folder / SPACE_NAME)
         return 0
     seconds, workers = _seconds(flags.time), flags.workers or (1 if on_gpu else num_cores())
-    base.threads = base.threads or (None if on_gpu else max(1, num_cores() // workers))
+    if base.threads is None and not on_gpu:
+        base.threads = max(1, min(num_cores() // workers, threads_for(base, base.num_envs)))
     parent = os.getppid()
     with _study_errors(folder):
         sweep = Sweep(

@@ -119,7 +119,8 @@ def _training(config: TrainConfig | None, steps: int | None) -> str:
     if config is None:
         return ""
     trained = f"Trained for {steps:,} steps" if steps is not None else "Trained"
-    changed = {name: value for name, value in config.to_dict().items() if value != TrainConfig().to_dict()[name]}
+    defaults = TrainConfig().to_dict()
+    changed = {name: value for name, value in config.to_dict().items() if value != defaults[name]}
     rows = [(name, json.dumps(value)) for name, value in changed.items()]
     intro = f"{trained} with these settings, and the defaults of `holdfast train` for all others."
     return f"\n## Training\n\n{intro}\n\n{_table(('setting', 'value'), rows)}"

@@ -21,6 +21,14 @@ from holdfast.checks import values_are_readable, whole_numbers
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
 
+def _require_shape(action: Tensor, shape: Sequence[int], what: str) -> None:
+    """One head in place of two, or one bit in place of several, would be broadcast or left out without a word."""
+    if tuple(action.shape) != tuple(shape):
+        raise ValueError(
+            f"{what} have shape {tuple(action.shape)}, expected {tuple(shape)}: one row per step and environment"
+        )
+
+
 def check_mask(mask: Tensor, shape: tuple[int, ...], what: str, may_be_empty: Tensor | None = None) -> None:
     """Check the structure always, and that each row allows something where values may be read.
 
@@ -72,6 +80,7 @@ class Categorical:
         return index + self.start if self.start else index
 
     def log_prob(self, action: Tensor) -> Tensor:
+        _require_shape(action, self.log_probs.shape[:-1], "discrete actions")
         index = whole_numbers(action, "discrete actions") - self.start
         return self.log_probs.gather(-1, index.unsqueeze(-1)).squeeze(-1)
 
@@ -166,6 +175,7 @@ class MultiCategorical:
         return self._choose("mode")
 
     def log_prob(self, action: Tensor) -> Tensor:
+        _require_shape(action, (len(self.logits[0]), len(self.nvec)), f"actions of the heads {self.nvec}")
         given = self._given = list(action.unbind(-1))
         return torch.stack([self.head(j, given).log_prob(a) for j, a in enumerate(given)]).sum(0)
 
@@ -203,6 +213,7 @@ class Bernoulli:
         return (self.logits > 0).to(torch.int8)
 
     def log_prob(self, action: Tensor) -> Tensor:
+        _require_shape(action, self.logits.shape, "binary actions")
         logits, action = self.logits, whole_numbers(action, "binary actions")
         sign = torch.where(action > 0, 1.0, -1.0).to(logits.dtype)
         return F.logsigmoid(logits * sign).sum(-1)
@@ -237,6 +248,7 @@ class Gaussian:
         return self.mean.view(-1, *self.shape)
 
     def log_prob(self, action: Tensor) -> Tensor:
+        _require_shape(action, (len(self.mean), *self.shape), "Box actions")
         z = (action.reshape(self.mean.shape) - self.mean) * torch.exp(-self.log_std)
         return (-0.5 * z * z - self.log_std - _HALF_LOG_2PI).sum(-1)
 
@@ -276,6 +288,7 @@ class SquashedGaussian:
         return self._action(self.mean)
 
     def log_prob(self, action: Tensor) -> Tensor:
+        _require_shape(action, (len(self.mean), *self.shape), "Box actions")
         squashed = (action.reshape(self.mean.shape) - self.center) / self.half_range
         u = torch.atanh(squashed.clamp(-_INSIDE, _INSIDE))
         z = (u - self.mean) * torch.exp(-self.log_std)

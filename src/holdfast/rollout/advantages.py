@@ -25,6 +25,9 @@ def gae(
     >>> adv.squeeze(1).tolist()            # 1 + 0.5 * 5 = 3.5, then 1 + 0.5 * 3.5
     [2.75, 3.5]
     """
+    parts = {"values": values, "next_values": next_values, "dones": dones}
+    _require_shape("gae", rewards, "rewards [T, B]", (2,), parts)
+    _require_flags("gae", dones=dones)
     deltas = rewards + gamma * next_values - values
     carry = (gamma * lam) * (~dones).to(deltas.dtype)
     # A linear recurrence from the last step to the first, with one row whose channels are the environments.
@@ -44,6 +47,10 @@ def resets_from(
     SAME_STEP (and DISABLED, once the caller has reset the finished ones): where that step ended an episode. NEXT_STEP:
     where the step *before* did; `previous_done` [B] says so for the first entry (None: nowhere).
     """
+    _require_shape("resets_from", terminated, "terminated [B] or [T, B]", (1, 2), {"truncated": truncated})
+    _require_flags("resets_from", terminated=terminated, truncated=truncated)
+    if previous_done is not None:
+        _require_shape("resets_from", previous_done, "previous_done [B]", (1,), {})
     done = terminated | truncated
     mode = getattr(autoreset_mode, "name", str(autoreset_mode)).upper().replace("-", "_")
     if mode in ("SAME_STEP", "DISABLED", "SAMESTEP"):
@@ -54,3 +61,20 @@ def resets_from(
         return torch.zeros_like(done) if previous_done is None else previous_done
     first = torch.zeros_like(done[:1]) if previous_done is None else previous_done.unsqueeze(0)
     return torch.cat([first, done[:-1]])
+
+
+def _require_shape(function: str, first: Tensor, what: str, ranks: tuple[int, ...], others: dict[str, Tensor]) -> None:
+    """Nothing is broadcast: the value after the last step [B] in place of all next values would give numbers, too."""
+    if first.ndim not in ranks:
+        raise ValueError(f"{function} got {what} of shape {tuple(first.shape)}")
+    for name, other in others.items():
+        if other.shape != first.shape:
+            raise ValueError(
+                f"{function} got {name} of shape {tuple(other.shape)}, expected {tuple(first.shape)} as {what}"
+            )
+
+
+def _require_flags(function: str, **flags: Tensor) -> None:
+    for name, flag in flags.items():
+        if str(flag.dtype) not in ("torch.bool", "bool"):  # arrays are taken, too
+            raise TypeError(f"{function} got {name} of dtype {flag.dtype}, expected flags of dtype bool")

@@ -47,6 +47,18 @@ class Segment:
     TIMED: ClassVar = ("obs", "actions", "resets", "rewards", "log_prob", "value", "terminated", "truncated", "advantage",
              "returns", "valid", "action_mask")  # fmt: skip
     """The fields that are [T, B, ...]."""
+    PER_STEP: ClassVar = frozenset(
+        {"rewards", "log_prob", "value", "terminated", "truncated", "advantage", "returns", "valid"}
+    )
+    """The fields with one number per step, as `resets`."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """A loss would broadcast an advantage [B], and give a number."""
+        if name in self.PER_STEP and isinstance(value, Tensor) and value.shape != self.resets.shape:
+            raise ValueError(
+                f"{name} of a segment has shape {tuple(value.shape)}, expected [T, B] = {list(self.resets.shape)}, as its resets"
+            )
+        super().__setattr__(name, value)
 
     def _timed(self, change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
         """Everything that is [T, B, ...], changed."""

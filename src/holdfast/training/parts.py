@@ -81,7 +81,7 @@ def _build(
     config.require_envs_for(ranks.size)
     failures = FailureLog(config, ranks.rank, notify)
     if device.type == "cpu":
-        torch.set_num_threads(config.threads or _threads_for(config, len(share)))
+        torch.set_num_threads(config.threads or threads_for(config, len(share)))
     rng_state.seed(config.seed)  # every rank makes the same policy
 
     def make_env(num_envs: int) -> Any:
@@ -152,7 +152,7 @@ def _require_copies(env: Any, share: range, config: TrainConfig, ranks: Ranks) -
         )
 
 
-def _threads_for(config: TrainConfig, num_envs: int) -> int:
+def threads_for(config: TrainConfig, num_envs: int) -> int:
     """One thread for small networks and minibatches, where handing work around costs more than it saves."""
     steps = num_envs * config.num_steps // config.minibatches
     work = steps * config.hidden_size**2  # multiplications of a recurrent product per minibatch, up to a constant

@@ -80,6 +80,10 @@ class Trainer:
         callbacks: Sequence[Any] = (),
         eval_env: Any = None,
     ) -> None:
+        if not isinstance(config, TrainConfig):
+            raise TypeError(
+                f"Trainer takes an hf.TrainConfig, got a {type(config).__name__}; write hf.TrainConfig(...)"
+            )
         config = run_parts.with_own(config, env, policy)
         if env is not None and not can_be_made_again(env) and eval_env is None and config.eval_every:
             raise ValueError(
