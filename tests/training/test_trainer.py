@@ -189,6 +189,11 @@ def test_settings_may_change_when_a_run_is_resumed(tmp_path: Path):
     assert hf.Trainer.resume(tmp_path / "run", total_steps=4 * 8 * 12).run().updates == 12
     with pytest.raises(ValueError, match="unknown settings"):
         hf.Trainer.resume(tmp_path / "run", total_stesp=1)
+    for changed in dict(hidden_size=3), dict(reset="never"), dict(num_envs=16), dict(activation="gelu"), dict(seed=77):
+        with pytest.raises(
+            ValueError, match=f"^{next(iter(changed))} cannot change when a run is resumed; start a new run"
+        ):
+            hf.Trainer.resume(tmp_path / "run", **changed)
 
 
 def test_where_the_environment_cannot_restore_all_episodes_restart_and_one_line_says_so(tmp_path: Path, capsys: Any):

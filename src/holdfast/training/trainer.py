@@ -31,7 +31,7 @@ from holdfast.policies.precision import autocast, autocast_dtype
 from holdfast.rollout.env_failures import EnvFailedError, training_env
 from holdfast.rollout.segment import Segment
 from holdfast.runs import checkpoint, imports, saved_policy
-from holdfast.runs.folder import RunFolder
+from holdfast.runs.folder import FIXED_ON_RESUME, RunFolder
 from holdfast.runs.log import RunLog
 from holdfast.spans import span
 from holdfast.training import parts as run_parts
@@ -399,6 +399,10 @@ class Trainer:
         """
         file, saved = saved_policy.read(path)
         config = saved_policy.settings(file, saved, **overrides)
+        before = saved_policy.settings(file, saved)
+        fixed = [name for name in FIXED_ON_RESUME if getattr(config, name) != getattr(before, name)]
+        if fixed:
+            raise ValueError(f"{fixed[0]} cannot change when a run is resumed; start a new run with it")
         with checkpoint.refusals(file):
             check_before_building(saved)
         if not saved["own_policy"] and policy is None:
