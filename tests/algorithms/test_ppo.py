@@ -38,14 +38,15 @@ def column(*numbers: float) -> Tensor:
     return torch.tensor(numbers, dtype=torch.float32).unsqueeze(1)
 
 
-def by_hand(**changes: Any) -> Segment:
-    """Two steps of one environment: advantages 1 and -1, returns 1 and 1, values 3 and 0, log-probabilities 0."""
+def by_hand(num_envs: int = 1, **changes: Any) -> Segment:
+    """Two steps, the same in each environment: advantages 1 and -1, returns 1 and 1, values 3 and 0, log-probabilities 0."""
     zeros, no = column(0, 0), torch.zeros(2, 1, dtype=torch.bool)
     parts = dict(
         obs=zeros, actions=zeros, resets=no, rewards=zeros, log_prob=zeros, value=column(3, 0), terminated=no,
-        truncated=no, advantage=column(1, -1), returns=column(1, 1), valid=~no, start_state={},
+        truncated=no, advantage=column(1, -1), returns=column(1, 1), valid=~no,
     )  # fmt: skip
-    return Segment(**{**parts, **changes})
+    steps = {name: part.expand(2, num_envs) for name, part in parts.items()}
+    return Segment(**{**steps, "start_state": {}, **changes})
 
 
 ANSWER = Says(log_prob=column(1.5, 0.5).log(), entropy=column(0.3, 0.5), value=column(2, 0))
@@ -113,7 +114,7 @@ def test_without_a_change_of_weights_the_loss_has_ratio_one():
 
 def test_advantages_are_normalised_over_real_steps():
     valid = torch.tensor([[1, 1], [1, 0]]).bool()
-    segment = by_hand(advantage=torch.tensor([[1.0, 3.0], [5.0, 1e6]]), valid=valid)
+    segment = by_hand(num_envs=2, advantage=torch.tensor([[1.0, 3.0], [5.0, 1e6]]), valid=valid)
     normal = normalize_advantage(segment)
     real = normal.advantage[valid]
     assert real.tolist() == pytest.approx([-(1.5**0.5), 0.0, 1.5**0.5], abs=1e-6)

@@ -43,7 +43,7 @@ def test_a_sweep_writes_the_best_settings_as_a_preset_and_draws_its_trials(run: 
     for name in ("parallel.png", "importance.png"):
         assert (STUDY / name).read_bytes().startswith(b"\x89PNG")
     first = json.loads((STUDY / "trials/0000/config.json").read_text())
-    assert (first["learning_rate"], first["gamma"], first["memory_span"]) == (2e-3, 0.99, 40)  # the preset's
+    assert (first["learning_rate"], first["gamma"], first["memory_span"]) == (2e-3, 0.99, 60)  # the preset's
     finals = sorted(path.name for path in (STUDY / "trials").iterdir() if "seed" in path.name)
     assert len(finals) == 3 and finals[0] == "0000-seed1001"
 
