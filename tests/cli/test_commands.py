@@ -42,6 +42,7 @@ def test_every_command_has_help(command, run, capsys):
         ("train --preset t-maz", "unknown preset 't-maz'; did you mean t-maze?"),
         ("train --env ./my_envs.py:MyEnv", "'./my_envs.py:MyEnv': ./my_envs.py is a file; name its module, my_envs"),
         ("train --policy nets/my.py:Net", "policy 'nets/my.py:Net': nets/my.py is a file; name its module, nets.my"),
+        ("train --env ../my_envs.py:MyEnv", "../my_envs.py is a file; name its module, my_envs and start in .."),
         ("train --policy my.py:Net", "policy 'my.py:Net': my.py is a file; name its module, my"),
         ("train --env-args length", "expected name=value"),
         ("train --env holdfast/TMaze-v0 --env-args size=4", "there is no argument 'size'; it takes length"),
