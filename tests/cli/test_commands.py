@@ -39,6 +39,7 @@ def test_every_command_has_help(command, run, capsys):
         ("train --config nowhere.json", "nowhere.json: there is no such file"),
         ("train --env CartPoll-v1", "no environment 'CartPoll-v1'; did you mean CartPole-v1"),
         ("train CartPole-v1", "unexpected argument 'CartPole-v1'; did you mean --env CartPole-v1?"),
+        ("train --core gru lstm", "unexpected argument 'lstm'; see holdfast train --help"),
         ("train --preset t-maz", "unknown preset 't-maz'; did you mean t-maze?"),
         ("train --env ./my_envs.py:MyEnv", "'./my_envs.py:MyEnv': ./my_envs.py is a file; name its module, my_envs"),
         ("train --policy nets/my.py:Net", "policy 'nets/my.py:Net': nets/my.py is a file; name its module, nets.my"),
