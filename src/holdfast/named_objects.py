@@ -85,8 +85,10 @@ def name_of(thing: type) -> str:
 
 def _refuse_file(module_name: str) -> None:
     if module_name.endswith(".py"):
-        module = ".".join(Path(module_name).with_suffix("").parts)
-        raise ValueError(f"{module_name} is a file; name its module, {module}")
+        path = Path(os.path.relpath(module_name)).with_suffix("")
+        elsewhere = f" and start in {path.parent}" if ".." in path.parts else ""
+        module = path.name if elsewhere else ".".join(path.parts)
+        raise ValueError(f"{module_name} is a file; name its module, {module}{elsewhere}")
 
 
 def _why_not_imported(module_name: str, error: Exception) -> str:

@@ -306,6 +306,19 @@ def test_a_core_without_parameters_follows_its_module(make: Any):
     assert core.device() == torch.device("meta") and copy.deepcopy(policy)["actor"].device() == torch.device("meta")
 
 
+@pytest.mark.parametrize("make", [lambda: hf.Memoryless(3), Counter])
+def test_a_core_without_parameters_is_where_it_was_made(make: Any):
+    with torch.device("meta"):
+        core = make()
+    assert core.device() == torch.device("meta")
+    torch.set_default_dtype(torch.float64)
+    try:
+        core = make()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert core.state_dtype() == torch.float64
+
+
 @pytest.mark.parametrize("core_class", [hf.LSTM, hf.GRU])
 def test_shapes_can_be_computed_on_the_meta_device(core_class: type):
     core = core_class(3, 4, 2).to("meta")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from gymnasium.vector import AutoresetMode
@@ -85,5 +87,14 @@ def test_nothing_is_broadcast():
         hf.gae(rewards, rewards, rewards, dones.float())
     with pytest.raises(ValueError, match=r"resets_from got truncated of shape \(2,\), expected \(3, 2\)"):
         hf.resets_from(dones, dones[0], AutoresetMode.SAME_STEP)
-    with pytest.raises(ValueError, match=r"resets_from got previous_done \[B\] of shape \(3, 2\)"):
-        hf.resets_from(dones, dones, AutoresetMode.NEXT_STEP, previous_done=dones)
+
+
+@pytest.mark.parametrize("steps", [(), (4,)])
+def test_flags_of_the_step_before_are_one_per_environment(steps: tuple[int, ...]):
+    now = torch.zeros(*steps, 2, dtype=torch.bool)
+    for shape in (3, 2), (3,), (1,), ():
+        said = rf"resets_from got previous_done of shape {re.escape(str(shape))}, expected \[B\] = \(2,\)"
+        with pytest.raises(ValueError, match=said):
+            hf.resets_from(now, now, AutoresetMode.NEXT_STEP, previous_done=torch.zeros(shape, dtype=torch.bool))
+    with pytest.raises(TypeError, match=r"resets_from got previous_done of dtype torch.float32, expected flags"):
+        hf.resets_from(now, now, AutoresetMode.NEXT_STEP, previous_done=torch.zeros(2))

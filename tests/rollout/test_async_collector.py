@@ -137,12 +137,12 @@ def test_envpool_environments_reset_in_the_next_step_and_repeat_with_their_seed(
     assert env.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP
 
 
-@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
 def test_making_envpool_environments_warns_of_nothing(envpool, recwarn):
     assert make("envpool:CartPole-v1", 4).single_observation_space.dtype == np.float32
     assert not recwarn.list
 
 
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
 def test_envpool_mistakes_are_one_line(envpool):
     with pytest.raises(ValueError, match=r"no environment 'CartPol-v1'; did you mean envpool:CartPole-v1\?"):
         make("envpool:CartPol-v1", 4)

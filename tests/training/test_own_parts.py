@@ -178,6 +178,9 @@ class NeedsMore(SumPolicy):
         super().__init__()
 
 
+ONE_POLICY = SumPolicy()
+
+
 @pytest.mark.parametrize(
     ("policy", "said"),
     [
@@ -189,6 +192,10 @@ class NeedsMore(SumPolicy):
         ),
         ("counting_env", "expected module:Name"),
         ("counting_env:MODES", "policy counting_env:MODES is of type tuple, expected a class or function"),
+        (
+            f"{__name__}:ONE_POLICY",
+            "ONE_POLICY is of type SumPolicy, expected a class or function that makes an hf.Rec",
+        ),
         (7, "policy 7 is of type int, expected a class or function"),
         (
             torch.nn.Linear(1, 1),

@@ -93,7 +93,7 @@ def parse(kind: type[Flags], argv: list[str], command: str, default: Flags | Non
             raise
         raise _refusal(_find_mistake(kind, argv), command) from end
     if unknown:
-        raise _refusal(_value_of_a_switch(kind, argv, unknown) or _unknown_token(kind, unknown), command)
+        raise _refusal(_value_of_a_switch(kind, argv, unknown) or _unknown_token(kind, unknown, argv), command)
     return flags
 
 
@@ -188,7 +188,7 @@ def _find_mistake(kind: type, argv: Sequence[str]) -> str:
         flag, equals, value = token.partition("=")
         flag = flag.replace("_", "-")
         if flag not in types:
-            return _unknown_token(kind, [flag])
+            return _unknown_token(kind, [flag], argv)
         rest = argv[i + 1 :]
         if not equals and rest and rest[0].startswith("-") and types[flag] is not bool and not _is_number(rest[0]):
             return f"{flag}: a value is missing; one that begins with - is written {flag}=VALUE"
@@ -238,13 +238,13 @@ def _value_of_a_switch(kind: type, argv: Sequence[str], unknown: Sequence[str]) 
     return None
 
 
-def _unknown_token(kind: type, tokens: Sequence[str]) -> str:
+def _unknown_token(kind: type, tokens: Sequence[str], argv: Sequence[str]) -> str:
     """An option if there is one among the tokens: what follows it may be its value."""
     token = next((token for token in tokens if token.startswith("-")), None)
     flags = [*dict(_flag_types(kind)), "--help"]
     if token is None:
-        hint = f"; did you mean --env {tokens[0]}?" if "--env" in flags and not _positional(kind) else ""
-        return f"unexpected argument {tokens[0]!r}{hint}"
+        names_env = tokens[0] == argv[0] and "--env" in flags and not _positional(kind)  # not a second value of a flag
+        return f"unexpected argument {tokens[0]!r}" + (f"; did you mean --env {tokens[0]}?" if names_env else "")
     option = token.partition("=")[0]
     elsewhere = OTHER_NAMES.get(option.strip("-").replace("_", "-"), "")
     likely = [elsewhere] if elsewhere in flags else get_close_matches(option.replace("_", "-"), flags, 1)

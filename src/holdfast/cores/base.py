@@ -56,6 +56,10 @@ class Core(nn.Module):
     supports_advance: bool = False
     """Whether `advance_` is implemented."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._place = torch.empty(0)  # moves with the module, but is not part of it
+
     # --- what a cell writes ----------------------------------------------------------------------------------------
 
     def row_shapes(self) -> State:
@@ -215,21 +219,16 @@ class Core(nn.Module):
         return self.dtype_and_device()[1]
 
     def dtype_and_device(self) -> tuple[torch.dtype, torch.device]:
-        """The module's: of its first parameter or floating-point buffer, or where a module without them was moved to."""
+        """The module's: of its first parameter or floating-point buffer, or where a module without them was made or moved to."""
         for p in self.parameters():
             return p.dtype, p.device
         for b in self.buffers():
             if b.is_floating_point():
                 return b.dtype, b.device
-        return self._moved.dtype, self._moved.device
-
-    @property
-    def _moved(self) -> Tensor:
-        """An empty tensor that moves with the module, but is not part of it."""
-        return self.__dict__.get("_moved_tensor", torch.empty(0))
+        return self._place.dtype, self._place.device
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        self.__dict__["_moved_tensor"] = fn(self._moved)
+        self._place = fn(self._place)
         return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
 
     def _check_input(self, x: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from itertools import groupby
 from typing import Any
 
 from holdfast.cores.base import Core
@@ -89,7 +90,7 @@ def make_core(
 
 
 def made_of(core: Core) -> str:
-    """A core in words, with what is inside a Stack and a Block.
+    """A core in words, with what is inside a Stack, a Parallel and a Block.
 
     >>> import holdfast as hf
     >>> made_of(hf.Block(hf.LRU(8, 8)))
@@ -97,12 +98,13 @@ def made_of(core: Core) -> str:
     """
     if isinstance(core, Parallel):
         return f"Parallel({', '.join(f'{name}={made_of(inside)}' for name, inside in core.cores.items())})"  # type: ignore[arg-type]
-    layers: list[Any] = list(core.cores) if isinstance(core, Stack) else [core]
-    count = f"{len(layers)} times " if len(layers) > 1 else ""
-    inner = layers[0].core if isinstance(layers[0], Block) else None
-    around = "" if inner is None else f"{type(layers[0]).__name__} of "
-    named = layers[0] if inner is None else inner
-    return f"{count}{around}{type(named).__name__}({named.extra_repr()})"
+    if isinstance(core, Block):
+        return f"{type(core).__name__} of {made_of(core.core)}"
+    if not isinstance(core, Stack):
+        return f"{type(core).__name__}({core.extra_repr()})"
+    alike = [(text, len(list(group))) for text, group in groupby(map(made_of, core.cores))]  # type: ignore[arg-type]
+    layers = [f"{count} times {text}" if count > 1 else text for text, count in alike]
+    return layers[0] if len(layers) == 1 else f"Stack({', '.join(layers)})"
 
 
 def _sizes_for(core: str, memory_span: int) -> dict[str, int]:

@@ -22,9 +22,9 @@ def build(policy: Any, observation_space: Any, action_space: Any, config: TrainC
     make = import_named(policy, kind="policy") if isinstance(policy, str) else policy
     name = policy if isinstance(policy, str) else getattr(policy, "__qualname__", repr(policy))
     expected = "expected a class or function that makes an hf.RecurrentPolicy"
-    if isinstance(make, nn.Module):
+    if isinstance(policy, nn.Module):
         raise TypeError(f"the policy is an nn.Module of type {type(make).__name__}, {expected}, or a RecurrentPolicy")
-    if not callable(make):
+    if isinstance(make, nn.Module) or not callable(make):
         raise TypeError(f"policy {name} is of type {type(make).__name__}, {expected}")
     offered = {"observation_space": observation_space, "action_space": action_space, "config": config}
     parameters = _parameters(make)

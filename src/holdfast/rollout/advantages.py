@@ -50,7 +50,12 @@ def resets_from(
     _require_shape("resets_from", terminated, "terminated [B] or [T, B]", (1, 2), {"truncated": truncated})
     _require_flags("resets_from", terminated=terminated, truncated=truncated)
     if previous_done is not None:
-        _require_shape("resets_from", previous_done, "previous_done [B]", (1,), {})
+        _require_flags("resets_from", previous_done=previous_done)
+        if previous_done.shape != terminated.shape[-1:]:
+            expected = tuple(terminated.shape[-1:])
+            raise ValueError(
+                f"resets_from got previous_done of shape {tuple(previous_done.shape)}, expected [B] = {expected}"
+            )
     done = terminated | truncated
     mode = getattr(autoreset_mode, "name", str(autoreset_mode)).upper().replace("-", "_")
     if mode in ("SAME_STEP", "DISABLED", "SAMESTEP"):

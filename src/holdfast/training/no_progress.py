@@ -5,6 +5,7 @@ The runs behind the remedies are in benchmarks/results/tuning.jsonl, and docs/tr
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 
@@ -17,29 +18,34 @@ PART_OF_DEVIATION = 0.25  # an improvement smaller than this part of the deviati
 
 
 class ProgressCheck:
-    """`after_update` gives the warning, or None."""
+    """`after_update` gives the warning, or None. How a resumed run began is not known, so it is not said to have learned nothing."""
 
     def __init__(self, config: TrainConfig) -> None:
         self.config = config
         self._first: list[float] = []
         self._said = False
+        self._resumed: bool | None = None  # until the first update
 
     def after_update(self, row: dict[str, float], returns: Sequence[float]) -> str | None:
-        """row: the metrics of an update; returns: those of the episodes that ended in it."""
+        """row: the metrics of an update, of all ranks and of the run before it was resumed; returns: those of the episodes that
+        ended in it here."""
+        if self._resumed is None:
+            self._resumed = row["update"] > 1
         self._first += returns[: EPISODES - len(self._first)]
-        due = row.get("steps", 0) >= SHARE * self.config.total_steps and row.get("update", 0) >= UPDATES
+        due = row["steps"] >= SHARE * self.config.total_steps and row["update"] >= UPDATES
         if self._said or not due:
             return None
-        self._said = True
-        if not self._first:
+        now = row["rollout/ep_rew_mean"]
+        if not self._first and math.isnan(now):
+            self._said = True
             return (
                 f"no episode has ended in {row['steps']:,.0f} steps, so there is no return to show, and the evaluation at the end "
                 "gives up after many steps; give the environment a time limit (gymnasium.wrappers.TimeLimit)"
             )
-        if len(self._first) < 2:
+        if self._resumed or len(self._first) < 2:
             return None
+        self._said = True
         start, deviation = statistics.fmean(self._first), statistics.stdev(self._first)
-        now = row.get("rollout/ep_rew_mean", start)
         if now - start > PART_OF_DEVIATION * deviation:
             return None
         return (
