@@ -169,7 +169,7 @@ class Memory:
         ids = self._checked(env_ids)
         if ids is not None:
             if len(ids) != batch:
-                raise ValueError(f"{batch} observations came with {len(ids)} env_ids; pass one id per row")
+                raise ValueError(f"got {batch} observations with {len(ids)} env_ids; pass one id per row")
             return self._read_ids(ids), ids
         self._check_covers_all(batch)
         if self._row_of is not None:
@@ -263,7 +263,7 @@ class Memory:
         if batch <= last:
             known = f"ids 0..{last}" if self._row_of is None else f"ids up to {last}"
             raise ValueError(
-                f"{batch} rows came, but this memory knows {self.num_envs} environments ({known}): "
+                f"got {batch} rows, but this memory knows {self.num_envs} environments ({known}): "
                 "pass env_ids=, or memory= for another set of environments"
             )
 

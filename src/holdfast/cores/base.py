@@ -247,8 +247,8 @@ class Core(nn.Module):
         dtype, device = self.dtype_and_device()
         if device.type == "meta" and x.device != device:
             raise ValueError(
-                f"{name} is on the meta device, which holds no numbers; give it some with "
-                "core.to_empty(device='cpu'), then core.load_state_dict(...)"
+                f"{name} is on the meta device, which holds no data; allocate it with "
+                "core.to_empty(device='cpu'), then load weights with core.load_state_dict(...)"
             )
         if x.device != device:
             raise ValueError(f"{name} is on {device}, its input on {x.device}; move one of them with .to(...)")

@@ -181,7 +181,7 @@ class Runner:
         if self.on_nonfinite == "raise":
             more = f" and of {len(which) - 1} more" if len(which) > 1 else ""
             raise FloatingPointError(
-                f"the {what} of environment {which[0]!r}{more} holds NaN or infinity; its memory is unchanged. To go on "
+                f"the {what} of environment {which[0]!r}{more} holds NaN or infinity; its memory is unchanged. To continue "
                 'without it: Runner(..., on_nonfinite="skip") or "reset"'
             )
         for env_id in which:
@@ -239,7 +239,7 @@ class Runner:
             return one_id(env_id)
         if len(self._known) > 1 or (len(self._known) == 1 and 0 not in self._known):
             raise ValueError(
-                f"one observation came, but this runner knows other environments than 0 ({self.num_envs} in all): "
+                f"got one observation, but this runner knows other environments than 0 ({self.num_envs} in total): "
                 "pass env_ids=ID, or forget() the others"
             )
         return 0
@@ -347,7 +347,7 @@ def _one_flag(resets: Any) -> list[bool] | None:
     try:
         return None if resets is None else [bool(resets)]
     except (ValueError, RuntimeError) as error:
-        raise ValueError(f"one observation came with {len(resets)} resets; expected one flag") from error
+        raise ValueError(f"got one observation with {len(resets)} resets; expected one flag") from error
 
 
 def _with_batch(mask: Any) -> Any:

@@ -238,7 +238,7 @@ class RecurrentPolicy(nn.Module):
             resets = resets.reshape(-1)
         if state is not None and not self.has_memory() and leaves(state):
             raise ValueError(
-                f"a state came, but this {type(self).__name__} remembers nothing (core {type(self.core).__name__}); "
+                f"got a state, but this {type(self).__name__} has no memory (core {type(self.core).__name__}); "
                 "pass state=None, or what predict returned"
             )
         start = None if state is None else self.core.as_state(state, batch)
@@ -398,7 +398,7 @@ def merge_time(tree: Any, T: int, B: int, what: str) -> Any:
     def merge(leaf: Tensor) -> Tensor:
         if leaf.shape[:2] != (T, B):
             raise ValueError(
-                f"{what} of shape {tuple(leaf.shape)} came in a segment of {T} steps and {B} environments; "
+                f"got {what} of shape {tuple(leaf.shape)} in a segment of {T} steps and {B} environments; "
                 f"expected [{T}, {B}, ...], time first"
             )
         return leaf.flatten(0, 1)

@@ -115,8 +115,8 @@ class Collector:
     def _notice_other_writers(self) -> None:
         if self._writes is not None and self._writes != self.memory.writes:
             warnings.warn(
-                "somebody else has acted with this collector's memory since its last segment, so its environments "
-                "continue from states that are not theirs; give each its own: memory=hf.Memory(policy.core)",
+                "other code has used this collector's memory since its last segment, so its environments would continue "
+                "from wrong states; give each loop its own memory: memory=hf.Memory(policy.core)",
                 stacklevel=4,
             )
 

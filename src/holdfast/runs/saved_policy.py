@@ -43,7 +43,7 @@ def _policy_of(file: Path, saved: dict[str, Any], policy: Any, allow_imports: bo
     if not isinstance(policy, RecurrentPolicy):
         if policy is None and not saved["own_policy"]:
             raise ValueError(
-                f"{file} holds the weights of a policy of your own: pass it, hf.load(path, policy=MyPolicy()), or name it "
+                f"{file} holds the weights of your own policy: pass it, hf.load(path, policy=MyPolicy()), or name it "
                 "with --policy module:Name"
             )
         with checkpoint.refusals(file):

@@ -87,7 +87,7 @@ class Trainer:
         config = run_parts.with_own(config, env, policy)
         if env is not None and not can_be_made_again(env) and eval_env is None and config.eval_every:
             raise ValueError(
-                "evaluation during training needs environments of its own: pass eval_env=, or set eval_every=0"
+                "evaluation during training needs separate environments: pass eval_env=, or set eval_every=0"
             )
         config = replace(config)  # the run's own: its folder is chosen when it starts
         self.config, self.callbacks, self.eval_env = config, list(callbacks), eval_env
@@ -284,7 +284,7 @@ class Trainer:
         if self.eval_env is None:
             if self.parts.make_env is None:
                 raise ValueError(
-                    "with an env of your own, evaluation needs another: Trainer(config, env, eval_env=...)"
+                    "with your own env, evaluation needs a second one: Trainer(config, env, eval_env=...)"
                 )
             self.eval_env = self.parts.make_env(min(config.num_envs, episodes))
         seed = config.seed + 1_000_003 * (self.update + 1)
@@ -393,8 +393,8 @@ class Trainer:
     ) -> Trainer:
         """Continue a run from its folder or one of its checkpoints. `overrides` change settings (total_steps=...).
 
-        It goes on in the folder of the checkpoint, or in `run_dir=`, never in a folder that the file names. A checkpoint
-        that was copied elsewhere goes on in a new folder next to it. allow_imports: import modules that the file names
+        The run continues in the folder of the checkpoint, or in `run_dir=`, never in a folder that the file names. A checkpoint
+        that was copied elsewhere continues in a new folder next to it. allow_imports: import modules that the file names
         (an environment `my_module:MyEnv-v0`), which runs their code; True, or the names that may be.
         """
         file, saved = saved_policy.read(path)
@@ -407,7 +407,7 @@ class Trainer:
             check_before_building(saved)
         if not saved["own_policy"] and policy is None:
             raise ValueError(
-                f"{file} was trained with a policy of your own: pass it, Trainer.resume(path, policy=...), or name it "
+                f"{file} was trained with your own policy: pass it, Trainer.resume(path, policy=...), or name it "
                 "with --policy module:Name"
             )
         if overrides.get("run_dir") is None:
