@@ -145,7 +145,7 @@ class Core(nn.Module):
     def trace(self, x: Tensor, state: State, resets: Tensor | None) -> tuple[Tensor, State, State]:
         """`forward` on a sequence [T, B, I], and the state after every step: leaves [T, B, ...].
 
-        The gradient of those states is computed by playing the steps again, if anybody asks for it. Compiled, they have
+        The gradient of these states is computed by rerunning the steps, if it is needed. In compiled code they have
         none.
         """
         self._check_input(x)
@@ -172,8 +172,8 @@ class Core(nn.Module):
         return self._trace(x, state, resets)
 
     def output_unchecked(self, x: Tensor, state: State, resets: Tensor | None) -> tuple[Tensor]:
-        """(y,) of a step or a sequence without checks, where nobody asks for the state after it. A core whose new state costs
-        something writes it without."""
+        """(y,) of a step or a sequence without checks, if the state after it is not needed. A core whose new state costs
+        something overrides this."""
         return ((self._step if x.dim() == 2 else self._sequence)(x, state, resets)[0],)
 
     def advance_or_copy_(self, x: Tensor, state: State, resets: Tensor | None) -> tuple[Tensor]:

@@ -31,9 +31,9 @@ from holdfast.state import State, tree_map
 class Collector:
     """Rolls a policy through an environment, a segment at a time.
 
-    memory: the collector's own unless given, so acting elsewhere with the same policy does not touch it. bptt: length of
+    memory: a new one unless given, so acting elsewhere with the same policy does not change it. bptt: length of
     the training chunks whose start states are kept (None: the whole segment). reward_scale: rewards are multiplied by it
-    before advantages are formed; `segment.rewards` stay raw. noise_correlation: of the exploration noise from step to
+    before advantages are computed; `segment.rewards` stay raw. noise_correlation: of the exploration noise from step to
     step, Box actions only (`exploration.py`).
     """
 

@@ -25,7 +25,7 @@ def load(
     """The policy of a checkpoint or of a run's newest one, ready for use: weights and normalizer, fresh memory.
 
     Also of a folder that `hf.save_pretrained` wrote, and of "hub:user/name" or "hub:user/name@revision".
-    A policy of your own is passed as an instance, which gets the weights, or as a class, a function or its name
+    Pass your own policy as an instance, which gets the weights, or as a class, a function or its name
     ("my_module:MyPolicy"), unless the run's config names it. allow_imports: import modules that the file names, which
     runs their code.
     """

@@ -69,7 +69,7 @@ class Trainer:
     env: an id, a class, a function, one gymnasium environment (row 0 is that object, the others are deep copies) or a
     vector environment; see `holdfast.envs.make`. policy: an `hf.RecurrentPolicy`, or a class or function that makes one,
     or its name, "my_module:MyPolicy". eval_env: environments for evaluation, of the same kinds as `env`. By default they
-    are made like those of training; an environment that is already made needs another one for `eval_every`.
+    are made like those of training. If `env` is an existing environment object, `eval_every` needs `eval_env`.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class Trainer:
 
     @property
     def engines(self) -> dict[str, str]:
-        """Which engine rolls out and which updates, and what keeps a faster one away."""
+        """The engines of rollout and update, and what prevents a faster one."""
         rollout, slowed_by = self.parts.rollout_choice, self.parts.collector.slowed_by
         if slowed_by is not None:
             rollout = choose.Choice(choose.STEP_BY_STEP, slowed_by)
@@ -272,7 +272,7 @@ class Trainer:
         )
 
     def evaluate(self, episodes: int, deterministic: bool = False) -> EvalResult:
-        """Fresh episodes in environments of their own, with memory of their own; training is not affected.
+        """Play fresh episodes in separate environments with a separate memory; training is not affected.
 
         In a distributed run all ranks call it, and rank 0 plays.
         """
