@@ -234,7 +234,10 @@ def test_environments_per_rank_are_multiplied_by_the_ranks_and_exclude_the_numbe
     for more, said in (
         (["--num-envs-per-rank", "4", "--num-envs", "8"], "--num-envs is the total"),
         (["--num-envs-per-rank", "0"], "--num-envs-per-rank 0: expected at least 1"),
-        (["--resume", "run", "--num-envs-per-rank", "4"], "distributes them over its ranks; leave out --num-envs-per-rank"),
+        (
+            ["--resume", "run", "--num-envs-per-rank", "4"],
+            "distributes them over its ranks; leave out --num-envs-per-rank",
+        ),
     ):
         assert main([*(flags if "--resume" not in more else ["train"]), *more]) != 0
         assert said in capsys.readouterr().err

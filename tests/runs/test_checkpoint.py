@@ -153,7 +153,9 @@ def test_a_damaged_newest_checkpoint_is_refused_and_the_one_before_it_offered(ru
     for load in (hf.load, hf.Trainer.resume):
         with pytest.raises(CheckpointError) as refused:
             load(mine)
-        assert "damaged or cut short" in str(refused.value) and f"The previous checkpoint is {before}" in str(refused.value)
+        assert "damaged or cut short" in str(refused.value) and f"The previous checkpoint is {before}" in str(
+            refused.value
+        )
     assert hf.Trainer.resume(before).update == 3
     best = checkpoint.folder_of(mine) / "best.pt"
     best.write_bytes(b"junk")

@@ -182,7 +182,8 @@ def test_a_checkpoint_goes_on_in_no_folder_of_something_else(tmp_path: Path):
     before = contents(tmp_path / "other"), contents(tmp_path / "photos")
     shutil.copy(tmp_path / "run/checkpoints/update_00000002.pt", tmp_path / "photos.pt")
     with pytest.raises(
-        FileExistsError, match=r"photos already exists and holds no run; choose the folder to continue in with --run-dir"
+        FileExistsError,
+        match=r"photos already exists and holds no run; choose the folder to continue in with --run-dir",
     ):
         hf.Trainer.resume(tmp_path / "photos.pt").run()
     with pytest.raises(FileExistsError, match=r"holds another run \(its seed is 2, this run's 1\); choose another"):

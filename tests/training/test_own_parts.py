@@ -109,9 +109,7 @@ def test_evaluation_during_training_makes_more_of_a_class_and_needs_another_for_
 
 @pytest.mark.parametrize("wrong", [3, object(), [CountingEnv()], torch.zeros(2)])
 def test_what_is_no_environment_is_refused_in_one_line(tmp_path: Path, wrong: Any):
-    with pytest.raises(
-        TypeError, match=r"neither a gymnasium nor a vector environment .*; expected an id"
-    ) as error:
+    with pytest.raises(TypeError, match=r"neither a gymnasium nor a vector environment .*; expected an id") as error:
         hf.Trainer(config(tmp_path), env=wrong)
     assert "\n" not in str(error.value)
 

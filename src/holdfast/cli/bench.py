@@ -87,11 +87,15 @@ def main(argv: list[str]) -> int:
             print("stopped; run the same command again to continue", flush=True)
             raise
         except OSError as error:
-            raise UserError(f"{out} cannot be written ({error}); free some space, then run the same command again") from error
+            raise UserError(
+                f"{out} cannot be written ({error}); free some space, then run the same command again"
+            ) from error
         with user_errors():
             written = _write_report(suite, out, flags.steps)
     if failed:
-        raise UserError(f"{len(failed)} of {len(jobs)} runs failed ({failed[0]}); run the same command again to retry them")
+        raise UserError(
+            f"{len(failed)} of {len(jobs)} runs failed ({failed[0]}); run the same command again to retry them"
+        )
     if not written and not left:
         raise UserError(f"{out} holds no results of this suite and number of steps")
     return 0
@@ -205,7 +209,9 @@ def _train(suite: Suite, jobs: list[Job], out: Path, flags: BenchFlags) -> tuple
     left = len(waiting) - ended
     if left:
         seconds = time.monotonic() - clock
-        print(f"stopped after {seconds:.0f} s; {left} of {len(jobs)} runs are left; run the same command again to continue")
+        print(
+            f"stopped after {seconds:.0f} s; {left} of {len(jobs)} runs are left; run the same command again to continue"
+        )
     return failed, left
 
 

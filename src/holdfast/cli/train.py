@@ -170,7 +170,9 @@ def _resume(argv: list[str], run: Path) -> None:
         raise UserError(f"{flag_of(fixed[0])} cannot change when a run is resumed; start a new run with it")
     if value_of(argv, "--total-steps") and after.num_updates <= saved["update"]:
         steps = saved["steps"]
-        raise UserError(f"the run has {steps} steps already; to continue training, pass more, such as --total-steps {2 * steps}")
+        raise UserError(
+            f"the run has {steps} steps already; to continue training, pass more, such as --total-steps {2 * steps}"
+        )
     _require_imports_allowed(argv, after, file, flags.allow_imports)
     with user_errors():
         changed["run_dir"] = after.run_dir

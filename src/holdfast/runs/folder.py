@@ -114,7 +114,9 @@ class RunFolder:
         if differs:
             raise FileExistsError(f"{name} already holds another run ({differs}); choose another --run-dir")
         if not recorded and any(path.name != LOCK_NAME for path in self.path.iterdir()):
-            raise FileExistsError(f"{name} already exists and holds no run; choose the folder to continue in with --run-dir FOLDER")
+            raise FileExistsError(
+                f"{name} already exists and holds no run; choose the folder to continue in with --run-dir FOLDER"
+            )
 
     def _recorded_settings(self) -> dict[str, Any]:
         try:

@@ -283,9 +283,7 @@ class Trainer:
         config = self.config
         if self.eval_env is None:
             if self.parts.make_env is None:
-                raise ValueError(
-                    "with your own env, evaluation needs a second one: Trainer(config, env, eval_env=...)"
-                )
+                raise ValueError("with your own env, evaluation needs a second one: Trainer(config, env, eval_env=...)")
             self.eval_env = self.parts.make_env(min(config.num_envs, episodes))
         seed = config.seed + 1_000_003 * (self.update + 1)
         with autocast(self.device, autocast_dtype(config.precision)):
