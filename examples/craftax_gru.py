@@ -4,8 +4,8 @@
     python examples/craftax_gru.py --env craftax:Craftax-Symbolic-v1 --steps 1000000000
     holdfast train --env craftax:Craftax-Classic-Symbolic-v1 --core gru --hidden-size 512 --num-envs 4096
 
-Needs `pip install 'holdfast[craftax]'`, on a GPU also 'jax[cuda13]'. Compiling a step of Craftax takes a minute; the cache keeps it
-for the next run with as many environments.
+Needs `pip install 'holdfast[craftax]'`, on a GPU also 'jax[cuda13]'. Compiling a step of Craftax takes a minute. The
+compiled step is cached for the next run with the same number of environments.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
     config = hf.TrainConfig(
         env=flags.env, core="gru", hidden_size=flags.hidden_size, num_envs=flags.num_envs, num_steps=64, epochs=4, minibatches=8,
         learning_rate=2e-4, gae_lambda=0.8, total_steps=flags.steps, device=flags.device, run_dir=tempfile.mkdtemp() + "/craftax",
-        final_eval_episodes=flags.num_envs,  # as many environments as in training: nothing else is compiled
+        final_eval_episodes=flags.num_envs,  # as many as in training, so that nothing else is compiled
     )  # fmt: skip
     gaps: list[float] = []
 

@@ -1,4 +1,4 @@
-"""EnvPool in asynchronous batches: the policy acts in those environments that are ready first, each with its own memory.
+"""EnvPool in asynchronous batches: the policy acts in the environments that are ready first, each with its own memory.
 
     python examples/envpool_async.py
     holdfast train --env envpool:Pong-v5 --num-envs 64 --vectorization async

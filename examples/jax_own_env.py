@@ -1,10 +1,10 @@
-"""An environment of your own in JAX: four pure functions, vectorized and compiled for you, with torch policies on the same device.
+"""Your own environment in JAX: four pure functions, vectorized and compiled for you, with torch policies on the same device.
 
     cd examples
     holdfast train --env jax_own_env:Recall --core gru --total-steps 200000
     holdfast train --env jax_own_env:Recall --env-args delay=20
 
-`main` does the first from Python. Needs `pip install 'holdfast[jax]'` (on a GPU also 'jax[cuda13]').
+`main` runs the first command from Python. Needs `pip install 'holdfast[jax]'` (on a GPU also 'jax[cuda13]').
 """
 
 from __future__ import annotations

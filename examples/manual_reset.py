@@ -1,9 +1,9 @@
-"""Resetting one environment's memory by hand, where the environment does not say that something new begins.
+"""Reset one environment's memory by hand, if the environment does not report that something new begins.
 
     python examples/manual_reset.py
 
 A support desk: every line is an environment, and no episode ever ends. When another customer takes over a line,
-`policy.reset_env_memory(line)` makes that row fresh; all other lines continue unchanged.
+`policy.reset_env_memory(line)` resets that row. All other lines continue unchanged.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
 
 Every pull is one episode, so every observation is the first of an episode. The first pulls of a trial show what they
 pay, the later ones do not. With reset="zero" the policy knows nothing about earlier pulls; with reset="never" its state
-continues across episodes, and `policy.reset_memory()` starts a new trial. Training starts from the state the trial
-started from, so it sees what the rollout saw.
+continues across episodes, and `policy.reset_memory()` starts a new trial. Training starts from the start
+state of the trial, so it computes what the rollout computed.
 """
 
 from __future__ import annotations

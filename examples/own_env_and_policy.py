@@ -1,11 +1,11 @@
-"""An environment and a policy of your own, trained, measured and exported from the command line.
+"""Your own environment and policy, trained, measured and exported from the command line.
 
     cd examples
     holdfast train --env own_env_and_policy:Recall --policy own_env_and_policy:RecallPolicy --run-dir runs/recall
     holdfast eval runs/recall --env own_env_and_policy:Recall --policy own_env_and_policy:RecallPolicy
     holdfast export runs/recall --policy own_env_and_policy:RecallPolicy -o recall.onnx
 
-`my_module:MyName` is found in the current folder or in an installed package. `main` does the first two from Python.
+`my_module:MyName` is found in the current folder or in an installed package. `main` runs the first two from Python.
 """
 
 from __future__ import annotations

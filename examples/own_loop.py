@@ -1,8 +1,8 @@
-"""Recurrent PPO in one file, with `hf.LSTM` and `hf.Memory` and nothing else of Holdfast.
+"""Recurrent PPO in one file, with only `hf.LSTM` and `hf.Memory` from Holdfast.
 
     python examples/own_loop.py                       # CartPole without velocities: about a minute on one core
 
-Read it top to bottom. What is special about recurrence is marked (1) to (5); the rest is PPO as you know it.
+Read it top to bottom. Comments (1) to (5) mark what is special about recurrence. The rest is standard PPO.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
         [lambda: OnlyPositions(gym.make("CartPole-v1"))] * B, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP
     )
     agent = Agent(2, 2)
-    memory = hf.Memory(agent.core)  # (2) one row per environment; what is written has no graph
+    memory = hf.Memory(agent.core)  # (2) one row per environment; states are written without a graph
     memory.reserve(B)
     optimizer = torch.optim.Adam(agent.parameters(), 1e-3, eps=1e-5)
 
@@ -109,7 +109,7 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
 
         for _ in range(EPOCHS):
             for envs in torch.randperm(B).chunk(MINIBATCHES):
-                # (5) whole sequences of some environments, from where they started
+                # (5) whole sequences of some environments, from their start states
                 part = {name: leaf[envs] for name, leaf in start.items()}
                 dist, value, _ = agent(obs_t[:, envs], part, resets_t[:, envs])
                 ratio = (dist.log_prob(actions[:, envs]) - log_probs[:, envs]).exp()

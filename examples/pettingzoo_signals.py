@@ -1,10 +1,10 @@
-"""A PettingZoo game with agents that leave: one policy plays all of them, and each has a memory of its own.
+"""A PettingZoo game with agents that leave: one policy plays all of them, and each has its own memory.
 
     python examples/pettingzoo_signals.py
     holdfast train --env pettingzoo:sisl.multiwalker_v9 --num-envs 24
 
-Rows of the vector environment are agents. A row whose agent has left counts in no loss and no statistics until the agent comes
-back, with fresh memory. Needs `pip install 'holdfast[pettingzoo]'`.
+Rows of the vector environment are agents. A row whose agent has left is not in the loss or the statistics until the
+agent comes back, with fresh memory. Needs `pip install 'holdfast[pettingzoo]'`.
 """
 
 from __future__ import annotations

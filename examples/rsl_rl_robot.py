@@ -1,10 +1,10 @@
 """rsl_rl's runner with Holdfast's memory and update: an Isaac-Lab-style script, on a robot that fits into one file.
 
     pip install 'holdfast[rsl_rl]'
-    python examples/rsl_rl_robot.py                       # ours; --stock trains the same with rsl_rl's own classes
+    python examples/rsl_rl_robot.py                       # with Holdfast's classes; --stock uses rsl_rl's own
 
-Three strings of `train_cfg` differ from a script for rsl_rl alone. The robot is a synthetic arm on any device: it is told
-once, at the start of an episode, where its joints should go, and it does not feel how fast they move. So it needs memory.
+Three strings of `train_cfg` differ from a script for rsl_rl alone. The robot is a synthetic arm on any device. It sees
+the target of its joints only once, at the start of an episode, and it does not sense their velocities. So it needs memory.
 The critic sees the target and the velocities (`obs_groups`).
 """
 

@@ -1,7 +1,7 @@
 """A script written for sb3-contrib, with one import changed.
 
 python examples/sb3_recurrent_ppo.py              # CartPole without velocities: about a minute on one core
-python examples/sb3_recurrent_ppo.py --core gru   # what sb3-contrib does not have
+python examples/sb3_recurrent_ppo.py --core gru   # a core that sb3-contrib does not have
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
     mean, std = evaluate_policy(model, env, n_eval_episodes=10)
     print(f"mean return of 10 episodes: {mean:.1f} +- {std:.1f}")
 
-    # The same by hand: the state is the caller's here, and predict resets it where an episode starts.
+    # The same by hand: the caller carries the state, and predict resets it where an episode starts.
     obs, state, start = env.reset(), None, np.ones(1, dtype=bool)
     for _ in range(20):
         action, state = model.predict(obs, state, start, deterministic=True)

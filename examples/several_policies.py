@@ -3,8 +3,8 @@
     python examples/several_policies.py
 
 Six environments step together; after each episode a seat goes to a random policy. A policy is called with `env_ids=`
-for the seats it holds now, in any order and number, and every row of its memory stays with its seat. A seat that comes
-back is reset by its flag, like any first observation.
+for the seats it holds now, in any order and number, and every row of its memory stays with its seat. When a policy
+gets a seat back, the episode flag resets the row, like any first observation.
 """
 
 from __future__ import annotations

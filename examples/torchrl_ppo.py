@@ -1,9 +1,9 @@
-"""Recurrent PPO in TorchRL, with `RecurrentModule` where `LSTMModule` would be.
+"""Recurrent PPO in TorchRL, with `RecurrentModule` in place of `LSTMModule`.
 
     python examples/torchrl_ppo.py                    # CartPole without velocities: about a minute on one core
 
 TorchRL's own parts do the rest: Collector, GAE, ClipPPOLoss. `auto_register_policy_transforms=True` gives the
-environment `is_init` and the recurrent states; GAE and the loss switch to sequences by themselves.
+environment `is_init` and the recurrent states; GAE and the loss switch to recurrent mode automatically.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The recurrent PPO of TorchRL's own documentation, with `RecurrentModule` where its `GRUModule` is.
+"""The recurrent PPO of TorchRL's own documentation, with `RecurrentModule` in place of `GRUModule`.
 
     python examples/torchrl_recurrent_ppo_docs.py                     # CartPole-v1: about a minute on one core
     python examples/torchrl_recurrent_ppo_docs.py --memory torchrl    # the same with GRUModule, to compare
@@ -6,8 +6,8 @@
 It follows "Minimal recurrent PPO wiring" on the page "Recurrent state lifecycle" of TorchRL's reference
 (https://docs.pytorch.org/rl/stable/reference/recurrent_state_lifecycle.html). The environment, the two networks with a
 GRU of 32 each, the keys, the collector, the slices from a replay buffer, advantage and loss are the page's, and so are
-their numbers. The page ends with one loss. Added here is what makes it train: Adam with falling learning rates, several
-minibatches per batch, a loop; and slices may be shorter than 16 steps, because early episodes are.
+their numbers. The page ends with one loss. This example adds what training needs: Adam with falling learning rates, several
+minibatches per batch, and a loop. Slices may be shorter than 16 steps, because early episodes are.
 """
 
 from __future__ import annotations

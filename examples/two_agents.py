@@ -3,7 +3,7 @@
     python examples/two_agents.py
 
 Both players of rock-paper-scissors are the same policy. Each has its own `hf.Memory`, so that the player who moves
-first leaves no trace in the other's; each sees only the opponent's moves. Training uses each player's own start state.
+first does not affect the other's memory. Each sees only the opponent's moves. Training uses each player's own start state.
 """
 
 from __future__ import annotations

@@ -196,7 +196,7 @@ def try_load(path: Path) -> str:
     try:
         hf.load(path)
     except ValueError as error:  # own_policy or the space was changed: the file says that the policy is the user's
-        return "refused" if "a policy of your own" in str(error) else f"ValueError: {error}"
+        return "refused" if "your own policy" in str(error) else f"ValueError: {error}"
     except Exception as error:
         return one_line(error)
     return "accepted"
@@ -209,7 +209,7 @@ def try_resume(path: Path, folder: Path) -> str:
     except (UnknownEnvError, ImportError, ImportNotAllowedError):  # the file names an environment that is not there
         return "refused"
     except ValueError as error:
-        return "refused" if "a policy of your own" in str(error) else f"ValueError: {error}"
+        return "refused" if "your own policy" in str(error) else f"ValueError: {error}"
     except Exception as error:
         return one_line(error)
     config = trainer.config

@@ -88,10 +88,10 @@ NESTED = spaces.Dict(
     ("card", "digit", "words"),
     [
         ([[1, 0], [4, 1]], [0, 2], None),
-        ([[1, 0], [5, 1]], [0, 2], "between 0 and 5 came, observation_space allows 1 to 4, 0 to 1"),
-        ([[0, 0], [4, 1]], [0, 2], "between 0 and 4 came"),
-        ([[1, 0], [4, 1]], [0, 3], "between 0 and 3 came, observation_space allows 0 to 2"),
-        ([[1, 0], [4, 1]], [-1, 2], "between -1 and 2 came"),
+        ([[1, 0], [5, 1]], [0, 2], "got 0 to 5, observation_space allows 1 to 4, 0 to 1"),
+        ([[0, 0], [4, 1]], [0, 2], "got 0 to 4"),
+        ([[1, 0], [4, 1]], [0, 3], "got 0 to 3, observation_space allows 0 to 2"),
+        ([[1, 0], [4, 1]], [-1, 2], "got -1 to 2"),
         ([[1, 0], [4, 1]], [0.5, 2.0], "hold 0.5, expected whole numbers"),
     ],
 )
@@ -109,5 +109,5 @@ def test_discrete_observations_on_the_host_are_compared_with_their_space(card, d
 def test_a_policy_elsewhere_refuses_arrays_that_are_not_in_its_space(use):
     policy = hf.ActorCritic(spaces.Discrete(3), spaces.Discrete(2), "lstm", 8).to("meta")
     act = policy.act if use == "act" else hf.Runner(policy).act
-    with pytest.raises(ValueError, match="between 0 and 3 came, observation_space allows 0 to 2"):
+    with pytest.raises(ValueError, match="got 0 to 3, observation_space allows 0 to 2"):
         act(np.array([0, 3]))

@@ -222,7 +222,7 @@ def test_bad_states_are_refused_and_change_nothing(memory):
     other = hf.GRU(3, 4)
     for bad in (None, "state", [], {}, {"h": torch.zeros(5, 2, 4)}, other.initial_state(5), numbered(memory.core, 4)):
         for ids in (None, [0, 1], [7, 8]):
-            with pytest.raises(ValueError, match=r"does not fit|4 rows came, but this memory knows 5"):
+            with pytest.raises(ValueError, match=r"does not fit|got 4 rows, but this memory knows 5"):
                 memory.write(bad, ids)
     with pytest.raises(ValueError, match=r"batch of 3"):
         memory.write(numbered(memory.core, 2), [0, 1, 9])
@@ -300,7 +300,7 @@ def test_a_memory_with_holes_becomes_dense_when_all_rows_are_given():
     memory = hf.Memory(core())
     memory.write(numbered(memory.core, 3), [2, 0, 3])
     assert whose(memory.take(5)[0]) == [2, 0, 1, 3, 0]
-    with pytest.raises(ValueError, match=r"3 rows came, but this memory knows 3 environments \(ids up to 3\)"):
+    with pytest.raises(ValueError, match=r"got 3 rows, but this memory knows 3 environments \(ids up to 3\)"):
         memory.take(3)
     memory.put(numbered(memory.core, 5, offset=20), None)
     assert memory.env_ids == [0, 1, 2, 3, 4] and whose(memory.read([4, 2])) == [25, 23]

@@ -3,7 +3,7 @@
     python examples/migrating/base_class_wrapper.py
 
 `HandWrapper` is the kind of base class that projects copy from one another. `policy_on(base)` is a policy written
-for it; with `LSTMWrapper` as its base the same text is right, and an old checkpoint loads as it is.
+for it; with `LSTMWrapper` as its base the same code is correct, and an old checkpoint loads unchanged.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class HandWrapper(nn.Module):
         zeros = torch.zeros(self.lstm.num_layers, B, self.lstm.hidden_size, device=device)
         h, c = self.states.get(key, (zeros, zeros))
         if "dones" in td:
-            first = td["dones"].reshape(B, TT)[:, 0]  # the other TT - 1 steps are not looked at
+            first = td["dones"].reshape(B, TT)[:, 0]  # the other TT - 1 steps are ignored
             keep = 1.0 - first.float().view(1, B, 1)
             h, c = h * keep, c * keep
         return h, c, key
@@ -98,7 +98,7 @@ def main() -> dict[str, float]:
         f"{figures['after_replay']:.0e} after"
     )
 
-    memory = after.get_memory()  # belongs into the checkpoint, next to the weights
+    memory = after.get_memory()  # save it in the checkpoint, with the weights
     after.reset_memory()
     after.set_memory(memory)
     figures["rows_restored"] = float(after.memory.num_envs)

@@ -2,8 +2,8 @@
 
     python examples/migrating/hidden_as_attribute.py
 
-`Before` is how such policies are usually written. It detaches, so it runs; and it is wrong in four ways that its
-rewards do not show. `After` has the same layers and loads its weights. Each line printed is a check of one of them.
+`Before` is how such policies are usually written. It detaches, so it runs, but it is wrong in four ways that its
+rewards do not show. `After` has the same layers and loads its weights. Each printed line checks one of the four bugs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Before(nn.Module):
         return action, dist.log_prob(action)
 
     def evaluate(self, obs, actions):
-        y, _ = self.lstm(torch.tanh(self.encoder(obs)))  # zeros, and no episode ever ends in here
+        y, _ = self.lstm(torch.tanh(self.encoder(obs)))  # starts from zeros, and never resets
         return Categorical(logits=self.actor(y)).log_prob(actions)
 
 

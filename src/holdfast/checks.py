@@ -69,7 +69,7 @@ def outside_discrete(low: Any, high: Any, starts: Iterable[int], counts: Iterabl
     """The error for discrete observations of which one is outside its space. low, high: the smallest and largest that came."""
     allowed = ", ".join(f"{start} to {start + n - 1}" for start, n in dict.fromkeys(zip(starts, counts)))
     return ValueError(
-        f"a discrete observation is outside its space: between {low} and {high} came, observation_space allows {allowed}"
+        f"a discrete observation is outside its space: got {low} to {high}, observation_space allows {allowed}"
     )
 
 

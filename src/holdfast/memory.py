@@ -37,7 +37,7 @@ class Memory:
 
     Ids are non-negative integers. Ids on the host are checked and rows appear as they are needed. Ids that lie on a GPU,
     or come through `torch.compile`, are not checked and must have been reserved (`reserve(n)`). max_envs: how many
-    environments may be known at once. Not for several threads at once; `hf.Runner` is.
+    environments may be known at once. Not thread-safe; `hf.Runner` is.
     """
 
     def __init__(self, core: Core, max_envs: int = 2**20) -> None:
@@ -110,7 +110,7 @@ class Memory:
         self._store(state_ops.clone(state_ops.without_graph(state)), ids, batch)
 
     def reset(self, env_ids: EnvIds = None) -> None:
-        """Make rows fresh; they stay known. None: all. Unknown ids are fresh already."""
+        """Reset rows; they stay known. None: all. Unknown ids are fresh already."""
         ids = self._checked(env_ids)
         if ids is None:
             self._fresh, self._with_room = torch.ones_like(self._fresh), None
@@ -169,7 +169,7 @@ class Memory:
         ids = self._checked(env_ids)
         if ids is not None:
             if len(ids) != batch:
-                raise ValueError(f"{batch} observations came with {len(ids)} env_ids; pass one id per row")
+                raise ValueError(f"got {batch} observations with {len(ids)} env_ids; pass one id per row")
             return self._read_ids(ids), ids
         self._check_covers_all(batch)
         if self._row_of is not None:
@@ -210,7 +210,7 @@ class Memory:
         return d if order is None else {**d, "ids": torch.tensor(self.env_ids)}
 
     def load_state_dict(self, d: dict[str, Any]) -> None:
-        """Take over a copy; refused as a whole if it is of another core."""
+        """Restore a copy; refused as a whole if it is of another core."""
         ids, fresh, stored = _saved_parts(d, self.core)
         self._placement = self.core.dtype_and_device()
         self._state = state_ops.convert(
@@ -263,7 +263,7 @@ class Memory:
         if batch <= last:
             known = f"ids 0..{last}" if self._row_of is None else f"ids up to {last}"
             raise ValueError(
-                f"{batch} rows came, but this memory knows {self.num_envs} environments ({known}): "
+                f"got {batch} rows, but this memory knows {self.num_envs} environments ({known}): "
                 "pass env_ids=, or memory= for another set of environments"
             )
 

@@ -96,6 +96,6 @@ def test_a_run_that_failed_under_mps_is_a_line_and_not_counted(clock, runs):
     bar.postponed(1, runs[0], "CUDA error")
     assert bar.steps == 0
     assert console.file.getvalue().splitlines() == [
-        "A gru seed 1  failed under MPS, where a fault of one run ends all (CUDA error); "
-        "tried again without MPS after the others"
+        "A gru seed 1  failed under MPS, where a fault in one run ends all (CUDA error); "
+        "it is retried without MPS after the others"
     ]

@@ -111,7 +111,7 @@ def test_a_command_with_a_time_limit_saves_what_runs_and_goes_on_when_it_is_repe
     with monkeypatch.context() as short:
         short.setattr(Pool, "run", out_of_time)
         assert run(*command, "--stop-after", 3600) == 0
-    assert "s; 2 of 2 runs are left, and the same command goes on" in capsys.readouterr().out
+    assert "s; 2 of 2 runs are left; run the same command again to continue" in capsys.readouterr().out
     out = folder / "runs" / "bench" / "mine"
     (begun,) = (out / "runs").iterdir()  # the other one was not started
     assert begun.name.startswith("Short-gru-seed1-gamma_0.9_") and len(list(begun.glob("checkpoints/*.pt"))) == 1
@@ -184,7 +184,7 @@ def test_runs_that_fail_are_named_and_tried_again(run, folder, capsys, monkeypat
         captured = capsys.readouterr()
         assert "Short gru seed 1  failed: ValueError: no luck" in captured.out
         assert captured.err == (
-            "holdfast bench: 2 of 2 runs failed (Short gru seed 1: ValueError: no luck); the same command tries them again\n"
+            "holdfast bench: 2 of 2 runs failed (Short gru seed 1: ValueError: no luck); run the same command again to retry them\n"
         )
     assert [job.task for job in given[1]] == ["Short", "Long"]
 
@@ -204,6 +204,6 @@ def test_results_that_cannot_be_written_end_in_one_line_and_the_same_command_goe
         disk.setattr(results, "append", full)
         assert run(*command) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "out cannot be written" in line and "No space left" in line and "the same command goes on" in line
+    assert "out cannot be written" in line and "No space left" in line and "then run the same command again" in line
     assert len(list((folder / "out" / "runs").iterdir())) == 1  # the run, with its last checkpoint
     assert run(*command) == 0 and len(results.read(folder / "out" / "results.jsonl")[0]) == 1

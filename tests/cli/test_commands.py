@@ -32,7 +32,7 @@ def test_every_command_has_help(command, run, capsys):
         ("train --num-envs -1", "--num-envs must be at least 0, got -1"),
         ("train --bptt 7 --num-steps 64", "--bptt 7 must divide --num-steps 64"),
         ("train --preset nothing", "unknown preset 'nothing'; one of repeat-previous-easy"),
-        ("train --preset t-maze --resume runs/x", "--preset and --resume exclude each other"),
+        ("train --preset t-maze --resume runs/x", "--preset and --resume cannot be combined"),
         ("train --resume runs/x --seeds 1 2", "--resume continues one run"),
         ("train --seeds 1 2 --run-dir x", "--run-dir is one folder"),
         ("train --resume nowhere", "nowhere: there is no such file or run folder"),

@@ -120,7 +120,7 @@ def test_the_value_of_one_flag_in_either_spelling():
         (["--quiet", "true"], "--quiet takes no value, got 'true'"),
         (["--no-tensorboard", "False"], "--no-tensorboard takes no value, got 'False'"),
         (["--squash-actions", "1", "--quiet"], "--squash-actions takes no value, got '1'"),
-        (["--name", "-x"], "--name: a value is missing; one that begins with - is written --name=VALUE"),
+        (["--name", "-x"], "--name: a value is missing; write a value that begins with - as --name=VALUE"),
     ],
 )
 def test_a_value_that_a_flag_does_not_take_is_refused_with_the_name_of_the_flag(argv: list[str], said: str):

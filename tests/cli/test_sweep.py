@@ -84,7 +84,7 @@ def test_a_time_limit_ends_a_sweep_with_what_it_has(run: Any, folder: Path, caps
     flags = [*FLAGS, "--trials", "500", "--workers", "1", "--confirm", "0", "--time", "4s"]
     assert run("sweep", *flags) == 0
     said = capsys.readouterr().out
-    assert "the time is over; go on with   holdfast sweep --env holdfast/TMaze-v0" in said
+    assert "the time is over; continue with   holdfast sweep --env holdfast/TMaze-v0" in said
     assert (STUDY / "best.json").exists()
 
 
@@ -108,7 +108,7 @@ def test_a_sweep_begins_with_the_preset_of_the_task_as_it_is_played(
         (["--trials", "0"], "--trials must be at least 1"),
         (["--space", "none.json"], "none.json: there is no such file"),
         (["--trails", "3"], "did you mean --trials?"),
-        (["--preset", "t-maze", "--config", "c.json"], "exclude each other"),
+        (["--preset", "t-maze", "--config", "c.json"], "cannot be combined"),
         (["--env", "NoSuchEnv-v9", "--trials", "1", "--workers", "1"], "do not train"),
     ],
 )
@@ -124,7 +124,7 @@ def test_sigterm_says_how_to_go_on_with_the_sweep_and_not_with_a_trial(
     monkeypatch.setattr(_Watch, "on_update_end", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     assert run("sweep", *FLAGS, "--trials", 1, "--workers", 1) == 143
     said = capsys.readouterr()
-    assert "go on with   holdfast sweep --env" in said.out + said.err and "--resume" not in said.out + said.err
+    assert "continue with   holdfast sweep --env" in said.out + said.err and "--resume" not in said.out + said.err
 
 
 def test_the_space_is_written_for_editing(run: Any, folder: Path, capsys: Any):
@@ -140,7 +140,7 @@ def test_the_space_is_written_for_editing(run: Any, folder: Path, capsys: Any):
         (["--workers", "1000000"], "--workers must be between 0 and 1024"),
         (["--confirm", "-1"], "--confirm must be between 0 and 1000"),
         (["--study", "../../elsewhere"], "leaves the folder runs/sweeps"),
-        (["--preset", ""], "this one is empty"),
+        (["--preset", ""], "the value is empty"),
     ],
 )
 def test_a_sweep_that_would_do_harm_is_refused_in_one_line(

@@ -52,7 +52,7 @@ def test_a_resumed_run_that_has_the_steps_already_says_so_in_one_line(run, train
     capsys.readouterr()
     for steps in (64, 128):
         assert run("train", "--resume", "run", "--total-steps", steps) == 2
-        message = "holdfast train: the run has 128 steps already; to train on, pass more, such as --total-steps 256\n"
+        message = "holdfast train: the run has 128 steps already; to continue training, pass more, such as --total-steps 256\n"
         assert capsys.readouterr() == ("", message)
     assert run("train", "--resume", "run", "--quiet") == 0, "a finished run is measured again"
 
@@ -232,9 +232,12 @@ def test_environments_per_rank_are_multiplied_by_the_ranks_and_exclude_the_numbe
     assert _envs_of_all_ranks([], 4) == 4, "without torchrun there is one rank"
     flags = ["train", "--env", "holdfast/TMaze-v0"]
     for more, said in (
-        (["--num-envs-per-rank", "4", "--num-envs", "8"], "--num-envs is the number in all"),
+        (["--num-envs-per-rank", "4", "--num-envs", "8"], "--num-envs is the total"),
         (["--num-envs-per-rank", "0"], "--num-envs-per-rank 0: expected at least 1"),
-        (["--resume", "run", "--num-envs-per-rank", "4"], "deals them to its ranks; leave out --num-envs-per-rank"),
+        (
+            ["--resume", "run", "--num-envs-per-rank", "4"],
+            "distributes them over its ranks; leave out --num-envs-per-rank",
+        ),
     ):
         assert main([*(flags if "--resume" not in more else ["train"]), *more]) != 0
         assert said in capsys.readouterr().err

@@ -184,7 +184,7 @@ def test_a_save_that_is_killed_anywhere_is_refused_in_one_line_and_can_be_saved_
 
 
 def test_policies_that_cannot_come_back_are_refused(tmp_path: Path):
-    with pytest.raises(ValueError, match="a core that is already made"):
+    with pytest.raises(ValueError, match="built with a core object"):
         hf.save_pretrained(hf.ActorCritic(BOX, spaces.Discrete(2), hf.LSTM(128, 8)), tmp_path / "a")
     with pytest.raises(ValueError, match=r"could not be loaded again .* expected torch.float32") as error:
         hf.save_pretrained(small_policy().double(), tmp_path / "b")
@@ -324,7 +324,7 @@ def test_a_cache_that_cannot_be_written_is_not_blamed_on_the_hub(hub: HubServer,
 
     monkeypatch.setattr("huggingface_hub.HfApi.hf_hub_download", full)
     with pytest.raises(
-        CheckpointError, match=r"the cache cannot be written \(No space left on device\); make room, or"
+        CheckpointError, match=r"the cache cannot be written \(No space left on device\); free space, or"
     ):
         hf.load("hub:me/full")
 

@@ -135,15 +135,15 @@ def test_memory_goes_on_in_another_runner_and_is_a_copy(source):
 def test_fewer_environments_than_known_are_refused_and_forgotten_ones_are_gone(source):
     runner, obs = hf.Runner(source), observations(4)
     first = runner.act(obs).value
-    with pytest.raises(ValueError, match=r"2 rows came, but this memory knows 4 environments.*env_ids="):
+    with pytest.raises(ValueError, match=r"got 2 rows, but this memory knows 4 environments.*env_ids="):
         runner.act(obs[:2])
-    with pytest.raises(ValueError, match=r"one observation came.* knows other .*\(4 in all\): pass env_ids=ID"):
+    with pytest.raises(ValueError, match=r"got one observation.* knows other .*\(4 in total\): pass env_ids=ID"):
         runner.act(obs[0])
     runner.forget()
     np.testing.assert_allclose(runner.act(obs[:2]).value, first[:2], atol=1e-6)
     alone = hf.Runner(source)
     alone.act(obs[0], env_ids=1)
-    with pytest.raises(ValueError, match=r"one observation came.* knows other .*\(1 in all\)"):
+    with pytest.raises(ValueError, match=r"got one observation.* knows other .*\(1 in total\)"):
         alone.act(obs[0])
 
 
@@ -156,7 +156,7 @@ def test_an_error_leaves_memory_as_it_was(source):
             runner.act(observations(3, 1), resets)
     np.testing.assert_array_equal(runner.act(observations(3, 1)).value, other.act(observations(3, 1)).value)
     fresh = hf.Runner(source)
-    with pytest.raises(ValueError, match="one observation came with 2 resets"):
+    with pytest.raises(ValueError, match="got one observation with 2 resets"):
         fresh.act(observations(1)[0], np.zeros(2, bool))
     assert fresh.num_envs == 0
 
@@ -210,11 +210,11 @@ def test_a_policy_without_spaces_takes_batches_and_single_ones_if_told_its_space
 
 def test_observations_of_another_shape_or_kind_are_refused(source):
     runner = hf.Runner(source)
-    with pytest.raises(ValueError, match=r"shape \(2, 4\) came for obs, expected \(3,\), or \('B', 3\)"):
+    with pytest.raises(ValueError, match=r"shape \(2, 4\) for obs, expected \(3,\), or \('B', 3\)"):
         runner.act(np.zeros((2, 4), np.float32))
-    with pytest.raises(ValueError, match=r"one observation came with env_ids=\[0, 1\]"):
+    with pytest.raises(ValueError, match=r"got one observation with env_ids=\[0, 1\]"):
         runner.act(np.zeros(3, np.float32), env_ids=[0, 1])
-    with pytest.raises(ValueError, match="2 observations came with 3 env_ids"):
+    with pytest.raises(ValueError, match="got 2 observations with 3 env_ids"):
         runner.act(np.zeros((2, 3), np.float32), env_ids=[0, 1, 2])
 
 
@@ -245,7 +245,7 @@ def test_what_is_no_policy_is_refused(tmp_path):
 def test_a_pt2_of_somebody_else_is_refused(tmp_path):
     program = torch.export.export(torch.nn.Linear(2, 2), (torch.zeros(1, 2),))
     torch.export.save(program, tmp_path / "theirs.pt2")
-    with pytest.raises(ValueError, match="no `holdfast export` wrote this file"):
+    with pytest.raises(ValueError, match="`holdfast export` did not write this file"):
         hf.Runner(tmp_path / "theirs.pt2")
 
 
@@ -261,7 +261,7 @@ def test_a_state_of_another_batch_size_and_a_state_for_a_model_without_memory_ar
     _, state = remembers.predict(observations(3))
     with pytest.raises(ValueError, match=r"with a batch of 2: state\['h'\]: shape \(3, 1, 8\), expected \(2, 1, 8\)"):
         remembers.predict(observations(2), state)
-    with pytest.raises(ValueError, match=r"a state came, but this ActorCritic remembers nothing .*pass state=None"):
+    with pytest.raises(ValueError, match=r"got a state, but this ActorCritic has no memory .*pass state=None"):
         forgets.predict(observations(3), state)
     _, nothing = forgets.predict(observations(3))
     forgets.predict(observations(3), nothing)  # what it returned itself is no state
@@ -330,7 +330,7 @@ def test_ids_are_anything_that_can_be_a_key(source):
         ([True, False], "can be keys"),
         ([0, -1], "negative id -1"),
         (np.array([True, False]), "a mask is not a list of ids"),
-        (["a"], "2 observations came with 1 env_ids"),
+        (["a"], "got 2 observations with 1 env_ids"),
     ],
     ids=str,
 )
@@ -340,7 +340,7 @@ def test_ids_that_are_none_are_refused_and_change_nothing(sources, ids, words):
         runner.act(observations(2), env_ids=ids)
     assert runner.num_envs == 0
     for bad in ([1], {}, True, -3):
-        with pytest.raises(ValueError, match="one observation came with"):
+        with pytest.raises(ValueError, match="got one observation with"):
             runner.act(observations(1)[0], env_ids=bad)
 
 
@@ -357,7 +357,7 @@ def test_of_too_many_environments_the_least_recently_used_are_forgotten(sources,
     assert act(runner, "a") == act(reference, "a") and act(runner, "c") == act(reference, "c")
     assert act(runner, "b") == act(hf.Runner(sources["policy"]), "new"), "b starts from a fresh state"
     assert runner.num_envs == 3 and runner.memory.num_rows == 3
-    with pytest.raises(ValueError, match=r"4 environments came at once, more than max_envs=3"):
+    with pytest.raises(ValueError, match=r"got 4 environments at once, more than max_envs=3"):
         runner.act(observations(4), env_ids=list("abcd"))
     with pytest.raises(ValueError, match="max_envs is 0"):
         hf.Runner(sources["policy"], max_envs=0)

@@ -123,9 +123,7 @@ def test_a_name_that_a_module_lacks_is_answered_with_one_that_works(module, wron
 
 
 def test_what_is_no_environment_is_refused_with_what_is_expected(module):
-    assert "int is no gymnasium environment and no vector environment (it has no num_envs); expected an id" in one_line(
-        3
-    )
+    assert "int is neither a gymnasium nor a vector environment (it has no num_envs); expected an id" in one_line(3)
     assert "expected a gymnasium.Env" in one_line(f"{module}:nothing")
     assert "expected a gymnasium.Env" in one_line(dict)
     assert f"{module}:broken: KeyError: 'no level file'" in one_line(f"{module}:broken")

@@ -244,7 +244,7 @@ def test_agents_with_different_spaces_and_things_that_are_no_games_are_refused()
 
     with pytest.raises(ValueError, match=r"one action_space, but a has Discrete\(2\) and b has Discrete\(3\)"):
         from_pettingzoo(Uneven, 3)
-    with pytest.raises(TypeError, match="dict is no PettingZoo parallel environment with possible_agents"):
+    with pytest.raises(TypeError, match="dict is not a PettingZoo parallel environment with possible_agents"):
         from_pettingzoo(dict, 3)
     with pytest.raises(ValueError, match="no module pettingzoo"):
         make("pettingzoo:no_such_family.game_v0", 3)

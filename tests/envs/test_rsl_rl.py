@@ -123,7 +123,7 @@ def test_the_trainer_takes_it_with_a_critic_that_sees_more(tmp_path):
 @pytest.mark.parametrize(
     ("make", "error", "said"),
     [
-        (lambda: from_rsl_rl(object()), TypeError, "object is no rsl_rl environment .* RslRlVecEnvWrapper"),
+        (lambda: from_rsl_rl(object()), TypeError, "object is not an rsl_rl environment .* RslRlVecEnvWrapper"),
         (
             lambda: from_rsl_rl(Counter(), groups=["polcy"]),
             ValueError,

@@ -144,8 +144,8 @@ def test_a_copied_policy_has_its_own_memory(policy):
 
 
 BAD_STEPS = {
-    "fewer rows": (lambda: {"obs": torch.randn(2, 3)}, ValueError, "2 rows came, but this memory knows 3"),
-    "ids of another length": (lambda: {"env_ids": [0, 1]}, ValueError, "3 observations came with 2 env_ids"),
+    "fewer rows": (lambda: {"obs": torch.randn(2, 3)}, ValueError, "got 2 rows, but this memory knows 3"),
+    "ids of another length": (lambda: {"env_ids": [0, 1]}, ValueError, "got 3 observations with 2 env_ids"),
     "twice the same id": (lambda: {"env_ids": [0, 5, 5]}, ValueError, r"\[5\] more than once"),
     "negative id": (lambda: {"env_ids": [0, -4, 1]}, ValueError, "negative id -4"),
     "huge id": (lambda: {"env_ids": [0, 1, 2**64]}, TypeError, "expected integers"),

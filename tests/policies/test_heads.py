@@ -165,7 +165,7 @@ def test_wrong_masks_for_several_heads_are_refused():
     logits = torch.zeros(2, 5)
     with pytest.raises(ValueError, match=r"\(2, 4\), expected \[N, 5\].*list with one mask per head"):
         MultiCategorical(logits, [2, 3], torch.ones(2, 4, dtype=torch.bool))
-    with pytest.raises(ValueError, match="1 action masks came for 2 heads"):
+    with pytest.raises(ValueError, match="got 1 action masks for 2 heads"):
         MultiCategorical(logits, [2, 3], [None])
     with pytest.raises(ValueError, match=r"head 1 has shape \(2, 2\), expected \(2, 3\)"):
         MultiCategorical(logits, [2, 3], [None, torch.ones(2, 2, dtype=torch.bool)])

@@ -154,6 +154,6 @@ def test_envpool_mistakes_are_one_line(envpool):
             make("envpool:CartPole-v1", 4, env_kwargs={"num_threads": threads})
     with pytest.raises(ValueError, match="has no option 'num_thread'; it has num_envs, batch_size, num_threads"):
         make("envpool:CartPole-v1", 4, env_kwargs={"num_thread": 2})
-    with pytest.raises(ValueError, match="seed is no option here; `--seed`"):
+    with pytest.raises(ValueError, match="seed is not an option here; `--seed`"):
         make("envpool:CartPole-v1", 4, env_kwargs={"seed": 2})
     gc.collect()  # an environment that was refused is deleted without a word

@@ -453,5 +453,5 @@ def test_a_memory_that_two_loops_share_is_noticed():
     policy.memory.reset([1])  # no states of anybody else
     next(own)
     policy.act(torch.zeros(3, dtype=torch.long))
-    with pytest.warns(UserWarning, match=r"somebody else has acted with this collector's memory.*hf\.Memory"):
+    with pytest.warns(UserWarning, match=r"other code has used this collector's memory.*hf\.Memory"):
         next(own)

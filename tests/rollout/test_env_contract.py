@@ -115,7 +115,7 @@ def test_an_observation_outside_a_discrete_space_names_both(tmp_path: Path):
         def seen(self) -> Any:
             return 7
 
-    with pytest.raises(ValueError, match="between 7 and 7 came, observation_space allows 1 to 3"):
+    with pytest.raises(ValueError, match="got 7 to 7, observation_space allows 1 to 3"):
         train(Sees7, tmp_path / "run")
 
 

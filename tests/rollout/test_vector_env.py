@@ -140,10 +140,10 @@ def test_discrete_observations_are_compared_with_their_space_before_they_leave_t
     env = StackedEnv()
     env.single_observation_space, env.obs = spaces.Discrete(3, start=1), np.array([1, 3])  # type: ignore[assignment]
     feed = VectorEnvAdapter(env, "meta")  # any device but the host: a GPU would stop the process instead
-    with pytest.raises(ValueError, match="between 0 and 0 came, observation_space allows 1 to 3"):
+    with pytest.raises(ValueError, match="got 0 to 0, observation_space allows 1 to 3"):
         feed.start()
     final = np.array([None, 7], dtype=object)
-    with pytest.raises(ValueError, match="between 7 and 7 came, observation_space allows 1 to 3"):
+    with pytest.raises(ValueError, match="got 7 to 7, observation_space allows 1 to 3"):
         feed._final_obs(torch.tensor([1, 3]), {"final_obs": final}, torch.tensor([False, True]))
 
 
@@ -337,7 +337,7 @@ class WrongStep(StackedEnv):
     [
         ({"rewards": np.ones((2, 1))}, r"returned rewards of shape \(2, 1\), expected \(2,\): one per environment"),
         ({"rewards": 1.0}, r"returned rewards of shape \(\)"),
-        ({"rewards": [1.0, None]}, "returned rewards of type list that are no numbers"),
+        ({"rewards": [1.0, None]}, "returned rewards of type list that are not numbers"),
         ({"terminated": np.zeros(3, bool)}, r"returned terminated of shape \(3,\)"),
         ({"truncated": np.zeros((1, 2), bool)}, r"returned truncated of shape \(1, 2\)"),
         ({"obs": np.zeros((1, 1), np.float32)}, r"returned observations of shape \(1, 1\), expected 2 rows"),

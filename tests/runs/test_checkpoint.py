@@ -153,11 +153,13 @@ def test_a_damaged_newest_checkpoint_is_refused_and_the_one_before_it_offered(ru
     for load in (hf.load, hf.Trainer.resume):
         with pytest.raises(CheckpointError) as refused:
             load(mine)
-        assert "damaged or cut short" in str(refused.value) and f"The one before it: {before}" in str(refused.value)
+        assert "damaged or cut short" in str(refused.value) and f"The previous checkpoint is {before}" in str(
+            refused.value
+        )
     assert hf.Trainer.resume(before).update == 3
     best = checkpoint.folder_of(mine) / "best.pt"
     best.write_bytes(b"junk")
-    with pytest.raises(CheckpointError, match=f"The one before it: {newest}"):
+    with pytest.raises(CheckpointError, match=f"The previous checkpoint is {newest}"):
         hf.load(best)
 
 
@@ -165,7 +167,7 @@ def test_a_lone_damaged_checkpoint_says_that_there_is_no_other(tmp_path: Path):
     path = checkpoint.path_for(tmp_path, 5)
     path.parent.mkdir()
     path.write_bytes(b"junk")
-    with pytest.raises(CheckpointError, match="There is no earlier one in this run"):
+    with pytest.raises(CheckpointError, match="This run has no earlier checkpoint"):
         hf.load(tmp_path)
 
 

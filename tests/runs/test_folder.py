@@ -182,7 +182,8 @@ def test_a_checkpoint_goes_on_in_no_folder_of_something_else(tmp_path: Path):
     before = contents(tmp_path / "other"), contents(tmp_path / "photos")
     shutil.copy(tmp_path / "run/checkpoints/update_00000002.pt", tmp_path / "photos.pt")
     with pytest.raises(
-        FileExistsError, match=r"photos already exists and holds no run; say where to go on with --run-dir"
+        FileExistsError,
+        match=r"photos already exists and holds no run; choose the folder to continue in with --run-dir",
     ):
         hf.Trainer.resume(tmp_path / "photos.pt").run()
     with pytest.raises(FileExistsError, match=r"holds another run \(its seed is 2, this run's 1\); choose another"):
@@ -242,7 +243,7 @@ def test_a_folder_removed_during_a_run_is_made_again_with_all_rows(tmp_path: Pat
     trainer.run()
     assert [row["update"] for row in read_progress(tmp_path / "run")] == [str(n) for n in range(1, 7)]
     assert hf.TrainConfig.load(tmp_path / "run/config.json").seed == 1
-    assert sum("was removed during the run and is made again" in line for line in said) == 2
+    assert sum("was removed during the run and has been recreated" in line for line in said) == 2
     assert sum("progress.csv was removed during the run; its" in line for line in said) == 2
 
 

@@ -105,5 +105,5 @@ def test_a_state_of_the_environment_that_no_episode_reaches_is_refused(
     env = collector["feed"]["env"]
     wrong = {**env, "state": {**env["state"], "deck": torch.tensor([deck, deck])}}
     mutant = {**saved, "collector": {**collector, "feed": {**collector["feed"], "env": wrong}}}
-    with pytest.raises(CheckpointError, match="saved 'deck' is no part of a deck of cards"):
+    with pytest.raises(CheckpointError, match="saved 'deck' is not a valid deck of cards"):
         hf.Trainer.resume(write(tmp_path / "mutant.pt", mutant))

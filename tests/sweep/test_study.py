@@ -161,7 +161,7 @@ def test_a_trial_that_kills_its_process_again_and_again_is_given_up(tmp_path: Pa
         kill_owner(study, trial)
     assert study.take(1) is None
     (outcome,) = study.outcomes()
-    assert outcome.state == "failed" and outcome.error == "its process died again and again"
+    assert outcome.state == "failed" and outcome.error == "its process died repeatedly"
 
 
 def test_a_trial_that_is_put_back_goes_on_with_the_next_process(tmp_path: Path):

@@ -75,7 +75,7 @@ def test_what_was_not_finite_is_named(tmp_path: Path):
     assert where_from(segment) == "rewards of environment 1 were NaN or infinite in step 5 of the rollout"
     segment.obs[6, 2, 0] = segment.obs[4, 0, 0] = math.nan
     assert where_from(segment).startswith("observations of environment 0 were NaN or infinite in step 4")
-    assert where_from(segment).endswith("step 4 of the rollout, and of 2 environments in all")
+    assert where_from(segment).endswith("step 4 of the rollout, 2 environments in total")
 
 
 def test_a_nan_now_and_then_is_told_ever_more_rarely(tmp_path: Path):
@@ -179,7 +179,7 @@ def test_training_goes_on_while_the_disk_is_full_and_nothing_is_lost(tmp_path: P
         assert column(tmp_path / "run", name) == column(tmp_path / "whole", name), name
     said, complaints = capsys.readouterr()
     assert not complaints, "no traceback of anybody's"
-    assert said.count("cannot save (") == 1 and said.count("what failed before is written now") == 1
+    assert said.count("cannot save (") == 1 and said.count("everything that failed before is now written") == 1
     assert said.count("rows of the log are kept in memory") == 1 and "File too large" in said
     saved = [int(p.stem.removeprefix("update_")) for p in checkpoint.rolling(tmp_path / "run")]
     assert saved == [2, 8, 10, 12], "4's and 6's failed, as did the attempt at 5"

@@ -109,9 +109,7 @@ def test_evaluation_during_training_makes_more_of_a_class_and_needs_another_for_
 
 @pytest.mark.parametrize("wrong", [3, object(), [CountingEnv()], torch.zeros(2)])
 def test_what_is_no_environment_is_refused_in_one_line(tmp_path: Path, wrong: Any):
-    with pytest.raises(
-        TypeError, match=r"no gymnasium environment and no vector environment .*; expected an id"
-    ) as error:
+    with pytest.raises(TypeError, match=r"neither a gymnasium nor a vector environment .*; expected an id") as error:
         hf.Trainer(config(tmp_path), env=wrong)
     assert "\n" not in str(error.value)
 
@@ -148,9 +146,9 @@ def test_a_policy_class_is_made_with_what_it_names_recorded_and_loaded_again(tmp
 
 def test_a_policy_object_is_asked_for_again_and_may_come_as_a_class(tmp_path: Path):
     hf.Trainer(config(tmp_path), env=CountingEnv, policy=SumPolicy(0.05)).run()
-    with pytest.raises(ValueError, match=r"policy of your own: pass it.*--policy module:Name"):
+    with pytest.raises(ValueError, match=r"your own policy: pass it.*--policy module:Name"):
         hf.load(tmp_path / "run")
-    with pytest.raises(ValueError, match=r"policy of your own: pass it.*--policy module:Name"):
+    with pytest.raises(ValueError, match=r"your own policy: pass it.*--policy module:Name"):
         hf.Trainer.resume(tmp_path / "run", total_steps=64)
     by_class, by_object = hf.load(tmp_path / "run", SumPolicy), hf.load(tmp_path / "run", SumPolicy())
     assert torch.equal(by_class.slope, by_object.slope)

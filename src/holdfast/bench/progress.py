@@ -75,8 +75,8 @@ class Progress:
         """A run failed under MPS and is tried again later."""
         self._running.pop(worker, None)
         self._print(
-            f"{job.task} {job.core} seed {job.seed}  failed under MPS, where a fault of one run ends all ({problem}); "
-            "tried again without MPS after the others"
+            f"{job.task} {job.core} seed {job.seed}  failed under MPS, where a fault in one run ends all ({problem}); "
+            "it is retried without MPS after the others"
         )
 
     def refresh(self) -> None:

@@ -31,11 +31,11 @@ class BenchFlags:
 
     holdfast bench my_suite.toml --seeds 3
 
-    Run the same command again after a kill: finished runs are skipped, the others go on from their checkpoints.
+    Run the same command again after a kill: finished runs are skipped, the others continue from their checkpoints.
     """
 
     suite: str
-    """popgym, popgym-labyrinth, out-of-the-box, or a .toml or .json file of your own."""
+    """popgym, popgym-labyrinth, out-of-the-box, or your own .toml or .json file."""
     cores: tuple[str, ...] = ()
     """Memories to compare: lstm, gru, mingru, lru, ffm, mlstm, window, none; by default the suite's."""
     tasks: tuple[str, ...] = ()
@@ -43,7 +43,7 @@ class BenchFlags:
     seeds: int | None = None
     """Number of seeds; by default the suite's."""
     first_seed: int | None = None
-    """The first of them; by default the suite's."""
+    """The first seed; by default the suite's."""
     steps: int | None = None
     """Steps of every run; by default the suite's."""
     device: str | None = None
@@ -53,15 +53,15 @@ class BenchFlags:
     mps: bool = False
     """On a GPU: let runs compute at the same time instead of in turns, through NVIDIA's MPS if it is installed."""
     tuned: bool = False
-    """Use the suite's settings per family of tasks; reported apart."""
+    """Use the suite's settings per family of tasks; shown in a separate table."""
     set: tuple[str, ...] = ()
-    """Settings of all runs, as name=value: --set hidden_size=256 num_envs=512; reported apart."""
+    """Settings of all runs, as name=value: --set hidden_size=256 num_envs=512; shown in a separate table."""
     stop_after: float | None = None
-    """Seconds after which unfinished runs are saved and left; the same command goes on."""
+    """Seconds after which unfinished runs are saved and stopped; the same command continues them."""
     out: str | None = None
     """Folder for results, table and page; by default runs/bench/<suite>."""
     report: bool = False
-    """Run nothing: write table and page of the results that are there."""
+    """Run nothing; write table and page from the existing results."""
     allow_imports: bool = False
     """Import modules that the file of the suite names, which runs their code."""
     keep_runs: bool = False
@@ -84,14 +84,18 @@ def main(argv: list[str]) -> int:
         try:
             failed, left = ([], 0) if flags.report else _train(suite, jobs, out, flags)
         except (KeyboardInterrupt, SystemExit):
-            print("stopped; the same command goes on where this one was", flush=True)
+            print("stopped; run the same command again to continue", flush=True)
             raise
         except OSError as error:
-            raise UserError(f"{out} cannot be written ({error}); make room, and the same command goes on") from error
+            raise UserError(
+                f"{out} cannot be written ({error}); free some space, then run the same command again"
+            ) from error
         with user_errors():
             written = _write_report(suite, out, flags.steps)
     if failed:
-        raise UserError(f"{len(failed)} of {len(jobs)} runs failed ({failed[0]}); the same command tries them again")
+        raise UserError(
+            f"{len(failed)} of {len(jobs)} runs failed ({failed[0]}); run the same command again to retry them"
+        )
     if not written and not left:
         raise UserError(f"{out} holds no results of this suite and number of steps")
     return 0
@@ -205,7 +209,9 @@ def _train(suite: Suite, jobs: list[Job], out: Path, flags: BenchFlags) -> tuple
     left = len(waiting) - ended
     if left:
         seconds = time.monotonic() - clock
-        print(f"stopped after {seconds:.0f} s; {left} of {len(jobs)} runs are left, and the same command goes on")
+        print(
+            f"stopped after {seconds:.0f} s; {left} of {len(jobs)} runs are left; run the same command again to continue"
+        )
     return failed, left
 
 

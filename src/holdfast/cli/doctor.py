@@ -29,7 +29,7 @@ COULD_NOT_EXAMINE = 2
 
 @dataclass
 class DoctorFlags:
-    """Examine a recurrent policy, of any library, for the mistakes that recurrent policies have.
+    """Examine a recurrent policy of any library for memory bugs.
 
     holdfast doctor my_module:MyPolicy
 
@@ -40,7 +40,7 @@ class DoctorFlags:
     target: str
     """A run folder or checkpoint, package.module:factory, or sb3:model.zip."""
     policy: str | None = None
-    """The policy class, my_module:MyPolicy, of a run that does not say."""
+    """The policy class, my_module:MyPolicy, if the run does not name it."""
     html: Path | None = None
     """Write the report as a page."""
     json: str | None = None
@@ -50,13 +50,13 @@ class DoctorFlags:
     seed: int = 0
     """Seed for the weights that a factory makes, and for the data that the policy is examined on."""
     compile: bool = False
-    """Examine it under torch.compile too."""
+    """Also examine the policy under torch.compile."""
     tolerance: float | None = None
     """Largest difference that counts as equal; by default the precision decides."""
     obs_shape: tuple[int, ...] = ()
-    """Shape of an observation, such as 4, or 3 84 84; by default what the policy says, or what fits its first layer."""
+    """Shape of an observation, such as 4, or 3 84 84; by default taken from the policy, or from its first layer."""
     bptt: int | None = None
-    """Over how many steps gradients flow, if training cuts them on purpose; a cut there is then a note."""
+    """How many steps back gradients flow, if training truncates them on purpose; this is then only a note."""
     format: Literal["text", "github"] = "text"
     """What is printed: text, or annotations for GitHub Actions."""
     sarif: Path | None = None

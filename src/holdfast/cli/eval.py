@@ -22,7 +22,7 @@ class EvalFlags:
     env: str | None = None
     """Play in this environment instead of the run's, such as my_module:MyEnv."""
     policy: str | None = None
-    """The policy class, my_module:MyPolicy, of a run that does not say."""
+    """The policy class, my_module:MyPolicy, if the run does not name it."""
     episodes: int = 100
     """Episodes to play."""
     deterministic: bool = False

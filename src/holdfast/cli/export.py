@@ -24,7 +24,7 @@ class ExportFlags:
     format: Literal["onnx", "pt2"] | None = None
     """onnx, for onnxruntime in any language; pt2, for torch.export.load. By default the file name decides."""
     policy: str | None = None
-    """The policy class, my_module:MyPolicy, of a run that does not say."""
+    """The policy class, my_module:MyPolicy, if the run does not name it."""
     allow_imports: bool = False
     """Import modules that the run names, which runs their code."""
     masks: bool = False
@@ -64,9 +64,7 @@ def main(argv: list[str]) -> int:
     print(f"inputs   {', '.join(port.describe() for port in signature.inputs())}")
     print(f"outputs  {', '.join(signature.outputs)}")
     if saved_policy.was_masked(saved) and not flags.masks:
-        print(
-            "masks    not in this file: it may choose what the run's environment did not allow; add --masks to take them"
-        )
+        print("masks    not in this file, so it may choose actions that the run forbade; add --masks to include them")
     print(f"checked against the policy over 30 steps with resets: largest difference {made.difference:.1e}")
     print(f"use it   python {shlex.quote(str(made.usage))}, or hf.Runner({str(made.path)!r})")
     return 0

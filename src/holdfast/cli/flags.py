@@ -191,13 +191,13 @@ def _find_mistake(kind: type, argv: Sequence[str]) -> str:
             return _unknown_token(kind, [flag], argv)
         rest = argv[i + 1 :]
         if not equals and rest and rest[0].startswith("-") and types[flag] is not bool and not _is_number(rest[0]):
-            return f"{flag}: a value is missing; one that begins with - is written {flag}=VALUE"
+            return f"{flag}: a value is missing; write a value that begins with - as {flag}=VALUE"
         end = next((n for n, other in enumerate(rest) if other.startswith("--")), len(rest))
         problem = _problem(types[flag], [value] if equals else rest[:end])
         if problem:
             return f"{flag}: {problem}"
     required = _positional(kind)
-    return f"{' '.join(required)} is missing" if required else "these flags do not go together"
+    return f"{' '.join(required)} is missing" if required else "these flags cannot be combined"
 
 
 def _positional(kind: type) -> list[str]:

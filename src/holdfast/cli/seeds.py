@@ -32,9 +32,9 @@ def train_seeds(configs: list[TrainConfig]) -> None:
     from holdfast.training import chosen
 
     if len({config.seed for config in configs}) < len(configs):
-        raise UserError("--seeds names a seed twice; every run needs its own")
+        raise UserError("--seeds names a seed twice; every run needs a different seed")
     if distributed.launched():
-        raise UserError("--seeds starts processes of its own; leave out torchrun, or train one seed")
+        raise UserError("--seeds starts its own processes; leave out torchrun, or train one seed")
     with user_errors():
         on_gpu = distributed.pick_device(configs[0].device).type == "cuda"
         task = chosen.Task(on_gpu, fast_env=configs[0].env.startswith("holdfast/"))

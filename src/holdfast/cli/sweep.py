@@ -29,7 +29,7 @@ _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 @dataclass
 class SweepFlags:
     """Search for settings that learn faster. Trial 0 has the settings of --preset, --config or the flags below; the others vary
-    them. Run the same command again to go on after an interruption, or at the same time in other terminals to help."""
+    them. Run the same command again to continue after an interruption, or at the same time in other terminals to speed it up."""
 
     preset: str | None = None
     """Settings to start from, by name or file; the environment's own preset by default, if it has one."""
@@ -38,11 +38,11 @@ class SweepFlags:
     trials: int = 50
     """Settings to try, in the whole study."""
     time: str | None = None
-    """Stop after this long, such as 90s, 30m, 2h or 1d; the study can go on later. None: when all trials are done."""
+    """Stop after this long, such as 90s, 30m, 2h or 1d; the study can continue later. None: when all trials are done."""
     workers: int = 0
     """Processes of this command; 0: one per CPU core, or one on a GPU."""
     space: Path | None = None
-    """The settings to vary, a JSON file; by default the sweep's own space.json, which is written if it is not there."""
+    """The settings to vary, a JSON file; by default the sweep's space.json, which is created if it is missing."""
     write_space: bool = False
     """Write space.json for you to edit, and stop."""
     objective: Literal["area", "final"] = "area"
@@ -133,7 +133,7 @@ def main(argv: list[str]) -> int:
 def _settings(argv: list[str]) -> tuple[SweepFlags, TrainConfig]:
     preset, config_file = value_of(argv, "--preset"), value_of(argv, "--config")
     if preset is not None and config_file is not None:
-        raise UserError("--preset and --config exclude each other; give one of them")
+        raise UserError("--preset and --config cannot be combined; give one of them")
     if preset is None and config_file is None:
         preset = _preset_of(argv)
     with user_errors():
@@ -175,7 +175,7 @@ def _with_sizes(config: TrainConfig) -> tuple[TrainConfig, bool]:
     from holdfast.training import chosen
 
     if distributed.launched():
-        raise UserError("sweep starts processes of its own; leave out torchrun")
+        raise UserError("sweep starts its own processes; leave out torchrun")
     on_gpu = distributed.pick_device(config.device).type == "cuda"
     task = chosen.Task(on_gpu, fast_env=config.env.startswith("holdfast/"))
     return dataclasses.replace(chosen.choose_sizes(config, task)[0], run_dir=None, name=None), on_gpu
@@ -207,7 +207,7 @@ def _study_errors(folder: Path) -> Iterator[None]:
     except Exception as error:
         reason = database_reason(error)
         if "disk is full" in reason:
-            raise UserError(f"{folder}: {reason}; make room, and the same command goes on") from error
+            raise UserError(f"{folder}: {reason}; free some space, then run the same command again") from error
         raise UserError(
             f"the study in {folder} cannot be used: {reason}; choose another --study, or repair it"
         ) from error
@@ -274,7 +274,7 @@ def _conclude(sweep: Any, argv: list[str]) -> None:
 
 
 def _go_on(argv: list[str]) -> str:
-    return f"go on with   {shlex.join(['holdfast', 'sweep', *argv])}"
+    return f"continue with   {shlex.join(['holdfast', 'sweep', *argv])}"
 
 
 def _plots(sweep: Any) -> list[tuple[str, str]]:

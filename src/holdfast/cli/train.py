@@ -46,15 +46,15 @@ class TrainFlags:
     resume: Path | None = None
     """Continue a run: its folder, or one of its checkpoints."""
     seeds: tuple[int, ...] = ()
-    """Train one run per seed, side by side on CPUs, and plot all of them."""
+    """Train one run per seed, in parallel on CPUs, and plot all of them."""
     env_args: tuple[str, ...] = ()
     """Arguments for the environment's constructor, as name=value."""
     allow_imports: bool = False
     """Import modules that the file of --config or --resume names, which runs their code."""
     num_envs_per_rank: int | None = None
-    """Environments of each process that torchrun starts, instead of --num-envs, which is the number in all."""
+    """Environments per process under torchrun, instead of --num-envs, which is the total."""
     profile: bool = False
-    """Measure where the time of some updates goes, after warm-up, and write a trace of a few; then train on."""
+    """After warm-up, measure where the time of some updates goes and write a trace of a few; then continue training."""
     settings: Settings = field(default_factory=Settings)
 
 
@@ -62,10 +62,10 @@ def main(argv: list[str]) -> int:
     sources = {flag: value_of(argv, flag) for flag in ("--preset", "--config", "--resume")}
     given = [flag for flag, value in sources.items() if value is not None]
     if len(given) > 1:
-        raise UserError(f"{' and '.join(given)} exclude each other; give one of them")
+        raise UserError(f"{' and '.join(given)} cannot be combined; give one of them")
     if sources["--resume"] is not None:
         if not sources["--resume"]:
-            raise UserError("--resume needs the folder of a run, and this one is empty")
+            raise UserError("--resume needs a run folder, but its value is empty")
         _resume(argv, Path(sources["--resume"]))
     else:
         with user_errors():
@@ -102,7 +102,7 @@ def _envs_of_all_ranks(argv: list[str], per_rank: int) -> int:
     from holdfast.distributed import ranks as distributed
 
     if value_of(argv, "--num-envs"):
-        raise UserError("--num-envs is the number in all, --num-envs-per-rank that of each process; give one of them")
+        raise UserError("--num-envs is the total, --num-envs-per-rank the number per process; give one of them")
     if per_rank < 1:
         raise UserError(f"--num-envs-per-rank {per_rank}: expected at least 1")
     return per_rank * distributed.launched_ranks()
@@ -119,7 +119,7 @@ def _require_imports_allowed(argv: list[str], config: TrainConfig, source: Path,
 def defaults_from(preset: str | None, config_file: str | None) -> TrainConfig:
     """The settings that flags change: of a preset, of a file, or the defaults."""
     if "" in (preset, config_file):
-        raise ValueError("--preset and --config need a name or a file, and this one is empty")
+        raise ValueError("--preset and --config need a name or a file, but the value is empty")
     if preset and preset not in PRESETS and Path(preset).suffix == ".json":
         preset, config_file = None, preset
     if preset:
@@ -150,7 +150,7 @@ def _resume(argv: list[str], run: Path) -> None:
         raise UserError("--resume continues one run; --seeds starts several")
     if value_of(argv, "--num-envs-per-rank"):
         raise UserError(
-            "--resume keeps the run's environments and deals them to its ranks; leave out --num-envs-per-rank"
+            "--resume keeps the run's environments and distributes them over its ranks; leave out --num-envs-per-rank"
         )
     with user_errors():
         if distributed.restarted() and run.parent.name == checkpoint.folder_of(run).name:
@@ -170,7 +170,9 @@ def _resume(argv: list[str], run: Path) -> None:
         raise UserError(f"{flag_of(fixed[0])} cannot change when a run is resumed; start a new run with it")
     if value_of(argv, "--total-steps") and after.num_updates <= saved["update"]:
         steps = saved["steps"]
-        raise UserError(f"the run has {steps} steps already; to train on, pass more, such as --total-steps {2 * steps}")
+        raise UserError(
+            f"the run has {steps} steps already; to continue training, pass more, such as --total-steps {2 * steps}"
+        )
     _require_imports_allowed(argv, after, file, flags.allow_imports)
     with user_errors():
         changed["run_dir"] = after.run_dir

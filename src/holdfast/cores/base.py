@@ -149,7 +149,7 @@ class Core(nn.Module):
     def trace(self, x: Tensor, state: State, resets: Tensor | None) -> tuple[Tensor, State, State]:
         """`forward` on a sequence [T, B, I], and the state after every step: leaves [T, B, ...].
 
-        The gradient of those states is computed by playing the steps again, if anybody asks for it. Compiled, they have
+        The gradient of these states is computed by rerunning the steps, if it is needed. In compiled code they have
         none.
         """
         self._check_input(x)
@@ -176,8 +176,8 @@ class Core(nn.Module):
         return self._trace(x, state, resets)
 
     def output_unchecked(self, x: Tensor, state: State, resets: Tensor | None) -> tuple[Tensor]:
-        """(y,) of a step or a sequence without checks, where nobody asks for the state after it. A core whose new state costs
-        something writes it without."""
+        """(y,) of a step or a sequence without checks, if the state after it is not needed. A core whose new state costs
+        something overrides this."""
         return ((self._step if x.dim() == 2 else self._sequence)(x, state, resets)[0],)
 
     def advance_or_copy_(self, x: Tensor, state: State, resets: Tensor | None) -> tuple[Tensor]:
@@ -246,8 +246,8 @@ class Core(nn.Module):
         dtype, device = self.dtype_and_device()
         if device.type == "meta" and x.device != device:
             raise ValueError(
-                f"{name} is on the meta device, which holds no numbers; give it some with "
-                "core.to_empty(device='cpu'), then core.load_state_dict(...)"
+                f"{name} is on the meta device, which holds no data; allocate it with "
+                "core.to_empty(device='cpu'), then load weights with core.load_state_dict(...)"
             )
         if x.device != device:
             raise ValueError(f"{name} is on {device}, its input on {x.device}; move one of them with .to(...)")

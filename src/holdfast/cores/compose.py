@@ -173,7 +173,7 @@ def _input_size(inputs: Mapping[str, slice], cores: Mapping[str, Core]) -> int:
 
 
 class Memoryless(Core):
-    """Remembers nothing and returns its input: the control that shows what memory is worth."""
+    """Has no memory and returns its input: the control for comparing with and without memory."""
 
     def __init__(self, input_size: int) -> None:
         super().__init__()

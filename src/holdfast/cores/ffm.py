@@ -27,7 +27,7 @@ _SHORTEST, _LONGEST = 2.0, 1024.0
 
 
 class FFM(LinearCore):
-    """memory_size: memories, each with a rate of decay. context_size: pitches at which each of them turns."""
+    """memory_size: number of memories, each with a decay rate. context_size: frequencies at which each memory rotates."""
 
     leaf_names = ("re", "im")
 
@@ -76,7 +76,7 @@ class FFM(LinearCore):
         return self.weight_in.dtype, self.weight_in.device
 
     def eigenvalues(self) -> Tensor:
-        """What each number is multiplied by in a step, [2 M C] float32: real parts, then imaginary parts."""
+        """The factor of each number per step, [2 M C] float32: real parts, then imaginary parts."""
         radius = torch.exp(-torch.exp(self.log_alpha.to(STATE_DTYPE))).unsqueeze(1)  # [M, 1]
         phase = torch.exp(self.log_omega.to(STATE_DTYPE))  # [C]
         return torch.cat([(radius * torch.cos(phase)).flatten(), (radius * torch.sin(phase)).flatten()])

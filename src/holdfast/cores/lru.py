@@ -92,7 +92,7 @@ class LRU(LinearCore):
         return self.weight_in.dtype, self.weight_in.device
 
     def eigenvalues(self) -> Tensor:
-        """What each mode is multiplied by in a step, [2 M] float32: real parts, then imaginary parts."""
+        """The factor of each mode per step, [2 M] float32: real parts, then imaginary parts."""
         radius, phase = torch.exp(-torch.exp(self.nu.to(STATE_DTYPE))), torch.exp(self.theta.to(STATE_DTYPE))
         return torch.cat([radius * torch.cos(phase), radius * torch.sin(phase)])
 

@@ -34,9 +34,9 @@ _REFUSED = {
 
 
 class WindowAttention(Core):
-    """Attention over the last `window` steps, the present one included.
+    """Attention over the last `window` steps, including the current one.
 
-    reset: "zero" (a query sees steps of its own episode alone) or "never" (flags are ignored).
+    reset: "zero" (a query sees only steps of its own episode) or "never" (flags are ignored).
     kernel: "auto", "reference" or "portable". precision: for all cores alike; scores and sums are always float32 or wider.
     """
 

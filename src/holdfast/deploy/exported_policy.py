@@ -125,7 +125,7 @@ class ExportedPolicy:
             return {}
         parts = [None] * len(ports) if given is None else [given] if len(ports) == 1 else list(given)
         if len(parts) != len(ports):
-            raise ValueError(f"{len(parts)} action masks came, expected one per head: {len(ports)}")
+            raise ValueError(f"got {len(parts)} action masks, expected one per head: {len(ports)}")
         masks = {
             port.name: np.ones((batch, *port.shape), bool) if part is None else np.asarray(part)
             for port, part in zip(ports, parts)

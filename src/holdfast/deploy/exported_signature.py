@@ -62,7 +62,7 @@ class Signature:
     def from_json(cls, text: str | None, file: str) -> Signature:
         """From the file's metadata; a ValueError says what is wrong with it."""
         if not text:
-            raise ValueError(f"{file}: no `holdfast export` wrote this file: it does not say what its inputs mean")
+            raise ValueError(f"{file}: `holdfast export` did not write this file: it does not describe its inputs")
         data = json.loads(text)
         if data.pop("form", None) != FORM:
             raise ValueError(f"{file}: another version of Holdfast wrote this file; export the policy again")
@@ -111,7 +111,7 @@ def batch_size(ports: list[Port], shapes: list[Any]) -> int | None:
             found.append(shape[0])
         else:
             raise ValueError(
-                f"an observation of shape {shape} came for {port.name}, expected {port.shape}, or "
+                f"got an observation of shape {shape} for {port.name}, expected {port.shape}, or "
                 f"{('B', *port.shape)} for B environments"
             )
     if len(set(found)) > 1:

@@ -31,9 +31,9 @@ def save_pretrained(
 ) -> Path:
     """Write a policy to a folder that can be shared: weights, config, spaces, normalizer, result and a card.
 
-    run: the run whose record (settings, learning curve, result) goes with it; by default the one that the policy was trained
+    run: the run whose record (settings, learning curve, result) is included; by default the one that the policy was trained
     in or loaded from, if these are its weights. evaluation: another result, of `hf.evaluate` with sampled actions. name: the
-    title of the card; the folder's name by default. The folder is read again and compared before this returns.
+    title of the card; the folder's name by default. The folder is read back and compared before this returns.
     """
     folder = Path(folder)
     return _write(policy, folder, run, evaluation, name or folder.resolve().name, str(folder))

@@ -34,7 +34,7 @@ class KnownEnvs:
     def numbers(self, env_ids: Sequence[Hashable]) -> list[int]:
         """The numbers of these environments, also of those that are new. Changes nothing."""
         if len(env_ids) > self.limit:
-            raise ValueError(f"{len(env_ids)} environments came at once, more than max_envs={self.limit}; raise it")
+            raise ValueError(f"got {len(env_ids)} environments at once, more than max_envs={self.limit}; raise it")
         numbers, following = [], self._next
         for env_id in env_ids:
             number = self._number.get(env_id)
@@ -76,9 +76,9 @@ def one_id(env_id: Any) -> Hashable:
     if isinstance(env_id, np.integer):
         env_id = int(env_id)
     if isinstance(env_id, bool) or not isinstance(env_id, Hashable) or isinstance(env_id, (Tensor, slice)):
-        raise ValueError(f"one observation came with env_ids={env_id!r}; pass the id of its environment")
+        raise ValueError(f"got one observation with env_ids={env_id!r}; pass the id of its environment")
     if isinstance(env_id, int) and env_id < 0:
-        raise ValueError(f"one observation came with the negative id {env_id}")
+        raise ValueError(f"got one observation with the negative id {env_id}")
     return env_id
 
 

@@ -52,7 +52,7 @@ class Runner:
     observations without a batch dimension are recognized. device: where a policy from a run or checkpoint goes.
     threads: of onnxruntime.
 
-    max_envs: how many environments are remembered; of more, those that acted least recently are forgotten, and start
+    max_envs: how many environments are remembered. Beyond it, the least recently used are forgotten, and start
     from a fresh state if they come back.
 
     on_nonfinite: what to do with an environment whose observation, or new state, holds NaN or infinity. "raise": a
@@ -108,7 +108,7 @@ class Runner:
 
         env_ids=None means ids 0..B-1; otherwise one id per row, anything that can be a key of a dict. An observation
         without a batch dimension is of environment `env_ids` alone (0 by default); `resets`, `rewards` and `action_mask`
-        then have no batch dimension either. rewards: what each environment paid for its last action, for a policy that
+        then have no batch dimension either. rewards: the reward of each environment's last action, for a policy that
         sees its previous reward; ignored at resets.
         """
         numpy = not isinstance(leaves(obs)[0], Tensor)
@@ -181,7 +181,7 @@ class Runner:
         if self.on_nonfinite == "raise":
             more = f" and of {len(which) - 1} more" if len(which) > 1 else ""
             raise FloatingPointError(
-                f"the {what} of environment {which[0]!r}{more} holds NaN or infinity; its memory is unchanged. To go on "
+                f"the {what} of environment {which[0]!r}{more} holds NaN or infinity; its memory is unchanged. To continue "
                 'without it: Runner(..., on_nonfinite="skip") or "reset"'
             )
         for env_id in which:
@@ -221,7 +221,7 @@ class Runner:
             return saved if all(number == name for number, name in names.items()) else {**saved, "names": names}
 
     def load_state_dict(self, d: dict[str, Any]) -> None:
-        """Take over a copy from `state_dict`; refused as a whole if it is of another core."""
+        """Restore a copy from `state_dict`; refused as a whole if it is of another core."""
         with self._lock:
             self.memory.load_state_dict(d)
             names = d.get("names", {})
@@ -239,7 +239,7 @@ class Runner:
             return one_id(env_id)
         if len(self._known) > 1 or (len(self._known) == 1 and 0 not in self._known):
             raise ValueError(
-                f"one observation came, but this runner knows other environments than 0 ({self.num_envs} in all): "
+                f"got one observation, but this runner knows other environments than 0 ({self.num_envs} in total): "
                 "pass env_ids=ID, or forget() the others"
             )
         return 0
@@ -347,7 +347,7 @@ def _one_flag(resets: Any) -> list[bool] | None:
     try:
         return None if resets is None else [bool(resets)]
     except (ValueError, RuntimeError) as error:
-        raise ValueError(f"one observation came with {len(resets)} resets; expected one flag") from error
+        raise ValueError(f"got one observation with {len(resets)} resets; expected one flag") from error
 
 
 def _with_batch(mask: Any) -> Any:

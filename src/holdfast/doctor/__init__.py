@@ -1,4 +1,4 @@
-"""The doctor: finds hidden-state bugs in anybody's recurrent policy.
+"""The doctor: finds hidden-state bugs in any recurrent policy.
 
     report = hf.doctor.examine(subjects.CleanRL(agent, observation_space))
     report.ok, report.findings; report.print(); report.to_html("report.html")

@@ -65,7 +65,7 @@ def of_training(script: Script, before: Tensor, first: int, last: int) -> list[H
         variant((lost, *rule.causes), f"the end on the segment's first step is lost, and {rule.story}", resets, False)
     rules = _with_first_step(rules)
     one_before = _one_before(true, before, first)
-    rules.append(Hypothesis((dropped,), "each episode starts with the memory of the one before", one_before))
+    rules.append(Hypothesis((dropped,), "each episode starts with the memory of the previous one", one_before))
     return rules
 
 

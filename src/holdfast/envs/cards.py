@@ -45,7 +45,7 @@ def require_deck(deck: Tensor, full: Tensor) -> None:
     """ValueError unless every row [4] is what is left of a full deck."""
     per_suit = deck.diff(dim=-1, prepend=deck.new_zeros(len(deck), 1))
     if (per_suit < 0).any() or (per_suit > int(full[0])).any() or (deck[:, -1] < 1).any():
-        raise ValueError("saved 'deck' is no part of a deck of cards")
+        raise ValueError("saved 'deck' is not a valid deck of cards")
 
 
 def last_card(deck: Tensor) -> Tensor:

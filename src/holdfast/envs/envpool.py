@@ -138,7 +138,7 @@ def _require_known(task: str, options: dict[str, Any]) -> None:
     known = [name for name in envpool.make_spec(task).config._fields if name not in GIVEN_OTHERWISE]
     for name in options:
         if name in GIVEN_OTHERWISE:
-            raise ValueError(f"{name} is no option here; {GIVEN_OTHERWISE[name]}")
+            raise ValueError(f"{name} is not an option here; {GIVEN_OTHERWISE[name]}")
         if name not in known:
             raise ValueError(f"{PREFIX}{task} has no option {name!r}; it has {', '.join(known)}")
 

@@ -134,7 +134,7 @@ def from_callable(
         kwargs.setdefault("device", device)
     env = make_env(num_envs=num_envs, **kwargs)
     if not is_vector_env(env):
-        raise TypeError(f"it takes num_envs, but what it made is a {type(env).__name__} and no vector environment")
+        raise TypeError(f"it takes num_envs, but it made a {type(env).__name__}, not a vector environment")
     return env
 
 
@@ -152,7 +152,7 @@ def from_object(
     if not is_env(env):
         lacking = next(name for name in VECTOR_ENV if not hasattr(env, name))
         raise TypeError(
-            f"{type(env).__name__} is no gymnasium environment and no vector environment (it has no {lacking}); expected an "
+            f"{type(env).__name__} is neither a gymnasium nor a vector environment (it has no {lacking}); expected an "
             "id, a class, a function, a gymnasium.Env or a gymnasium.vector.VectorEnv"
         )
     copies = [env]

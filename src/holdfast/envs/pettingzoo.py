@@ -75,7 +75,7 @@ def from_pettingzoo(make_game: Callable[[], Any], num_envs: int) -> PettingZooRo
     agents = getattr(first, "possible_agents", None)
     if not agents:
         raise TypeError(
-            f"{type(first).__name__} is no PettingZoo parallel environment with possible_agents; make it with "
+            f"{type(first).__name__} is not a PettingZoo parallel environment with possible_agents; make it with "
             "parallel_env(...), or convert it with pettingzoo.utils.aec_to_parallel (written in JAX, it needs reset(self, key))"
         )
     return PettingZooRows([first, *(make_game() for _ in range(-(-num_envs // len(agents)) - 1))])

@@ -33,7 +33,7 @@ def from_rsl_rl(env: Any, groups: Sequence[str] | None = None, clip_actions: flo
     missing = [name for name in NEEDED if not hasattr(env, name)]
     if missing:
         raise TypeError(
-            f"{type(env).__name__} is no rsl_rl environment (it has no {missing[0]}); wrap it, e.g. with Isaac Lab's "
+            f"{type(env).__name__} is not an rsl_rl environment (it has no {missing[0]}); wrap it, e.g. with Isaac Lab's "
             "RslRlVecEnvWrapper"
         )
     return RslRlEnv(env, groups, clip_actions)

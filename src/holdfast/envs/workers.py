@@ -284,7 +284,7 @@ def _leaves_of(space: Any, num_envs: int) -> tuple[Any, list[Any]]:
     shapes = create_empty_array(space, num_envs, fn=np.zeros)
     found = leaves(shapes)
     if not all(isinstance(leaf, np.ndarray) for leaf in found):
-        raise ValueError(f"observations of {space} are no arrays, so they cannot be shared; use vectorization sync")
+        raise ValueError(f"observations of {space} are not arrays, so they cannot be shared; use vectorization sync")
     return shapes, found
 
 
@@ -303,7 +303,7 @@ def _file_of(size: int) -> Any:
         except OSError as error:
             reason = str(error.strerror)
     raise ValueError(
-        f"the observations of all environments ({size:,} bytes) do not fit into {' or '.join(folders)} ({reason}); make room "
+        f"the observations of all environments ({size:,} bytes) do not fit into {' or '.join(folders)} ({reason}); free space "
         "there, or use vectorization sync"
     )
 

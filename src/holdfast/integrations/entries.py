@@ -56,7 +56,7 @@ def training_shape(td: TensorDictBase, bptt: int | None, start: State) -> tuple[
     shape = tuple(td.batch_size)
     if len(shape) == 2:
         if bptt is not None and bptt != shape[1]:
-            raise ValueError(f"bptt={bptt} came with batch dimensions [B, TT] = {list(shape)}; leave bptt out")
+            raise ValueError(f"got bptt={bptt} with batch dimensions [B, TT] = {list(shape)}; leave bptt out")
         return shape
     if len(shape) != 1:
         raise ValueError(f"batch dimensions are {list(shape)}, expected [B, TT], or [B*TT] with bptt=TT")
@@ -101,7 +101,7 @@ def env_ids(td: TensorDictBase, batch: int) -> Tensor | None:
     if ids is not None:
         ids = torch.as_tensor(ids).reshape(-1)
         if ids.shape[0] != batch:
-            raise ValueError(f"{ids.shape[0]} training_env_ids came for {batch} rows; one id per environment")
+            raise ValueError(f"got {ids.shape[0]} training_env_ids for {batch} rows; pass one id per environment")
         return ids
     start = td.get("training_env_id_start", None)
     if start is None:

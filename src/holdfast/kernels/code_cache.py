@@ -114,7 +114,7 @@ def _require_private(target: Path) -> None:
         else:
             continue
         raise UntrustedCacheError(f"{reason}, so code from the cache {target} is not trusted: set HOLDFAST_CACHE to "
-                                  "a folder of your own, or take away that permission (chmod go-w)")  # fmt: skip
+                                  "your own folder, or remove that permission (chmod go-w)")  # fmt: skip
 
 
 def _only_ours(path: Path) -> bool:

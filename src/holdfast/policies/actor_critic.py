@@ -44,7 +44,7 @@ class ActorCritic(Actor):
     squash_actions: a tanh keeps them inside the bounds.
 
     actor_obs, critic_obs: of a Dict observation, the keys that the actor and the critic see; None: all. If either is given,
-    the critic has an encoder and a core of its own, and what is in use (`predict`, `Runner`, export) is `actor_only()`.
+    the critic has its own encoder and core, and deployment (`predict`, `Runner`, export) uses `actor_only()`.
     """
 
     critic_encoder: nn.Module | None  # None unless actor_obs or critic_obs is given
@@ -140,7 +140,7 @@ class ActorCritic(Actor):
         return features[:, actor], features[:, critic]
 
     def actor_only(self) -> Actor:
-        """The actor alone, with the same weights and a memory of its own; of two cores only the actor's is kept."""
+        """The actor alone, with the same weights and its own memory; of two cores only the actor's is kept."""
         core, inputs = self.core, None
         if self._slices is not None and isinstance(core, Parallel):
             core, inputs = core.cores["actor"], core.inputs.get("actor")  # type: ignore[assignment]
@@ -169,7 +169,7 @@ class ActorCritic(Actor):
     def predict(
         self, obs: Any, state: State = None, episode_start: Any = None, deterministic: bool = False
     ) -> tuple[Any, State]:
-        """As `Actor.predict`. What only the critic sees is not needed, and the state is that of `deployed()`."""
+        """As `Actor.predict`. Observations that only the critic sees are not needed, and the state is that of `deployed()`."""
         if self.critic_encoder is None:
             return super().predict(obs, state, episode_start, deterministic)
         return self.actor_only().predict(obs, state, episode_start, deterministic)
@@ -184,7 +184,7 @@ class ActorCritic(Actor):
                 encoder.update(leaf, ranks)
 
     def update_value_scale(self, returns: Tensor, ranks: Ranks = ALONE) -> None:
-        """Move the statistics of values with a rollout's returns [N], those of all `ranks`; values stay as they are."""
+        """Update the value statistics with a rollout's returns [N], those of all `ranks`; the policy's values do not change."""
         if self.value_scale is not None:
             self.value_scale.move(*ranks.moments(returns), self.critic)  # type: ignore[arg-type]
 

@@ -164,7 +164,7 @@ class RecurrentPolicy(nn.Module):
 
     @torch.no_grad()
     def peek_value(self, obs: Any, env_ids: EnvIds = None, *, resets: Any = None, memory: Memory | None = None) -> Any:
-        """V(obs) [B] with the state each environment has now; memory is left as it was."""
+        """V(obs) [B] with the current state of each environment; memory does not change."""
         memory = self.memory if memory is None else memory
         first = leaves(obs)[0]
         state, ids = memory.take(first.shape[0], env_ids)
@@ -219,7 +219,7 @@ class RecurrentPolicy(nn.Module):
         return Evaluation(log_prob.view(T, B), dist.entropy().view(T, B), value, state if return_state else None)
 
     def evaluate_actions(self, *args: Any, **kwargs: Any) -> Evaluation:
-        """`evaluate`, under the name that people from SB3 look for."""
+        """`evaluate`, under the name that Stable-Baselines3 uses."""
         return self.evaluate(*args, **kwargs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Evaluation:
@@ -232,13 +232,13 @@ class RecurrentPolicy(nn.Module):
     def predict(
         self, obs: Any, state: State = None, episode_start: Any = None, deterministic: bool = False
     ) -> tuple[Any, State]:
-        """One step with the state in the caller's hands, as in Stable-Baselines3: numpy in and out."""
+        """One step; the caller carries the state, as in Stable-Baselines3. numpy in and out."""
         batch, resets = leaves(obs)[0].shape[0], self.as_flags(episode_start)
         if resets is not None and resets.shape != (batch,) and resets.numel() == batch:
             resets = resets.reshape(-1)
         if state is not None and not self.has_memory() and leaves(state):
             raise ValueError(
-                f"a state came, but this {type(self).__name__} remembers nothing (core {type(self.core).__name__}); "
+                f"got a state, but this {type(self).__name__} has no memory (core {type(self.core).__name__}); "
                 "pass state=None, or what predict returned"
             )
         start = None if state is None else self.core.as_state(state, batch)
@@ -251,7 +251,7 @@ class RecurrentPolicy(nn.Module):
     def actor_only(self) -> RecurrentPolicy:
         """A policy for deployment that shares the actor's weights and has no critic: `value` is None.
 
-        `hf.ActorCritic` has one. Your own policy overrides this method if its critic is to stay behind.
+        `hf.ActorCritic` has one. Override this method in your own policy to deploy it without its critic.
         """
         raise NotImplementedError(
             f"{type(self).__name__} does not say which of its parts the actor needs; write actor_only(self): return a "
@@ -259,7 +259,7 @@ class RecurrentPolicy(nn.Module):
         )
 
     def deployed(self) -> RecurrentPolicy:
-        """What `predict`, `Runner` and export run: the policy itself, unless its critic sees what is not there in use."""
+        """What `predict`, `Runner` and export run: the policy itself, or the actor if only the critic needs more observations."""
         return self
 
     # --- memory, one-liners ---------------------------------------------------------------------------------------
@@ -273,7 +273,7 @@ class RecurrentPolicy(nn.Module):
         return self.memory.state_dict()
 
     def set_memory(self, m: Memory | dict[str, Any]) -> None:
-        """Take over a copy from `get_memory`, or use another `hf.Memory` from now on."""
+        """Restore a copy from `get_memory`, or use another `hf.Memory` from now on."""
         if isinstance(m, Memory):
             if m.core is not self.core:
                 raise ValueError("this Memory belongs to another core; make one with hf.Memory(policy.core)")
@@ -398,7 +398,7 @@ def merge_time(tree: Any, T: int, B: int, what: str) -> Any:
     def merge(leaf: Tensor) -> Tensor:
         if leaf.shape[:2] != (T, B):
             raise ValueError(
-                f"{what} of shape {tuple(leaf.shape)} came in a segment of {T} steps and {B} environments; "
+                f"got {what} of shape {tuple(leaf.shape)} in a segment of {T} steps and {B} environments; "
                 f"expected [{T}, {B}, ...], time first"
             )
         return leaf.flatten(0, 1)

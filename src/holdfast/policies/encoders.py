@@ -21,7 +21,7 @@ def _rows(x: Tensor, shape: tuple[int, ...]) -> Tensor:
     """`x` if it is [N, *shape]; time is never silently reshaped into environments."""
     if tuple(x.shape[1:]) != tuple(shape) or x.dim() == 0:
         raise ValueError(
-            f"observations of shape {tuple(x.shape)} came, expected {('N', *shape)}: one row per environment in act, "
+            f"got observations of shape {tuple(x.shape)}, expected {('N', *shape)}: one row per environment in act, "
             "[T, B, ...] in evaluate"
         )
     return x

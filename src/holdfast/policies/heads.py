@@ -130,7 +130,7 @@ class MultiCategorical:
             return list(mask.split(self.nvec, dim=-1))
         if len(mask) != len(self.nvec):
             raise ValueError(
-                f"{len(mask)} action masks came for {len(self.nvec)} heads; one per head, None where all is allowed"
+                f"got {len(mask)} action masks for {len(self.nvec)} heads; pass one per head, None where all is allowed"
             )
         return list(mask)
 

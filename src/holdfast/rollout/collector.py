@@ -31,9 +31,9 @@ from holdfast.state import State, tree_map
 class Collector:
     """Rolls a policy through an environment, a segment at a time.
 
-    memory: the collector's own unless given, so acting elsewhere with the same policy does not touch it. bptt: length of
+    memory: a new one unless given, so acting elsewhere with the same policy does not change it. bptt: length of
     the training chunks whose start states are kept (None: the whole segment). reward_scale: rewards are multiplied by it
-    before advantages are formed; `segment.rewards` stay raw. noise_correlation: of the exploration noise from step to
+    before advantages are computed; `segment.rewards` stay raw. noise_correlation: of the exploration noise from step to
     step, Box actions only (`exploration.py`).
     """
 
@@ -115,8 +115,8 @@ class Collector:
     def _notice_other_writers(self) -> None:
         if self._writes is not None and self._writes != self.memory.writes:
             warnings.warn(
-                "somebody else has acted with this collector's memory since its last segment, so its environments "
-                "continue from states that are not theirs; give each its own: memory=hf.Memory(policy.core)",
+                "other code has used this collector's memory since its last segment, so its environments would continue "
+                "from wrong states; give each loop its own memory: memory=hf.Memory(policy.core)",
                 stacklevel=4,
             )
 

@@ -91,7 +91,7 @@ class Segment:
         return replace(self, **self._timed(cut), start_state=start, chunk_states=[start])
 
     def columns(self, length: int | None = None) -> Segment:
-        """The old name of `as_sequences`."""
+        """Deprecated name of `as_sequences`."""
         warnings.warn("Segment.columns is now Segment.as_sequences", DeprecationWarning, stacklevel=2)
         return self.as_sequences(length)
 

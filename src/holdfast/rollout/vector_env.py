@@ -221,7 +221,7 @@ class VectorEnvAdapter:
             t = self._tensor(x, dtype)
         except (TypeError, ValueError, RuntimeError) as error:
             raise TypeError(
-                f"{self._name()}.step returned {what} of type {type(x).__name__} that are no numbers ({error}); "
+                f"{self._name()}.step returned {what} of type {type(x).__name__} that are not numbers ({error}); "
                 f"return an array of shape ({count},)"
             ) from error
         if t.shape != (count,):

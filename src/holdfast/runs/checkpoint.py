@@ -92,7 +92,7 @@ def _require_uncompressed(body: bytes) -> None:
     """A compressed archive may be far larger inside than the file is; torch writes none."""
     with zipfile.ZipFile(io.BytesIO(body)) as archive:
         if sum(entry.file_size for entry in archive.infolist()) > len(body):
-            raise ValueError("the archive is larger inside than outside")
+            raise ValueError("the archive is larger unpacked than the file")
 
 
 def _dense(value: Any, most_bytes: int) -> Any:
@@ -195,5 +195,5 @@ def load_from(path_or_run: str | Path) -> tuple[Path, dict[str, Any]]:
         others = [p for p in rolling(path.parent.parent) if p != path]
         if path.name.startswith("update_"):
             others = [p for p in others if p.name < path.name]
-        hint = f"The one before it: {others[-1]}" if others else "There is no earlier one in this run"
+        hint = f"The previous checkpoint is {others[-1]}" if others else "This run has no earlier checkpoint"
         raise CheckpointError(f"{error}. {hint}") from error

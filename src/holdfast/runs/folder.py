@@ -82,7 +82,7 @@ class RunFolder:
         except OSError as error:
             self.release()
             raise RunFolderError(
-                f"{self.path} cannot be written ({error.strerror}); choose another folder (run_dir), or make room there"
+                f"{self.path} cannot be written ({error.strerror}); choose another folder (run_dir), or free space there"
             ) from error
 
     def _claim(self, new: bool) -> None:
@@ -114,7 +114,9 @@ class RunFolder:
         if differs:
             raise FileExistsError(f"{name} already holds another run ({differs}); choose another --run-dir")
         if not recorded and any(path.name != LOCK_NAME for path in self.path.iterdir()):
-            raise FileExistsError(f"{name} already exists and holds no run; say where to go on with --run-dir FOLDER")
+            raise FileExistsError(
+                f"{name} already exists and holds no run; choose the folder to continue in with --run-dir FOLDER"
+            )
 
     def _recorded_settings(self) -> dict[str, Any]:
         try:
@@ -141,7 +143,7 @@ class RunFolder:
         if self._removed is None:
             self._removed = removed_folder(self.path, update)
             self._notify(
-                f"what this folder held of the updates after {update} is repeated; the old is in {self._removed}"
+                f"the updates after {update} are repeated; their old rows and checkpoints are in {self._removed}"
             )
         return self._removed
 
@@ -149,7 +151,7 @@ class RunFolder:
         """Before a write: if the folder was removed during the run, make it again; OSError if another run took it."""
         if self._lock is not None and not self._lock.keep():
             write_metadata(self.path, *self._metadata)
-            self._notify(f"{self.path} was removed during the run and is made again; earlier checkpoints are gone")
+            self._notify(f"{self.path} was removed during the run and has been recreated; earlier checkpoints are lost")
 
     def release(self) -> None:
         """Let others use the folder."""

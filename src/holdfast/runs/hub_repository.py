@@ -74,7 +74,7 @@ def one_line_errors(what: str) -> Iterator[None]:
     except Exception as error:  # httpx's, requests', the operating system's
         if isinstance(error, OSError) and error.errno in _OF_THE_DISK:
             raise CheckpointError(
-                f"{what}: the cache cannot be written ({error.strerror}); make room, or set HF_HOME to another folder"
+                f"{what}: the cache cannot be written ({error.strerror}); free space, or set HF_HOME to another folder"
             ) from error
         text = " ".join(str(error).split())
         raise CheckpointError(

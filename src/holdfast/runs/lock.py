@@ -98,7 +98,7 @@ class RunLock:
         if owner.get("host", _host()) == _host():
             return f"{folder} is in use by another run ({who}{since}); stop that run, or choose another --name or --run-dir"
         return (
-            f"{folder} belongs to a run on another machine ({who}{since}); if that run is dead, take the folder with "
+            f"{folder} belongs to a run on another machine ({who}{since}); if that run is dead, release the folder with "
             f"rm {shlex.quote(str(self.path))}; otherwise choose another --name or --run-dir"
         )
 

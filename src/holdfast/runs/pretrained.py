@@ -97,7 +97,7 @@ def files_in(manifest: bytes, where: Path | str) -> dict[str, dict[str, Any]]:
             plain_checks.mapping(entry, name, "sha256", "size")
             plain_checks.integer(entry["size"], f"the size of {name}", 0)
         if _canonical(data) != manifest:
-            raise ValueError("it is not as save_pretrained writes it")
+            raise ValueError("it does not have the form that save_pretrained writes")
         return entries
 
 
@@ -174,8 +174,8 @@ def describe_policy(policy: RecurrentPolicy) -> dict[str, Any]:
         arguments = dict(policy.arguments)
         if isinstance(arguments["core"], torch.nn.Module):
             raise ValueError(
-                "this ActorCritic was given a core that is already made, which a file cannot describe: give it a name "
-                "(core='lstm') or a class in a module, or write a policy class of your own"
+                "this ActorCritic was built with a core object, which a file cannot describe: build it with a name "
+                "(core='lstm') or a class in a module, or write your own policy class"
             )
         core = arguments["core"]
         arguments["core"] = "none" if core is None else TrainConfig(core=core).core
@@ -277,7 +277,7 @@ def _parse(data: bytes) -> Any:
 
 
 def _refuse_constant(text: str) -> Any:
-    raise ValueError(f"{text} is not a number of JSON")
+    raise ValueError(f"{text} is not a JSON number")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

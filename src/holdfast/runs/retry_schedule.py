@@ -27,7 +27,7 @@ class RetrySchedule:
         """Note how an attempt ended (None: it succeeded); returns whether it succeeded."""
         if problem is None:
             if self._retry_at is not None:
-                self.notify("saved; what failed before is written now")
+                self.notify("saved; everything that failed before is now written")
             self._retry_at, self._wait = None, 1
             return True
         if self._retry_at is None:

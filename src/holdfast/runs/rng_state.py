@@ -56,7 +56,7 @@ def check_generator(saved: Any, where: str) -> None:
     try:
         torch.Generator().set_state(saved)
     except Exception as error:
-        raise ValueError(f"{where} is no state of a random generator") from error
+        raise ValueError(f"{where} is not the state of a random generator") from error
 
 
 def seed(number: int, device: torch.device | None = None) -> None:

@@ -25,7 +25,7 @@ def load(
     """The policy of a checkpoint or of a run's newest one, ready for use: weights and normalizer, fresh memory.
 
     Also of a folder that `hf.save_pretrained` wrote, and of "hub:user/name" or "hub:user/name@revision".
-    A policy of your own is passed as an instance, which gets the weights, or as a class, a function or its name
+    Pass your own policy as an instance, which gets the weights, or as a class, a function or its name
     ("my_module:MyPolicy"), unless the run's config names it. allow_imports: import modules that the file names, which
     runs their code.
     """
@@ -43,7 +43,7 @@ def _policy_of(file: Path, saved: dict[str, Any], policy: Any, allow_imports: bo
     if not isinstance(policy, RecurrentPolicy):
         if policy is None and not saved["own_policy"]:
             raise ValueError(
-                f"{file} holds the weights of a policy of your own: pass it, hf.load(path, policy=MyPolicy()), or name it "
+                f"{file} holds the weights of your own policy: pass it, hf.load(path, policy=MyPolicy()), or name it "
                 "with --policy module:Name"
             )
         with checkpoint.refusals(file):

@@ -228,7 +228,7 @@ class Study:
         states, found = self._optuna.trial.TrialState, []
         given_up = {trial.number for trial in self._left_behind() if _attempts(trial) >= MOST_ATTEMPTS}
         for trial in self._trials():
-            died = "its process died again and again" if trial.number in given_up else ""
+            died = "its process died repeatedly" if trial.number in given_up else ""
             error = trial.user_attrs.get("error", died)
             failed = "failed" if error else ""
             state = {states.COMPLETE: "complete", states.PRUNED: "pruned", states.FAIL: failed}.get(trial.state)

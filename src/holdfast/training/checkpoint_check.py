@@ -108,7 +108,7 @@ def _rows(collector: Any, where: str) -> int:
     """The number of environments that a saved collector has."""
     opened = check.mapping(collector, where, "started", "feed", "memory", "open_return", "open_length")["open_return"]
     if not isinstance(opened, torch.Tensor) or opened.dim() != 1:
-        raise ValueError(f"{where} open_return is no tensor with one number per environment")
+        raise ValueError(f"{where} open_return is not a tensor with one number per environment")
     return len(opened)
 
 

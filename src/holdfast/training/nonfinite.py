@@ -77,7 +77,7 @@ def where_from(segment: Segment) -> str:
         if bad.any():
             step, env = bad.nonzero()[0].tolist()
             how_many = int(bad.any(0).sum())
-            others = f", and of {how_many} environments in all" if how_many > 1 else ""
+            others = f", {how_many} environments in total" if how_many > 1 else ""
             return f"{name} of environment {env} were NaN or infinite in step {step} of the rollout{others}"
     memory = [leaf for leaf in leaves(segment.start_state) if leaf.is_floating_point()]
     if not all(bool(leaf.isfinite().all()) for leaf in memory):

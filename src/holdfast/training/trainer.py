@@ -69,7 +69,7 @@ class Trainer:
     env: an id, a class, a function, one gymnasium environment (row 0 is that object, the others are deep copies) or a
     vector environment; see `holdfast.envs.make`. policy: an `hf.RecurrentPolicy`, or a class or function that makes one,
     or its name, "my_module:MyPolicy". eval_env: environments for evaluation, of the same kinds as `env`. By default they
-    are made like those of training; an environment that is already made needs another one for `eval_every`.
+    are made like those of training. If `env` is an existing environment object, `eval_every` needs `eval_env`.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Trainer:
         config = run_parts.with_own(config, env, policy)
         if env is not None and not can_be_made_again(env) and eval_env is None and config.eval_every:
             raise ValueError(
-                "evaluation during training needs environments of its own: pass eval_env=, or set eval_every=0"
+                "evaluation during training needs separate environments: pass eval_env=, or set eval_every=0"
             )
         config = replace(config)  # the run's own: its folder is chosen when it starts
         self.config, self.callbacks, self.eval_env = config, list(callbacks), eval_env
@@ -133,7 +133,7 @@ class Trainer:
 
     @property
     def engines(self) -> dict[str, str]:
-        """Which engine rolls out and which updates, and what keeps a faster one away."""
+        """The engines of rollout and update, and what prevents a faster one."""
         rollout, slowed_by = self.parts.rollout_choice, self.parts.collector.slowed_by
         if slowed_by is not None:
             rollout = choose.Choice(choose.STEP_BY_STEP, slowed_by)
@@ -272,7 +272,7 @@ class Trainer:
         )
 
     def evaluate(self, episodes: int, deterministic: bool = False) -> EvalResult:
-        """Fresh episodes in environments of their own, with memory of their own; training is not affected.
+        """Play fresh episodes in separate environments with a separate memory; training is not affected.
 
         In a distributed run all ranks call it, and rank 0 plays.
         """
@@ -283,9 +283,7 @@ class Trainer:
         config = self.config
         if self.eval_env is None:
             if self.parts.make_env is None:
-                raise ValueError(
-                    "with an env of your own, evaluation needs another: Trainer(config, env, eval_env=...)"
-                )
+                raise ValueError("with your own env, evaluation needs a second one: Trainer(config, env, eval_env=...)")
             self.eval_env = self.parts.make_env(min(config.num_envs, episodes))
         seed = config.seed + 1_000_003 * (self.update + 1)
         with autocast(self.device, autocast_dtype(config.precision)):
@@ -393,8 +391,8 @@ class Trainer:
     ) -> Trainer:
         """Continue a run from its folder or one of its checkpoints. `overrides` change settings (total_steps=...).
 
-        It goes on in the folder of the checkpoint, or in `run_dir=`, never in a folder that the file names. A checkpoint
-        that was copied elsewhere goes on in a new folder next to it. allow_imports: import modules that the file names
+        The run continues in the folder of the checkpoint, or in `run_dir=`, never in a folder that the file names. A checkpoint
+        that was copied elsewhere continues in a new folder next to it. allow_imports: import modules that the file names
         (an environment `my_module:MyEnv-v0`), which runs their code; True, or the names that may be.
         """
         file, saved = saved_policy.read(path)
@@ -407,7 +405,7 @@ class Trainer:
             check_before_building(saved)
         if not saved["own_policy"] and policy is None:
             raise ValueError(
-                f"{file} was trained with a policy of your own: pass it, Trainer.resume(path, policy=...), or name it "
+                f"{file} was trained with your own policy: pass it, Trainer.resume(path, policy=...), or name it "
                 "with --policy module:Name"
             )
         if overrides.get("run_dir") is None:

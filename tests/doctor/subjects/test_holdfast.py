@@ -26,7 +26,7 @@ def test_every_core_and_reset_mode_is_healthy(kind, reset):
     status = {o.check: (o.status, o.said) for o in report.outcomes}
     carries = reset in ("detach", "never")
     for name in ("rollout-resets", "gradient-isolation", "nan"):
-        assert (status[name] == ("not applicable", "by declaration: memory goes on across episodes")) == carries, name
+        assert (status[name] == ("not applicable", "by declaration: memory continues across episodes")) == carries, name
     assert status["replay"][0] == "passed"
     assert not [o for o in report.outcomes if o.status == "not examined"]
     assert not report.findings

@@ -59,7 +59,7 @@ def test_spaces_in_the_form_of_gymnax_become_those_of_gymnasium():
     both = SimpleNamespace(spaces={"b": box, "d": discrete})
     assert gym_space(both)["b"] == gym.spaces.Box(np.zeros(2, np.float32), np.array([1, 2], np.float32))
     assert gym_space(both)["d"] == gym.spaces.Discrete(5)
-    with pytest.raises(TypeError, match="is no space"):
+    with pytest.raises(TypeError, match="is not a space"):
         gym_space("Box")
 
 

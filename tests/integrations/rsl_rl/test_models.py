@@ -148,7 +148,7 @@ def test_another_number_of_environments_is_refused_until_a_reset():
     model, generator = make(), torch.Generator().manual_seed(0)
     model(observations(generator, B))
     with pytest.raises(
-        ValueError, match=r"2 observations came, but this model remembers 6 environments; call reset\(\)"
+        ValueError, match=r"got 2 observations, but this model remembers 6 environments; call reset\(\)"
     ):
         model(observations(generator, 2))
     model.reset()

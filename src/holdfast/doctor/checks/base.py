@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 #: in the place of an earlier cause: the finding follows from nothing else
 ITSELF = "itself"
-CARRIES_ON = "by declaration: memory goes on across episodes"
+CARRIES_ON = "by declaration: memory continues across episodes"
 
 
 class NotApplicable(Exception):

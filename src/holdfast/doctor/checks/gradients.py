@@ -200,7 +200,7 @@ def _start_state_and_rows(case: Case, floor: float) -> str:
     return "every gradient across an episode's start is 0"
 
 
-@check("bounded-graph", "what is carried on holds no graph")
+@check("bounded-graph", "the carried state holds no graph")
 def bounded_graph(case: Case) -> str:
     recordings = case.recordings
     try:

@@ -13,7 +13,7 @@ from holdfast.doctor.subjects.base import NotOffered, SubjectStep
 from holdfast.doctor.trees import map_tensors
 
 
-@check("nan", "a broken environment heals with its next episode, and harms no other")
+@check("nan", "a NaN in one environment ends with its episode and does not affect other environments")
 def nan(case: Case) -> str:
     recordings = case.recordings
     if recordings.subject.carries_across_episodes:
@@ -96,7 +96,7 @@ def _in_groups(recordings: Recordings, rounds: list[list[list[int]]]) -> Recordi
     return record(steps)
 
 
-@check("batch-size", "another number of environments is no problem")
+@check("batch-size", "the policy works with any number of environments")
 def batch_size(case: Case) -> str:
     recordings = case.recordings
     if recordings.rows == 1:

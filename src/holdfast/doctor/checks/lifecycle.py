@@ -104,7 +104,7 @@ def evaluation(case: Case) -> str:
     return ""
 
 
-@check("reset-call", "a call to forget makes it forget")
+@check("reset-call", "a reset call resets the memory")
 def reset_call(case: Case) -> str:
     recordings = case.recordings
     t = 5
@@ -232,7 +232,7 @@ def state_growth(case: Case) -> str:
     return f"after {LONG_EPISODE} steps the largest number in the state is {largest:.2g}"
 
 
-@check("compile", "torch.compile takes the training leg as one graph", extra=True)
+@check("compile", "torch.compile compiles the training leg as one graph", extra=True)
 def compiles(case: Case) -> str:
     from torch._dynamo.utils import counters
 

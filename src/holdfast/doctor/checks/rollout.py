@@ -71,7 +71,7 @@ def _who(touched: list[tuple[int, list[int], list[int]]]) -> str:
     return f"when only the observation of env {row} changes, the outputs of env {', '.join(map(str, others))} change"
 
 
-@check("rollout-resets", "at the start of an episode the rollout has forgotten the one before, and nothing else")
+@check("rollout-resets", "at the start of an episode the rollout has forgotten the previous episode, and nothing else")
 def rollout_resets(case: Case) -> str:
     recordings = case.recordings
     if recordings.subject.carries_across_episodes:

@@ -187,7 +187,7 @@ def _ratio(recordings: Recordings, window: tuple[int, int], difference: Differen
     return text
 
 
-@check("chunking", "however a sequence is cut into calls, the result is the same")
+@check("chunking", "the result does not depend on how a sequence is cut into calls")
 def chunking(case: Case) -> str:
     recordings = case.recordings
     first, last = recordings.windows()[1]

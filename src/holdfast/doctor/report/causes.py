@@ -77,7 +77,7 @@ CAUSES: dict[str, Cause] = {
         "first step of the segment, as a copy.",
     ),
     "early-by-one": Cause(
-        "Memory is cleared one step before the episode ends, so its last step is played without memory.",
+        "Memory is cleared one step before the episode ends, so the last step has no memory.",
         "The flag of step t belongs to the observation that it came with: store the flag that was known before acting.",
     ),
     "partial-reset": Cause(
@@ -104,7 +104,7 @@ CAUSES: dict[str, Cause] = {
     ),
     # --- training does not see what the rollout saw -----------------------------------------------------
     "starts-from-zeros": Cause(
-        "Training starts each segment from an empty memory, where the rollout continued from a full one.",
+        "Training starts each segment from an empty memory, although the rollout continued from a full one.",
         "Store the state before the first step of each segment and start training from it.",
     ),
     "reset-dropped-in-training": Cause(
@@ -158,7 +158,7 @@ CAUSES: dict[str, Cause] = {
         "Stop the state at each row's last real step: pack the sequence, or select the state by length.",
     ),
     "shared-between-agents": Cause(
-        "Two agents that use one network share one memory, and each step of one changes the other.",
+        "Two agents that use one network share one memory, so each step of one agent changes the memory of the other.",
         "Keep the state outside the network, one memory per agent.",
     ),
     # --- gradients --------------------------------------------------------------------------------------
@@ -174,7 +174,7 @@ CAUSES: dict[str, Cause] = {
     ),
     "truncated-bptt": Cause(
         "Gradients are cut after the number of steps that was declared: truncated backpropagation through time.",
-        "Nothing, if you mean it. What must be remembered for longer than that cannot be learned.",
+        "Nothing, if this is intended. The policy cannot learn to remember for more steps than this.",
         "note",
     ),
     "gradients-severed": Cause(
@@ -206,7 +206,7 @@ CAUSES: dict[str, Cause] = {
         "Evaluate V(final observation) with the state before the reset.",
     ),
     "bootstrap-of-another-step": Cause(
-        "At a time limit, the value of the step before is used in place of the value of the final observation.",
+        "At a time limit, the value of the previous step is used instead of the value of the final observation.",
         "Evaluate the final observation itself, with the current memory, and keep that memory as it was.",
     ),
     "bootstrap-moves-memory": Cause(
@@ -235,7 +235,7 @@ CAUSES: dict[str, Cause] = {
     ),
     "state-grows": Cause(
         "The carried state grows without bound during a long episode.",
-        "Look at forget-gate biases and input scale; normalize observations or the cell state.",
+        "Check forget-gate biases and input scale; normalize observations or the cell state.",
         "warning",
     ),
     "graph-breaks": Cause(
@@ -245,7 +245,7 @@ CAUSES: dict[str, Cause] = {
     ),
     "check-failed-to-run": Cause(
         "A check ended with an exception, so what it protects was not examined.",
-        "Run the call named in the evidence by hand; a policy should survive it.",
+        "Run the call named in the evidence by hand; a policy should not fail there.",
         "warning",
     ),
     "examined-in-place": Cause(
@@ -260,7 +260,7 @@ CAUSES: dict[str, Cause] = {
     ),
     "resets-are-the-callers": Cause(
         "The module does not know about episodes: its caller must split sequences at their boundaries.",
-        "Nothing, if you do. Holdfast's cores take `resets` and need no splitting.",
+        "Nothing, if your code does this. Holdfast's cores take `resets` and need no splitting.",
         "note",
     ),
 }

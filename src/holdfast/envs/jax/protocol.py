@@ -103,7 +103,7 @@ def gym_space(space: Any) -> Space:
         return gym.spaces.Dict({name: gym_space(part) for name, part in parts.items()})
     if isinstance(parts, (tuple, list)):
         return gym.spaces.Tuple([gym_space(part) for part in parts])
-    raise TypeError(f"{space} is no space; expected one of gymnasium's or gymnax's")
+    raise TypeError(f"{space} is not a space; expected one of gymnasium's or gymnax's")
 
 
 def flat_space(space: Space) -> Space:

@@ -74,7 +74,7 @@ class RNNModel(MLPModel):
         if masks is None:
             return self.rnn.step(x)
         if hidden_state is None:
-            raise ValueError("trajectories came without the hidden states that they start from; pass hidden_state=")
+            raise ValueError("got trajectories without their initial hidden states; pass hidden_state=")
         y, _ = self.rnn.rnn(x, self.rnn.from_rsl_rl(hidden_state))
         return unpad_trajectories(y, masks)
 

@@ -37,7 +37,7 @@ class Recurrence(nn.Module):
             self.pending = torch.ones(batch, dtype=torch.bool, device=self.rnn.device())
         elif (known := state_ops.batch_size(self.state)) not in (batch, None):
             raise ValueError(
-                f"{batch} observations came, but this model remembers {known} environments; call reset() before it is "
+                f"got {batch} observations, but this model remembers {known} environments; call reset() before it is "
                 "used with another number of them"
             )
 
