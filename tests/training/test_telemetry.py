@@ -49,7 +49,7 @@ def test_staleness_is_the_difference_against_the_size_of_the_state():
 
 def look(row: dict[str, float], times: int = 1, space: Any = None, **settings: Any) -> list[str]:
     config = hf.TrainConfig(**{"num_steps": 8, "total_steps": 1000, **settings})
-    warnings = Warnings(config, spaces.Discrete(4) if space is None else space)
+    warnings = Warnings(config, spaces.Discrete(4) if space is None else space, [])
     healthy = {
         "steps": 100.0,
         "memory/saturation": 0.1,
@@ -106,7 +106,7 @@ STUCK = dict(total_steps=900, num_steps=128, num_envs=8, minibatches=8, learning
 
 def progress(settings: dict[str, Any], latest: float, steps: int = 600, update: int = 20) -> str | None:
     """What is said after 50 episodes with returns 9 and 11 and then this mean."""
-    check = ProgressCheck(hf.TrainConfig(**{**STUCK, **settings}))
+    check = ProgressCheck(hf.TrainConfig(**{**STUCK, **settings}), [])
     assert check.after_update({"steps": 100.0, "rollout/ep_rew_mean": 10.0}, [9.0, 11.0] * 25) is None
     return check.after_update({"update": update, "steps": float(steps), "rollout/ep_rew_mean": latest}, [])
 
@@ -136,13 +136,13 @@ def test_a_run_that_learns_or_is_still_young_hears_nothing():
 
 
 def test_a_run_is_told_once_that_it_learned_nothing():
-    check = ProgressCheck(hf.TrainConfig(**STUCK))
+    check = ProgressCheck(hf.TrainConfig(**STUCK), [])
     row = {"update": 30.0, "steps": 800.0, "rollout/ep_rew_mean": 1.0}
     assert check.after_update(row, [1.0, 2.0]) is not None and check.after_update(row, []) is None
 
 
 def test_a_run_in_which_no_episode_ends_is_told_once():
-    check = ProgressCheck(hf.TrainConfig(**STUCK))
+    check = ProgressCheck(hf.TrainConfig(**STUCK), [])
     row = {"update": 30.0, "steps": 800.0, "rollout/ep_rew_mean": math.nan}
     said = check.after_update(row, [])
     assert said is not None and said.startswith("no episode has ended in 800 steps") and "TimeLimit" in said

@@ -17,16 +17,20 @@ PART_OF_DEVIATION = 0.25  # an improvement smaller than this part of the deviati
 
 
 class ProgressCheck:
-    """`after_update` gives the warning, or None."""
+    """`after_update` gives the warning, or None.
 
-    def __init__(self, config: TrainConfig) -> None:
+    first_returns: where the returns of the run's first episodes are kept, those from before a resume included. None: they
+    are not known, and nothing is said.
+    """
+
+    def __init__(self, config: TrainConfig, first_returns: list[float] | None) -> None:
         self.config = config
-        self._first: list[float] = []
-        self._said = False
+        self._first = [] if first_returns is None else first_returns
+        self._said = first_returns is None
 
     def after_update(self, row: dict[str, float], returns: Sequence[float]) -> str | None:
         """row: the metrics of an update; returns: those of the episodes that ended in it."""
-        self._first += returns[: EPISODES - len(self._first)]
+        self._first += returns[: max(0, EPISODES - len(self._first))]
         due = row.get("steps", 0) >= SHARE * self.config.total_steps and row.get("update", 0) >= UPDATES
         if self._said or not due:
             return None
