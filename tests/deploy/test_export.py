@@ -207,6 +207,31 @@ def test_masks_are_an_input_if_asked_for_and_forbid(tmp_path, capsys):
         runner.act(obs, action_mask=np.ones((6, 3), bool))
 
 
+@pytest.mark.parametrize("format", ["onnx", "pt2"])
+def test_a_file_takes_masks_in_every_form_that_a_policy_takes(tmp_path, format):
+    policy = make_policy(spaces.MultiDiscrete([2, 3]), obs=spaces.Box(-1, 1, (3,)))
+    made = hf.export_policy(policy, tmp_path / f"policy.{format}", masks=True)
+    obs, mask = np.zeros(3, np.float32), np.array([1, 0, 0, 1, 0], np.int8)
+    forms = [mask, mask.astype(float), mask.tolist(), list(mask), (mask[:2], mask[2:]), [mask[:2], mask[2:].tolist()]]
+    for source in made.path, policy:
+        for form in forms:
+            for deterministic in True, False:
+                step = hf.Runner(source).act(obs, True, action_mask=form, deterministic=deterministic)
+                assert step.action.tolist() == [0, 1], form
+        together = [np.stack([mask[:2]] * 4), np.stack([mask[2:]] * 4)]
+        assert hf.Runner(source).act(np.zeros((4, 3), np.float32), action_mask=together).action.tolist() == [[0, 1]] * 4
+        free = hf.Runner(source).act(np.zeros((4, 3), np.float32), action_mask=[None, together[1]]).action
+        assert (free[:, 1] == 1).all()
+    with pytest.raises(ValueError, match="3 action masks came"):
+        hf.Runner(made.path).act(obs, True, action_mask=[mask, mask, mask])
+
+
+def test_the_program_next_to_a_file_runs_with_any_numpy(tmp_path):
+    made = hf.export_policy(make_policy(ACTIONS["multi_discrete"]), tmp_path / "policy.onnx", masks=True)
+    program = made.usage.read_text()
+    assert "np.bool_" in program and "np.bool)" not in program, "numpy 1.24 to 1.26 have no np.bool"
+
+
 def test_a_mask_that_depends_on_another_heads_choice_is_exported(tmp_path, capsys):
     policy = make_policy(ACTIONS["multi_discrete"], obs=spaces.Box(-1, 1, (3,)), mask_parents={1: 0})
     made = hf.export_policy(policy, tmp_path / "policy.pt2", masks=True)

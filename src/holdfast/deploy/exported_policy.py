@@ -123,16 +123,28 @@ class ExportedPolicy:
             if given is not None:
                 raise ValueError(f"{self.file} was exported without action masks; export the policy again with --masks")
             return {}
+        if given is not None:
+            given = heads.mask_tensors(given, torch.device("cpu"))
+            if len(ports) == 1 and isinstance(given, list):  # the heads side by side
+                given = self._joined(given, batch)
         parts = [None] * len(ports) if given is None else [given] if len(ports) == 1 else list(given)
         if len(parts) != len(ports):
             raise ValueError(f"{len(parts)} action masks came, expected one per head: {len(ports)}")
         masks = {
-            port.name: np.ones((batch, *port.shape), bool) if part is None else np.asarray(part)
+            port.name: np.ones((batch, *port.shape), bool) if part is None else part.cpu().numpy()
             for port, part in zip(ports, parts)
         }
         if given is not None:
             self._check_masks([torch.from_numpy(mask) for mask in masks.values()], batch)
         return masks
+
+    def _joined(self, masks: list[Tensor | None], batch: int) -> Tensor:
+        """One mask of all heads, from one per head; None: that head may do anything."""
+        nvec = self.signature.action.get("nvec", [])
+        if len(masks) != len(nvec):
+            raise ValueError(f"{len(masks)} action masks came, expected one array, or one per head: {len(nvec)}")
+        parts = [torch.ones(batch, n, dtype=torch.bool) if mask is None else mask for n, mask in zip(nvec, masks)]
+        return torch.cat(parts, -1)
 
     def _check_masks(self, masks: list[Tensor], batch: int) -> None:
         """As the heads of a policy check them."""

@@ -353,7 +353,7 @@ def _one_flag(resets: Any) -> list[bool] | None:
 def _with_batch(mask: Any) -> Any:
     if mask is None or isinstance(mask, Tensor):
         return mask if mask is None else mask.unsqueeze(0)
-    if isinstance(mask, (list, tuple)) and not all(isinstance(m, (bool, int)) for m in mask):
+    if isinstance(mask, (list, tuple)) and any(m is None or np.ndim(m) for m in mask):  # one per head
         return [_with_batch(part) for part in mask]
     return np.asarray(mask)[None]
 

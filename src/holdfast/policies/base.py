@@ -24,6 +24,7 @@ from holdfast import state as state_ops
 from holdfast.checks import is_debug, rows_are, values_are_readable
 from holdfast.cores.base import Core
 from holdfast.memory import EnvIds, Memory
+from holdfast.policies.heads import mask_tensors
 from holdfast.policies.value_scale import ValueScale
 from holdfast.state import State, leaves, map_tensors, tree_map
 
@@ -360,22 +361,7 @@ class RecurrentPolicy(nn.Module):
 
         A list of arrays, tensors and None holds one mask per head; lists of flags are one array.
         """
-        if mask is None or isinstance(mask, Tensor):
-            return mask
-        if isinstance(mask, np.ndarray) and mask.dtype.kind in "biuf":
-            return torch.as_tensor(mask.astype(bool) if mask.dtype != bool else mask, device=self.core.device())
-        if isinstance(mask, (tuple, list)) and len(mask):
-            if any(part is None or isinstance(part, (Tensor, np.ndarray)) for part in leaves(mask)):
-                return [self.as_mask(part) for part in mask]
-            try:
-                return self.as_mask(np.array(mask))
-            except ValueError:  # rows of different lengths: one mask per head
-                if isinstance(leaves(mask[0])[0], (bool, int)) and not isinstance(mask[0], (bool, int)):
-                    return [self.as_mask(part) for part in mask]
-        raise TypeError(
-            f"action_mask is {_in_words(mask)}, expected bools (True = allowed): an array or tensor [N, actions], or a "
-            "list with one per action head"
-        )
+        return mask_tensors(mask, self.core.device())
 
 
 def _in_words(thing: Any) -> str:
