@@ -183,6 +183,22 @@ def test_an_actor_alone_is_exported_without_value_and_without_the_critics_state(
         np.testing.assert_allclose(alone.action, want.action, atol=1e-4)
 
 
+@pytest.mark.parametrize("suffix", ["onnx", "pt2"])
+def test_a_file_samples_squashed_actions_as_its_policy_does(tmp_path, suffix):
+    space = spaces.Box(np.array([[-0.2, 1.0]], np.float32), np.array([[1.0, 3.0]], np.float32))
+    policy = make_policy(space, squash_actions=True)
+    made = hf.export_policy(policy, tmp_path / f"policy.{suffix}")
+    obs = sample_observations(OBS, 6, seed=1)
+    for deterministic in True, False:
+        steps = []
+        for source in made.path, policy:
+            torch.manual_seed(3)
+            steps.append(hf.Runner(source).act(obs, np.ones(6, bool), deterministic=deterministic))
+        for file, own in zip(*steps):
+            np.testing.assert_allclose(file, own, atol=1e-4, rtol=0)
+    assert made.signature.action["half_range"] == pytest.approx([0.6, 1.0]) and "mean" in made.signature.outputs
+
+
 # --- action masks ---------------------------------------------------------------------------------------------------
 
 

@@ -106,7 +106,7 @@ class ExportedPolicy:
         out = self._run({**feed, "resets": flags, **state, **masks})
         if deterministic:
             action = out["action"]
-            raw = out.get("mean", action)
+            raw = out["mean"] if self.signature.action["kind"] == "gaussian" else action
         else:
             raw = self._distribution(out, masks).sample().numpy()
             action = raw if self._bounds is None else np.clip(raw, *self._bounds)
@@ -162,6 +162,10 @@ class ExportedPolicy:
         tensors = {name: torch.from_numpy(out[name]) for name in ("logits", "mean", "std") if name in out}
         if about["kind"] == "gaussian":
             return torch.distributions.Normal(tensors["mean"], tensors["std"], validate_args=False)
+        if about["kind"] == "squashed_gaussian":
+            mean, log_std = tensors["mean"].flatten(1), tensors["std"].flatten(1).log()
+            limits = (torch.tensor(about[name], dtype=mean.dtype) for name in ("center", "half_range"))
+            return heads.SquashedGaussian(mean, log_std, *limits, shape=tensors["mean"].shape[1:])
         if about["kind"] == "categorical":
             return heads.Categorical(tensors["logits"], start=about["start"])
         if about["kind"] == "bernoulli":
