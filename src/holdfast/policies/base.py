@@ -143,7 +143,7 @@ class RecurrentPolicy(nn.Module):
         `resets[b]` is True when `obs[b]` is the first observation of an episode. `env_ids=None` means ids 0..B-1.
         noise: for Box actions, standard normal numbers [B, n] to sample with; None: drawn here.
         """
-        first = leaves(obs)[0]
+        first = first_leaf(obs)
         batch = first.shape[0]
         if memory is None:
             memory = self.memory
@@ -167,7 +167,7 @@ class RecurrentPolicy(nn.Module):
     def peek_value(self, obs: Any, env_ids: EnvIds = None, *, resets: Any = None, memory: Memory | None = None) -> Any:
         """V(obs) [B] with the state each environment has now; memory is left as it was."""
         memory = self.memory if memory is None else memory
-        first = leaves(obs)[0]
+        first = first_leaf(obs)
         state, ids = memory.take(first.shape[0], env_ids)
         value = self._step_of_rows(obs, state, resets, None, ids).value
         if value is None:
@@ -234,7 +234,7 @@ class RecurrentPolicy(nn.Module):
         self, obs: Any, state: State = None, episode_start: Any = None, deterministic: bool = False
     ) -> tuple[Any, State]:
         """One step with the state in the caller's hands, as in Stable-Baselines3: numpy in and out."""
-        batch, resets = leaves(obs)[0].shape[0], self.as_flags(episode_start)
+        batch, resets = first_leaf(obs).shape[0], self.as_flags(episode_start)
         if resets is not None and resets.shape != (batch,) and resets.numel() == batch:
             resets = resets.reshape(-1)
         if state is not None and not self.has_memory() and leaves(state):
@@ -371,6 +371,17 @@ def _in_words(thing: Any) -> str:
     if isinstance(thing, (tuple, list)):
         return f"a {type(thing).__name__} of {', '.join(type(part).__name__ for part in thing[:4]) or 'nothing'}"
     return f"a {type(thing).__name__}"
+
+
+def first_leaf(obs: Any) -> Any:
+    """The first array or tensor of observations."""
+    first = leaves(obs)[0]
+    if not hasattr(first, "shape"):
+        raise TypeError(
+            f"observations hold a {type(first).__name__} outside of any array, expected arrays or tensors with one row per "
+            "environment: np.array(obs, np.float32)"
+        )
+    return first
 
 
 def to_numpy(tensor: Tensor) -> np.ndarray[Any, Any]:
