@@ -302,6 +302,14 @@ class TorchPolicy:
         if device.type != "cpu":
             check_discrete(obs, self.observation_space)
         parts = [torch.as_tensor(take(obs, port), device=device) for port in self.ports]
+        for port, part in zip(self.ports, parts):
+            if (
+                port.dtype == "uint8" and part.is_floating_point()
+            ):  # pixels from 0 to 1 would be divided by 255 once more
+                raise TypeError(
+                    f"{port.name} has dtype {part.dtype}, expected uint8 as in training, pixels from 0 to 255; leave the "
+                    "scaling to the policy"
+                )
         batch = batch_size(self.ports, [part.shape for part in parts])
         if batch is None:
             parts = [part.unsqueeze(0) for part in parts]
