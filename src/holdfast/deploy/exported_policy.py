@@ -164,8 +164,8 @@ class ExportedPolicy:
             return torch.distributions.Normal(tensors["mean"], tensors["std"], validate_args=False)
         if about["kind"] == "squashed_gaussian":
             mean, log_std = tensors["mean"].flatten(1), tensors["std"].flatten(1).log()
-            limits = (torch.tensor(about[name], dtype=mean.dtype) for name in ("center", "half_range"))
-            return heads.SquashedGaussian(mean, log_std, *limits, shape=tensors["mean"].shape[1:])
+            center, half_range = (torch.tensor(about[name], dtype=mean.dtype) for name in ("center", "half_range"))
+            return heads.SquashedGaussian(mean, log_std, center, half_range, tensors["mean"].shape[1:])
         if about["kind"] == "categorical":
             return heads.Categorical(tensors["logits"], start=about["start"])
         if about["kind"] == "bernoulli":
