@@ -58,6 +58,11 @@ def test_every_public_name_is_there_and_listed():
     assert set(dir(hf)) >= set(hf.__all__)
 
 
+def test_folders_that_the_pages_name_as_attributes_are_there_without_an_import_of_their_own():
+    code = "import holdfast as hf; hf.heads.MultiCategorical; hf.envs.make; hf.doctor.examine"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_an_unknown_name_is_an_attribute_error():
     import pytest
 

@@ -32,6 +32,8 @@ from holdfast.rollout.segment import Segment
 
 if TYPE_CHECKING:
     from holdfast import doctor as doctor
+    from holdfast import envs as envs
+    from holdfast import heads as heads
     from holdfast.config import TrainConfig
     from holdfast.deploy.export import export_policy
     from holdfast.deploy.hub import push_to_hub, save_pretrained
@@ -61,6 +63,8 @@ _LAZY = {
     "save_pretrained": "holdfast.deploy.hub",
     "ppo_loss": "holdfast.engines.eager",
     "doctor": "holdfast.doctor",
+    "envs": "holdfast.envs",
+    "heads": "holdfast.heads",
 }
 
 __all__ = [

@@ -183,6 +183,22 @@ def test_an_actor_alone_is_exported_without_value_and_without_the_critics_state(
         np.testing.assert_allclose(alone.action, want.action, atol=1e-4)
 
 
+@pytest.mark.parametrize("suffix", ["onnx", "pt2"])
+def test_a_file_samples_squashed_actions_as_its_policy_does(tmp_path, suffix):
+    space = spaces.Box(np.array([[-0.2, 1.0]], np.float32), np.array([[1.0, 3.0]], np.float32))
+    policy = make_policy(space, squash_actions=True)
+    made = hf.export_policy(policy, tmp_path / f"policy.{suffix}")
+    obs = sample_observations(OBS, 6, seed=1)
+    for deterministic in True, False:
+        steps = []
+        for source in made.path, policy:
+            torch.manual_seed(3)
+            steps.append(hf.Runner(source).act(obs, np.ones(6, bool), deterministic=deterministic))
+        for file, own in zip(*steps):
+            np.testing.assert_allclose(file, own, atol=1e-4, rtol=0)
+    assert made.signature.action["half_range"] == pytest.approx([0.6, 1.0]) and "mean" in made.signature.outputs
+
+
 # --- action masks ---------------------------------------------------------------------------------------------------
 
 
@@ -205,6 +221,31 @@ def test_masks_are_an_input_if_asked_for_and_forbid(tmp_path, capsys):
         runner.act(obs, action_mask=np.arange(6)[:, None].repeat(4, 1) != 2)
     with pytest.raises(ValueError, match=r"has shape \(6, 3\), expected \(6, 4\)"):
         runner.act(obs, action_mask=np.ones((6, 3), bool))
+
+
+@pytest.mark.parametrize("format", ["onnx", "pt2"])
+def test_a_file_takes_masks_in_every_form_that_a_policy_takes(tmp_path, format):
+    policy = make_policy(spaces.MultiDiscrete([2, 3]), obs=spaces.Box(-1, 1, (3,)))
+    made = hf.export_policy(policy, tmp_path / f"policy.{format}", masks=True)
+    obs, mask = np.zeros(3, np.float32), np.array([1, 0, 0, 1, 0], np.int8)
+    forms = [mask, mask.astype(float), mask.tolist(), list(mask), (mask[:2], mask[2:]), [mask[:2], mask[2:].tolist()]]
+    for source in made.path, policy:
+        for form in forms:
+            for deterministic in True, False:
+                step = hf.Runner(source).act(obs, True, action_mask=form, deterministic=deterministic)
+                assert step.action.tolist() == [0, 1], form
+        together = [np.stack([mask[:2]] * 4), np.stack([mask[2:]] * 4)]
+        assert hf.Runner(source).act(np.zeros((4, 3), np.float32), action_mask=together).action.tolist() == [[0, 1]] * 4
+        free = hf.Runner(source).act(np.zeros((4, 3), np.float32), action_mask=[None, together[1]]).action
+        assert (free[:, 1] == 1).all()
+    with pytest.raises(ValueError, match="3 action masks came"):
+        hf.Runner(made.path).act(obs, True, action_mask=[mask, mask, mask])
+
+
+def test_the_program_next_to_a_file_runs_with_any_numpy(tmp_path):
+    made = hf.export_policy(make_policy(ACTIONS["multi_discrete"]), tmp_path / "policy.onnx", masks=True)
+    program = made.usage.read_text()
+    assert "np.bool_" in program and "np.bool)" not in program, "numpy 1.24 to 1.26 have no np.bool"
 
 
 def test_a_mask_that_depends_on_another_heads_choice_is_exported(tmp_path, capsys):

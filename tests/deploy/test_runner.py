@@ -539,3 +539,13 @@ def test_a_missing_reward_is_asked_for_where_the_policy_sees_it(fed):
     unpaid = hf.Runner(policies["obs", "prev_action"])
     unpaid.act(obs)
     unpaid.act(obs)
+
+
+def test_images_that_were_scaled_by_hand_are_refused():
+    policy = hf.ActorCritic(spaces.Box(0, 255, (8, 8, 3), np.uint8), spaces.Discrete(2), "gru", 8)
+    pixels = np.full((8, 8, 3), 200, np.uint8)
+    hf.Runner(policy).act(pixels, True)
+    with pytest.raises(
+        TypeError, match=r"obs has dtype torch.float32, expected uint8 as in training, pixels from 0 to 255"
+    ):
+        hf.Runner(policy).act(pixels / np.float32(255), True)

@@ -106,6 +106,13 @@ def test_labels_name_as_few_settings_as_tell_the_groups_apart(tmp_path):
     assert [curve.label for curve in panels["holdfast/RepeatFirstEasy-v0"]] == ["lstm"]
 
 
+def test_labels_list_several_values_as_a_flag_does(tmp_path):
+    seen = [["obs"], ["obs", "prev_action"]]
+    folders = [write_run(tmp_path / f"r{i}", 1, [0.0, 1.0], inputs=inputs) for i, inputs in enumerate(seen)]
+    panels = group_runs([read_run(folder, "rollout/ep_rew_mean") for folder in folders])
+    assert [curve.label for curve in panels["holdfast/TMaze-v0"]] == ["inputs obs", "inputs obs prev_action"]
+
+
 def test_folders_without_data_are_left_out_and_named(tmp_path):
     good = write_run(tmp_path / "good", 1, [0.0, 1.0])
     empty = write_run(tmp_path / "empty", 2, [math.nan])

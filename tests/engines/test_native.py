@@ -285,7 +285,7 @@ LEFT_TO_AUTOGRAD = {
         lambda: setattr(p := a_policy(), "actor", nn.utils.parametrizations.weight_norm(p.actor)) or p,
         "actor is not a chain of Linear layers",
     ),
-    "shared weights": (shared_weights, "layers share them"),
+    "shared weights": (shared_weights, "layers share weights"),
     "frozen": (frozen, "actor.weight is frozen"),
     "hook on a module": (watched_module, "core has hooks"),
     "hook on a gradient": (watched_gradient, "actor.weight has a gradient hook"),
@@ -293,7 +293,7 @@ LEFT_TO_AUTOGRAD = {
     "activation without a kernel": (lambda: a_policy(activation="gelu"), "trunk is not a chain of Linear layers"),
     "images": (
         lambda: ActorCritic(spaces.Box(0, 255, (8, 8, 3), "uint8"), spaces.Discrete(2), "lstm", 8),
-        "the encoder has weights",
+        "the encoder has weights of its own",
     ),
     "stack": (lambda: a_policy(core=hf.Stack([hf.LSTM(8, 8), hf.GRU(8, 8)])), "and the core is Stack"),
     "portable kernel": (

@@ -92,6 +92,7 @@ def test_popgym_names_are_taken_in_gymnasiums_form_too():
         ("CartPole-v7", "did you mean CartPole-v1"),
         ("Cartpole", "did you mean CartPole-v1"),
         ("qqqqqqqq", "`holdfast envs` lists ours, holdfast/RepeatPreviousEasy-v0"),
+        ("MyOwnThing", "a class of your own is named my_module:MyEnv, after its file"),
         ("no_such_module:Foo-v0", "there is no module no_such_module, neither in"),
     ],
 )

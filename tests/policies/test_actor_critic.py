@@ -294,3 +294,47 @@ def test_actions_of_another_shape_are_refused_and_never_broadcast(space: Any, wr
     for shape in wrong:
         with pytest.raises(ValueError, match="one row per step and environment"):
             policy.evaluate(obs, torch.zeros(shape, dtype=dtype), None, resets)
+
+
+def test_predict_gives_actions_that_the_environment_takes_as_runner_does():
+    low, high = np.array([-0.2, 1.0, -np.inf]), np.array([1.0, 3.0, np.inf])
+    p = hf.ActorCritic(spaces.Box(-1, 1, (3,)), spaces.Box(low, high, dtype=np.float64), "gru", 8)
+    with torch.no_grad():
+        p.actor.bias.fill_(9.0)  # all beyond the upper bound
+    obs = np.zeros((5, 3), np.float32)
+    for deterministic in True, False:
+        torch.manual_seed(0)
+        action, _ = p.predict(obs, deterministic=deterministic)
+        assert action.dtype == np.float64 and all(p.action_space.contains(row) for row in action)
+        torch.manual_seed(0)
+        np.testing.assert_array_equal(action, hf.Runner(p).act(obs, deterministic=deterministic).action)
+    assert (action[:, 2] > 3).all(), "no bound, nothing clipped"
+
+
+def test_squashed_actions_without_bounds_are_refused_by_their_index():
+    space = spaces.Box(np.array([-1, -np.inf, 0], np.float32), np.array([1, np.inf, np.inf], np.float32))
+    with pytest.raises(ValueError, match=r"two bounds for every action.*at index 1, 2; give it bounds, or"):
+        hf.ActorCritic(spaces.Box(-1, 1, (3,)), space, "gru", 8, squash_actions=True)
+
+
+@pytest.mark.parametrize(
+    "obs, said",
+    [
+        ([{"a": np.zeros(2, np.float32)}] * 3, "observations came as a list, expected a dict with 'a', each an array"),
+        ({"a": [[0.0, 0.0]]}, "observations hold a float outside of any array, expected arrays or tensors"),
+    ],
+)
+def test_observations_in_lists_are_refused_in_words(obs: Any, said: str):
+    p = hf.ActorCritic(spaces.Dict(a=spaces.Box(-1, 1, (2,))), spaces.Discrete(2), "gru", 8)
+    with pytest.raises(TypeError, match=said):
+        p.act(obs)
+
+
+def test_an_observation_without_what_is_fed_back_is_refused_in_words():
+    seen = spaces.Dict(obs=spaces.Box(-1, 1, (2,)), prev_action=spaces.Discrete(2), prev_reward=spaces.Box(-9, 9, ()))
+    p = hf.ActorCritic(seen, spaces.Discrete(2), "gru", 8)
+    for call in p.act, p.predict:
+        with pytest.raises(
+            TypeError, match=r"as a Tensor, expected a dict with 'obs', 'prev_action', .* hf.Runner, and hf.collect"
+        ):
+            call(np.zeros((3, 2), np.float32))

@@ -111,3 +111,8 @@ def test_without_memory_or_with_a_policy_of_your_own_the_observation_is_all_that
 )
 def test_the_first_lines_of_a_run_say_what_the_policy_sees_besides_the_observation(inputs: tuple[str, ...], said: str):
     assert first_lines(hf.TrainConfig(core="gru", hidden_size=8, inputs=inputs, run_dir="r"), {})[1] == said
+
+
+def test_the_first_lines_of_a_run_say_one_environment():
+    lines = first_lines(hf.TrainConfig(num_envs=1, num_steps=8, epochs=2, minibatches=1, run_dir="r"), {})
+    assert any("1 environment x 8 steps" in line for line in lines)

@@ -207,3 +207,12 @@ def test_an_environment_with_other_spaces_is_refused_by_name():
     more_actions = hf.ActorCritic(env.single_observation_space, gym.spaces.Discrete(3), hidden_size=8)
     with pytest.raises(ValueError, match=r"action_space is Discrete\(2\), and the policy was made for Discrete\(3\)"):
         hf.evaluate(more_actions, env, 1)
+
+
+def test_an_evaluation_without_what_is_fed_back_to_the_policy_names_the_argument():
+    env = holdfast.envs.make("holdfast/RepeatPreviousEasy-v0", num_envs=2)
+    seen = gym.spaces.Dict(obs=env.single_observation_space, prev_action=env.single_action_space)
+    policy = hf.ActorCritic(seen, env.single_action_space, hidden_size=8)
+    with pytest.raises(ValueError, match=r"the policy was made for Dict.*; pass inputs=\('obs', 'prev_action'\)$"):
+        hf.evaluate(policy, env, episodes=2)
+    assert hf.evaluate(policy, env, episodes=2, inputs=("obs", "prev_action")).lengths == [51, 51]

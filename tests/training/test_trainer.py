@@ -14,6 +14,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
+import numpy as np
 import pytest
 import torch
 from gymnasium.vector import AutoresetMode
@@ -182,6 +184,31 @@ def test_a_checkpoint_within_a_run_counts_the_time_of_that_run(tmp_path: Path):
     hf.Trainer(config(tmp_path / "run"), callbacks=[Stop(6)]).run()
     saved = checkpoint.load(checkpoint.rolling(tmp_path / "run")[0])
     assert saved["seconds"] >= float(read_progress(tmp_path / "run")[2]["time/elapsed"]) > 0
+
+
+class PaysLater(gym.Env):  # type: ignore[type-arg]
+    """Episodes of one step, which pay 1 from the fifth update on."""
+
+    observation_space, action_space = gym.spaces.Box(-1, 1, (1,)), gym.spaces.Discrete(2)
+    steps = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        PaysLater.steps += 1
+        return np.zeros(1, np.float32), float(PaysLater.steps > 4 * 8 * 4), True, False, {}
+
+
+def test_a_resumed_run_that_learned_before_it_was_stopped_is_not_told_that_nothing_was_learned(
+    tmp_path: Path, capsys: Any
+):
+    settings = config(tmp_path / "run", env_kwargs={}, total_steps=4 * 8 * 20, quiet=False)
+    hf.Trainer(settings, env=PaysLater, callbacks=[Stop(12)]).run()
+    trainer = hf.Trainer.resume(tmp_path / "run", env=PaysLater, total_steps=4 * 8 * 24)
+    assert trainer.progress.first_returns == [0.0] * 100, "those of the beginning, not of the resume"
+    trainer.run()
+    assert "nothing learned" not in capsys.readouterr().out
 
 
 def test_settings_may_change_when_a_run_is_resumed(tmp_path: Path):

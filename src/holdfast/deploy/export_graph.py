@@ -91,6 +91,13 @@ def distribution_parameters(dist: Any) -> tuple[dict[str, Any], dict[str, Tensor
         ]
         parents = [[j, dist.parents.get(j, j - 1)] for j, m in enumerate(dist.masks) if m is not None and m.dim() == 3]
         return {"kind": "multi_categorical", "nvec": dist.nvec, "parents": parents}, {"logits": torch.cat(parts, -1)}
+    if isinstance(dist, heads.SquashedGaussian):  # mean and std of what the tanh gets
+        shape, size = (-1, *dist.shape), dist.mean.shape[-1]
+        limits = {name: getattr(dist, name).expand(size) for name in ("center", "half_range")}
+        return {"kind": "squashed_gaussian", **limits}, {
+            "mean": dist.mean.view(shape),
+            "std": dist.log_std.exp().reshape(shape),
+        }
     if isinstance(dist, heads.Gaussian):
         shape = (-1, *dist.shape)
         return {"kind": "gaussian"}, {"mean": dist.mean.view(shape), "std": dist.log_std.exp().reshape(shape)}
@@ -119,6 +126,7 @@ def trace(
     batch = torch.export.Dim("batch")
     with torch.no_grad(), _unchecked_distributions():
         outputs = list(graph.step(dict(inputs)))  # what is wrong with the policy itself shows here
+        about = {name: part.tolist() if isinstance(part, Tensor) else part for name, part in graph.action.items()}
         try:
             with quietly("torch.fx", "torch.export"):
                 program = torch.export.export(
@@ -129,7 +137,7 @@ def trace(
     _refuse_foreign_operators(program, policy)
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)  # would put folder names of this machine into the file
-    action = {**graph.action, **_bounds(action_space)}
+    action = {**about, **_bounds(action_space)}
     return program, Signature(signature.observations, signature.states, signature.masks, outputs, action)
 
 

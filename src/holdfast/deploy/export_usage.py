@@ -57,6 +57,7 @@ def _dict(ports: list[Port], library: str, make: str = "zeros") -> str:
     parts = []
     for port in ports:
         shape = f"({', '.join(map(str, ('B', *port.shape)))})" if port.shape else "(B,)"
+        dtype = "bool_" if (library, port.dtype) == ("np", "bool") else port.dtype  # numpy 1.24 to 1.26 have no np.bool
         fill = f"full({shape}, {port.example}" if isinstance(port.example, int) else f"{make}({shape}"
-        parts.append(f'"{port.name}": {library}.{fill}, dtype={library}.{port.dtype})')
+        parts.append(f'"{port.name}": {library}.{fill}, dtype={library}.{dtype})')
     return "{" + ", ".join(parts) + "}"

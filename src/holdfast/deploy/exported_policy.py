@@ -106,7 +106,7 @@ class ExportedPolicy:
         out = self._run({**feed, "resets": flags, **state, **masks})
         if deterministic:
             action = out["action"]
-            raw = out.get("mean", action)
+            raw = out["mean"] if self.signature.action["kind"] == "gaussian" else action
         else:
             raw = self._distribution(out, masks).sample().numpy()
             action = raw if self._bounds is None else np.clip(raw, *self._bounds)
@@ -123,16 +123,28 @@ class ExportedPolicy:
             if given is not None:
                 raise ValueError(f"{self.file} was exported without action masks; export the policy again with --masks")
             return {}
+        if given is not None:
+            given = heads.mask_tensors(given, torch.device("cpu"))
+            if len(ports) == 1 and isinstance(given, list):  # the heads side by side
+                given = self._joined(given, batch)
         parts = [None] * len(ports) if given is None else [given] if len(ports) == 1 else list(given)
         if len(parts) != len(ports):
             raise ValueError(f"got {len(parts)} action masks, expected one per head: {len(ports)}")
         masks = {
-            port.name: np.ones((batch, *port.shape), bool) if part is None else np.asarray(part)
+            port.name: np.ones((batch, *port.shape), bool) if part is None else part.cpu().numpy()
             for port, part in zip(ports, parts)
         }
         if given is not None:
             self._check_masks([torch.from_numpy(mask) for mask in masks.values()], batch)
         return masks
+
+    def _joined(self, masks: list[Tensor | None], batch: int) -> Tensor:
+        """One mask of all heads, from one per head; None: that head may do anything."""
+        nvec = self.signature.action.get("nvec", [])
+        if len(masks) != len(nvec):
+            raise ValueError(f"{len(masks)} action masks came, expected one array, or one per head: {len(nvec)}")
+        parts = [torch.ones(batch, n, dtype=torch.bool) if mask is None else mask for n, mask in zip(nvec, masks)]
+        return torch.cat(parts, -1)
 
     def _check_masks(self, masks: list[Tensor], batch: int) -> None:
         """As the heads of a policy check them."""
@@ -150,6 +162,10 @@ class ExportedPolicy:
         tensors = {name: torch.from_numpy(out[name]) for name in ("logits", "mean", "std") if name in out}
         if about["kind"] == "gaussian":
             return torch.distributions.Normal(tensors["mean"], tensors["std"], validate_args=False)
+        if about["kind"] == "squashed_gaussian":
+            mean, log_std = tensors["mean"].flatten(1), tensors["std"].flatten(1).log()
+            center, half_range = (torch.tensor(about[name], dtype=mean.dtype) for name in ("center", "half_range"))
+            return heads.SquashedGaussian(mean, log_std, center, half_range, tensors["mean"].shape[1:])
         if about["kind"] == "categorical":
             return heads.Categorical(tensors["logits"], start=about["start"])
         if about["kind"] == "bernoulli":

@@ -302,6 +302,14 @@ class TorchPolicy:
         if device.type != "cpu":
             check_discrete(obs, self.observation_space)
         parts = [torch.as_tensor(take(obs, port), device=device) for port in self.ports]
+        for port, part in zip(self.ports, parts):
+            if (
+                port.dtype == "uint8" and part.is_floating_point()
+            ):  # pixels from 0 to 1 would be divided by 255 once more
+                raise TypeError(
+                    f"{port.name} has dtype {part.dtype}, expected uint8 as in training, pixels from 0 to 255; leave the "
+                    "scaling to the policy"
+                )
         batch = batch_size(self.ports, [part.shape for part in parts])
         if batch is None:
             parts = [part.unsqueeze(0) for part in parts]
@@ -353,7 +361,7 @@ def _one_flag(resets: Any) -> list[bool] | None:
 def _with_batch(mask: Any) -> Any:
     if mask is None or isinstance(mask, Tensor):
         return mask if mask is None else mask.unsqueeze(0)
-    if isinstance(mask, (list, tuple)) and not all(isinstance(m, (bool, int)) for m in mask):
+    if isinstance(mask, (list, tuple)) and any(m is None or np.ndim(m) for m in mask):  # one per head
         return [_with_batch(part) for part in mask]
     return np.asarray(mask)[None]
 

@@ -37,5 +37,5 @@ def _memory(config: TrainConfig) -> str:
 
 
 def _sizes(config: TrainConfig) -> str:
-    rollout = f"{config.num_envs} environments x {config.num_steps} steps"
+    rollout = f"{config.num_envs} environment{'s' * (config.num_envs != 1)} x {config.num_steps} steps"
     return f"{rollout}, {config.epochs} epochs x {config.minibatches} minibatches"

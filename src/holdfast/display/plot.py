@@ -214,7 +214,7 @@ def _as_text(value: Any) -> str:
 def _label(name: str, value: Any) -> str:
     if name == "core":
         return "no memory" if value == "none" else str(value)
-    return f"{name} {value}"
+    return f"{name} {' '.join(map(str, value)) if isinstance(value, list) else value}"
 
 
 def _draw_panel(axes: Any, env: str, curves: list[Curve], metric: str) -> None:

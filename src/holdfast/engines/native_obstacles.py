@@ -74,7 +74,10 @@ def _layer(policy: ActorCritic) -> str | None:
     modules = [policy.core, *(getattr(policy, name) for name in chains)]
     reached = [p for module in modules for p in module.parameters()] + list(policy.parameters(recurse=False))
     if sorted(map(id, reached)) != sorted(map(id, policy.parameters())):
-        return "the encoder has weights, or layers share them"
+        encoders = (policy.encoder, policy.critic_encoder)
+        if any(True for part in encoders if part is not None for _ in part.parameters()):
+            return "the encoder has weights of its own, as that of images"
+        return "layers share weights"
     return None
 
 

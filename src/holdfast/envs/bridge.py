@@ -213,7 +213,10 @@ def _nearest(wanted: str, known: list[str]) -> str:
     found = [name for score, *_, name in ranked[:3] if score >= 0.7]
     if found:
         return f"; did you mean {' or '.join(found)}?"
-    return f"; `holdfast envs` lists ours, {CATALOG[0].id} and {len(CATALOG) - 1} more"
+    return (
+        f"; `holdfast envs` lists ours, {CATALOG[0].id} and {len(CATALOG) - 1} more, and a class of your own is named "
+        "my_module:MyEnv, after its file"
+    )
 
 
 def _short_name(env_id: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor, nn
@@ -51,7 +52,12 @@ class Actor(RecurrentPolicy):
         box = isinstance(action_space, spaces.Box)
         self.scale_actions, self.squash_actions = scale_actions and box, squash_actions and box
         if self.squash_actions and not action_space.is_bounded():  # type: ignore[attr-defined]
-            raise ValueError(f"squash_actions needs bounds, and {action_space} has none; use squash_actions=False")
+            bounded = np.isfinite(action_space.low) & np.isfinite(action_space.high)  # type: ignore[attr-defined]
+            free = ", ".join(map(str, np.flatnonzero(~bounded)))
+            raise ValueError(
+                f"squash_actions needs two bounds for every action, and {action_space} lacks them at index {free}; give it "
+                "bounds, or use squash_actions=False"
+            )
         if self.scale_actions or self.squash_actions:
             center, half_range = _center_and_half_range(action_space)  # type: ignore[arg-type]
             self.register_buffer("action_center", center, persistent=False)
@@ -88,8 +94,14 @@ class Actor(RecurrentPolicy):
     def predict(
         self, obs: Any, state: State = None, episode_start: Any = None, deterministic: bool = False
     ) -> tuple[Any, State]:
-        """As `RecurrentPolicy.predict`; a single observation without a batch dimension works too."""
-        if isinstance(self.observation_space, spaces.Dict):  # what only a critic sees is left out
+        """As `RecurrentPolicy.predict`; a single observation without a batch dimension works too.
+
+        The action is what the environment takes: a Box's is clipped. A policy that sees its previous action saw it before
+        clipping; `hf.Runner` remembers that one.
+        """
+        if isinstance(self.observation_space, spaces.Dict) and isinstance(
+            obs, dict
+        ):  # what only a critic sees is left out
             obs = {key: obs[key] for key in self.observation_space if key in obs}
         first, first_space = leaves(obs)[0], _first_space(self.observation_space)
         single = tuple(getattr(first, "shape", ())) == tuple(first_space.shape or ())
@@ -97,6 +109,8 @@ class Actor(RecurrentPolicy):
             obs = tree_map(lambda o: torch.as_tensor(o)[None], obs)
             episode_start = None if episode_start is None else torch.as_tensor(episode_start).reshape(1)
         action, state = super().predict(obs, state, episode_start, deterministic)
+        if isinstance(self.action_space, spaces.Box):
+            action = np.clip(action, self.action_space.low, self.action_space.high).astype(self.action_space.dtype)
         return (action[0] if single else action), state
 
     def as_tensors(self, obs: Any) -> Any:

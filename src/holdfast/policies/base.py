@@ -24,6 +24,7 @@ from holdfast import state as state_ops
 from holdfast.checks import is_debug, rows_are, values_are_readable
 from holdfast.cores.base import Core
 from holdfast.memory import EnvIds, Memory
+from holdfast.policies.heads import mask_tensors
 from holdfast.policies.value_scale import ValueScale
 from holdfast.state import State, leaves, map_tensors, tree_map
 
@@ -142,7 +143,7 @@ class RecurrentPolicy(nn.Module):
         `resets[b]` is True when `obs[b]` is the first observation of an episode. `env_ids=None` means ids 0..B-1.
         noise: for Box actions, standard normal numbers [B, n] to sample with; None: drawn here.
         """
-        first = leaves(obs)[0]
+        first = first_leaf(obs)
         batch = first.shape[0]
         if memory is None:
             memory = self.memory
@@ -166,7 +167,7 @@ class RecurrentPolicy(nn.Module):
     def peek_value(self, obs: Any, env_ids: EnvIds = None, *, resets: Any = None, memory: Memory | None = None) -> Any:
         """V(obs) [B] with the current state of each environment; memory does not change."""
         memory = self.memory if memory is None else memory
-        first = leaves(obs)[0]
+        first = first_leaf(obs)
         state, ids = memory.take(first.shape[0], env_ids)
         value = self._step_of_rows(obs, state, resets, None, ids).value
         if value is None:
@@ -233,7 +234,7 @@ class RecurrentPolicy(nn.Module):
         self, obs: Any, state: State = None, episode_start: Any = None, deterministic: bool = False
     ) -> tuple[Any, State]:
         """One step; the caller carries the state, as in Stable-Baselines3. numpy in and out."""
-        batch, resets = leaves(obs)[0].shape[0], self.as_flags(episode_start)
+        batch, resets = first_leaf(obs).shape[0], self.as_flags(episode_start)
         if resets is not None and resets.shape != (batch,) and resets.numel() == batch:
             resets = resets.reshape(-1)
         if state is not None and not self.has_memory() and leaves(state):
@@ -360,22 +361,7 @@ class RecurrentPolicy(nn.Module):
 
         A list of arrays, tensors and None holds one mask per head; lists of flags are one array.
         """
-        if mask is None or isinstance(mask, Tensor):
-            return mask
-        if isinstance(mask, np.ndarray) and mask.dtype.kind in "biuf":
-            return torch.as_tensor(mask.astype(bool) if mask.dtype != bool else mask, device=self.core.device())
-        if isinstance(mask, (tuple, list)) and len(mask):
-            if any(part is None or isinstance(part, (Tensor, np.ndarray)) for part in leaves(mask)):
-                return [self.as_mask(part) for part in mask]
-            try:
-                return self.as_mask(np.array(mask))
-            except ValueError:  # rows of different lengths: one mask per head
-                if isinstance(leaves(mask[0])[0], (bool, int)) and not isinstance(mask[0], (bool, int)):
-                    return [self.as_mask(part) for part in mask]
-        raise TypeError(
-            f"action_mask is {_in_words(mask)}, expected bools (True = allowed): an array or tensor [N, actions], or a "
-            "list with one per action head"
-        )
+        return mask_tensors(mask, self.core.device())
 
 
 def _in_words(thing: Any) -> str:
@@ -385,6 +371,17 @@ def _in_words(thing: Any) -> str:
     if isinstance(thing, (tuple, list)):
         return f"a {type(thing).__name__} of {', '.join(type(part).__name__ for part in thing[:4]) or 'nothing'}"
     return f"a {type(thing).__name__}"
+
+
+def first_leaf(obs: Any) -> Any:
+    """The first array or tensor of observations."""
+    first = leaves(obs)[0]
+    if not hasattr(first, "shape"):
+        raise TypeError(
+            f"observations hold a {type(first).__name__} outside of any array, expected arrays or tensors with one row per "
+            "environment: np.array(obs, np.float32)"
+        )
+    return first
 
 
 def to_numpy(tensor: Tensor) -> np.ndarray[Any, Any]:

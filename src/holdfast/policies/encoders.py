@@ -156,11 +156,23 @@ class Composite(nn.Module):
     def __init__(self, parts: dict[str, nn.Module], is_tuple: bool) -> None:
         super().__init__()
         # Keys may contain dots or be names that a ModuleDict refuses, so parts are numbered.
+        self.is_tuple = is_tuple
         self.keys = [int(k) for k in parts] if is_tuple else list(parts)
         self.parts = nn.ModuleList(parts.values())
         self.size = sum(part.size for part in self.parts)  # type: ignore[misc]
 
     def forward(self, x: Any) -> Tensor:
+        if isinstance(x, (list, tuple, Tensor)) and not self.is_tuple:
+            fed_back = {"prev_action", "prev_reward"} & set(self.keys)
+            hint = (
+                f"; hf.Runner, and hf.collect with inputs={tuple(self.keys)}, fill in what went before"
+                if fed_back
+                else ""
+            )
+            raise TypeError(
+                f"observations came as a {type(x).__name__}, expected a dict with {', '.join(map(repr, self.keys))}, each an "
+                f"array or tensor with one row per environment{hint}"
+            )
         missing = [key for key in self.keys if key not in x] if isinstance(x, dict) else []
         if missing:
             raise ValueError(

@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from holdfast.checks import values_are_readable, whole_numbers
+from holdfast.state import leaves
 
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
@@ -27,6 +30,27 @@ def _require_shape(action: Tensor, shape: Sequence[int], what: str) -> None:
         raise ValueError(
             f"{what} have shape {tuple(action.shape)}, expected {tuple(shape)}: one row per step and environment"
         )
+
+
+def mask_tensors(mask: Any, device: torch.device) -> Any:
+    """An action mask as bool tensors, as `RecurrentPolicy.as_mask` describes it; arrays go to `device`."""
+    if mask is None or isinstance(mask, Tensor):
+        return mask
+    if isinstance(mask, np.ndarray) and mask.dtype.kind in "biuf":
+        return torch.as_tensor(mask.astype(bool) if mask.dtype != bool else mask, device=device)
+    if isinstance(mask, (tuple, list)) and len(mask):
+        if any(part is None or isinstance(part, (Tensor, np.ndarray)) for part in leaves(mask)):
+            return [mask_tensors(part, device) for part in mask]
+        try:
+            return mask_tensors(np.array(mask), device)
+        except ValueError:  # rows of different lengths: one mask per head
+            if isinstance(leaves(mask[0])[0], (bool, int)) and not isinstance(mask[0], (bool, int)):
+                return [mask_tensors(part, device) for part in mask]
+    kinds = ", ".join(type(part).__name__ for part in mask[:4]) or "nothing" if isinstance(mask, (tuple, list)) else ""
+    raise TypeError(
+        f"action_mask is a {type(mask).__name__}{f' of {kinds}' if kinds else ''}, expected bools (True = allowed): an array or "
+        "tensor [N, actions], or a list with one per action head"
+    )
 
 
 def check_mask(mask: Tensor, shape: tuple[int, ...], what: str, may_be_empty: Tensor | None = None) -> None:

@@ -49,7 +49,17 @@ def require_fit(trained: Any, now: spaces.Space[Any], name: str) -> None:
     """Raise ValueError if the environment's space is not one that a policy was made for. Unknown if `trained` is no space."""
     if isinstance(trained, spaces.Space) and not _fits(trained, now):
         text = f"the environment's {name} is {now}, and the policy was made for {trained}"
-        raise ValueError(" ".join(text.split()))
+        raise ValueError(" ".join(text.split()) + _inputs_hint(trained, now))
+
+
+def _inputs_hint(trained: spaces.Space[Any], now: spaces.Space[Any]) -> str:
+    """What to pass if all that differs is what is fed back to the policy."""
+    fed_back = [
+        key for key in ("prev_action", "prev_reward") if isinstance(trained, spaces.Dict) and key in trained.spaces
+    ]
+    if not fed_back or (isinstance(now, spaces.Dict) and all(key in now.spaces for key in fed_back)):
+        return ""
+    return f"; pass inputs={('obs', *fed_back)}"
 
 
 def _fits(trained: spaces.Space[Any], now: spaces.Space[Any]) -> bool:

@@ -48,8 +48,10 @@ def check_fit(trainer: Trainer, saved: dict[str, Any]) -> None:
     check.number(saved["best_return"], "best_return")
     check.number(saved["seconds"], "seconds", 0, 1e12)
     check.integer(saved.get("spoiled_updates", 0), "spoiled_updates", 0)
-    for name in ("recent_returns", "recent_lengths"):
-        [check.number(value, name) for value in check.sequence(saved[name], name) if not _is_nan(value)]
+    for name in ("recent_returns", "recent_lengths", "first_returns"):
+        values = saved.get(name) if name == "first_returns" else saved[name]
+        if values is not None:
+            [check.number(value, name) for value in check.sequence(values, name) if not _is_nan(value)]
     parts = [saved, *check.sequence(saved.get("other_ranks", []), "other_ranks")]
     for rank, part in enumerate(parts):
         check.integer(part.get("env_failures", 0), "env_failures", 0)

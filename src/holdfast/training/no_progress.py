@@ -18,20 +18,20 @@ PART_OF_DEVIATION = 0.25  # an improvement smaller than this part of the deviati
 
 
 class ProgressCheck:
-    """`after_update` gives the warning, or None. How a resumed run began is not known, so it is not said to have learned nothing."""
+    """`after_update` gives the warning, or None.
 
-    def __init__(self, config: TrainConfig) -> None:
+    first_returns: where the returns of the run's first episodes are kept, those from before a resume included. None: they
+    are not known, and nothing is said.
+    """
+
+    def __init__(self, config: TrainConfig, first_returns: list[float] | None) -> None:
         self.config = config
-        self._first: list[float] = []
-        self._said = False
-        self._resumed: bool | None = None  # until the first update
+        self._first = [] if first_returns is None else first_returns
+        self._said = first_returns is None
 
     def after_update(self, row: dict[str, float], returns: Sequence[float]) -> str | None:
-        """row: the metrics of an update, of all ranks and of the run before it was resumed; returns: those of the episodes that
-        ended in it here."""
-        if self._resumed is None:
-            self._resumed = row["update"] > 1
-        self._first += returns[: EPISODES - len(self._first)]
+        """row: the metrics of an update, of all ranks; returns: those of the episodes that ended in it here."""
+        self._first += returns[: max(0, EPISODES - len(self._first))]
         due = row["steps"] >= SHARE * self.config.total_steps and row["update"] >= UPDATES
         if self._said or not due:
             return None
@@ -42,7 +42,7 @@ class ProgressCheck:
                 f"no episode has ended in {row['steps']:,.0f} steps, so there is no return to show, and the evaluation at the end "
                 "gives up after many steps; give the environment a time limit (gymnasium.wrappers.TimeLimit)"
             )
-        if self._resumed or len(self._first) < 2:
+        if len(self._first) < 2:
             return None
         self._said = True
         start, deviation = statistics.fmean(self._first), statistics.stdev(self._first)

@@ -25,6 +25,8 @@ class RunProgress:
     best_return: float = -float("inf")
     recent_returns: deque[float] = field(default_factory=_recent)
     recent_lengths: deque[float] = field(default_factory=_recent)
+    first_returns: list[float] | None = field(default_factory=list)
+    """Of the run's first episodes, for `no_progress`; None: resumed from a checkpoint that does not hold them."""
     earlier_seconds: float = 0.0  # before `start_clock`
     _began: float | None = None
 

@@ -103,7 +103,8 @@ def _boundary(segment: Segment, gap: ReplayGap) -> str:
         return "No episode begins in that environment's sequence, so the start state is the first suspect."
     nearest = min(starts, key=lambda t: abs(t - gap.t))
     side = "before" if nearest < gap.t else "after"
-    when = "at that step" if nearest == gap.t else f"{abs(gap.t - nearest)} steps {side} it"
+    distance = abs(gap.t - nearest)
+    when = "at that step" if not distance else f"{distance} step{'s' * (distance != 1)} {side} it"
     return f"The nearest episode start is at t={nearest}, {when}."
 
 

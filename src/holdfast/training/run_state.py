@@ -48,6 +48,7 @@ def payload(trainer: Trainer) -> dict[str, Any]:
         **{name: getattr(trainer.progress, name) for name in COUNTERS},
         "recent_returns": list(trainer.progress.recent_returns),
         "recent_lengths": list(trainer.progress.recent_lengths),
+        "first_returns": None if trainer.progress.first_returns is None else list(trainer.progress.first_returns),
     }
 
 
@@ -115,6 +116,8 @@ def restore(trainer: Trainer, saved: dict[str, Any]) -> bool:
     trainer.env_failures.count, trainer.nonfinite_guard.total = mine["env_failures"], saved.get("spoiled_updates", 0)
     trainer.progress.earlier_seconds = saved["seconds"]
     trainer.progress.add_episodes(saved["recent_returns"], saved["recent_lengths"])
+    first_returns = saved.get("first_returns")  # checkpoints of 0.1 have none
+    trainer.progress.first_returns = None if first_returns is None else list(first_returns)
     if mine["rng"] is not None:
         rng_state.restore(mine["rng"], trainer.device)
     else:

@@ -60,13 +60,15 @@ def staleness(stored: State, recomputed: State) -> float:
 
 
 class Warnings:
-    """Gives each warning once."""
+    """Gives each warning once. first_returns: as in `ProgressCheck`."""
 
-    def __init__(self, config: TrainConfig, action_space: spaces.Space[Any] | None) -> None:
+    def __init__(
+        self, config: TrainConfig, action_space: spaces.Space[Any] | None, first_returns: list[float] | None
+    ) -> None:
         self.config = config
         self.max_entropy = _max_entropy(action_space)
         self._said: set[str] = set()
-        self._progress = ProgressCheck(config)
+        self._progress = ProgressCheck(config, first_returns)
 
     def after_update(self, row: dict[str, float], segment: Segment) -> list[str]:
         found = []

@@ -306,7 +306,8 @@ class Trainer:
         earlier_engines = {} if resumed_at is None else folder.recorded_engines()
         continued_at = folder.prepare(self.engines, resumed_at, self.resumed_from) if self.ranks.leads else None
         self.policy.trained_in = folder.path
-        self._warnings = telemetry.Warnings(config, getattr(self.env, "single_action_space", None))
+        action_space = getattr(self.env, "single_action_space", None)
+        self._warnings = telemetry.Warnings(config, action_space, self.progress.first_returns)
         shown = config if self.ranks.leads else replace(config, quiet=True)
         self.display = display = Display(shown, config.num_updates)
         if self.ranks.leads:
