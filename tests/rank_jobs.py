@@ -286,7 +286,7 @@ def break_ranks(how: str) -> Iterator[None]:
                 "holdfast.engines.choose.wrap_for_averaging", lambda policy, ranks, some_unused: Unaveraged(policy)
             )
         elif how == "own advantages":
-            patch.setattr(ppo, "normalize_advantage", lambda segment, ranks, *rest: normalize_advantage(segment))
+            patch.setattr(ppo, "normalize_advantage", lambda segment, ranks: normalize_advantage(segment))
         elif how == "unweighted":
             patch.setattr(PPO, "_shares", lambda self, valid, minibatches: [1.0] * len(minibatches))
         else:

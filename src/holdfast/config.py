@@ -95,7 +95,7 @@ class TrainConfig:
     """Clip range for values; None: no clipping."""
     entropy_coef: float = 0.01
     """Weight of the entropy bonus."""
-    entropy_schedule: Literal["constant", "linear"] = "linear"
+    entropy_schedule: Literal["constant", "linear"] = "constant"
     """Weight of the entropy bonus over the run: constant, or falling to 0 at total_steps."""
     value_coef: float = 0.5
     """Weight of the value loss."""
@@ -107,8 +107,6 @@ class TrainConfig:
     """Adam's epsilon."""
     normalize_advantage: bool = True
     """Scale advantages to mean 0 and standard deviation 1 over the whole rollout."""
-    advantage_floor: float = 0.1
-    """Divide advantages by at least this part of their largest deviation so far, so that noise stays small; 0: off."""
     normalize_obs: bool = True
     """Running normalization of float observations; frozen during rollout and update."""
     normalize_reward: bool = False
@@ -277,7 +275,7 @@ _SHORT = {
     "activation": "", "bptt": "bptt", "mask_velocity": "mask-velocity", "env_kwargs": "", "learning_rate": "lr",
     "lr_schedule": "", "gamma": "gamma", "gae_lambda": "lambda", "clip_range": "clip", "clip_schedule": "clip-",
     "clip_value": "clip-value", "entropy_coef": "ent", "value_coef": "vf", "max_grad_norm": "grad", "target_kl": "kl",
-    "normalize_advantage": "norm-adv", "advantage_floor": "adv-floor", "normalize_obs": "norm-obs", "normalize_reward": "norm-reward",
+    "normalize_advantage": "norm-adv", "normalize_obs": "norm-obs", "normalize_reward": "norm-reward",
     "normalize_value": "norm-value", "scale_actions": "scale-actions", "squash_actions": "squash", "initial_std": "std",
     "noise_correlation": "noise", "refresh_states": "refresh", "precision": "", "encoder_sizes": "encoder",
     "head_sizes": "heads",
@@ -326,7 +324,6 @@ def _in_a_name(short: str, value: Any) -> str:
 _AS_IN_0_1: dict[str, Any] = dict(
     clip_schedule="constant",
     entropy_schedule="constant",
-    advantage_floor=0.0,
     normalize_value=False,
     scale_actions=False,
     squash_actions=False,
@@ -373,7 +370,6 @@ RANGES = {
     "entropy_coef": Range(0),
     "value_coef": Range(0),
     "max_grad_norm": Range(0, hint="; a large number turns clipping off", above=True),
-    "advantage_floor": Range(0, 1, hint="; 0 turns it off"),
     "target_kl": Range(0, hint="; None turns it off", above=True),
     "adam_eps": Range(0, above=True),
     "max_bad_updates": Range(1),

@@ -123,24 +123,6 @@ def test_advantages_are_normalised_over_real_steps():
     assert same.advantage.tolist() == [[0.0], [0.0]]
 
 
-def test_advantages_that_have_become_small_stay_small():
-    largest = torch.zeros(())
-    first = normalize_advantage(by_hand(advantage=column(-20, 20)), largest=largest, floor=0.1)
-    assert first.advantage.flatten().tolist() == pytest.approx([-1, 1]) and largest.item() == 20
-    usual = normalize_advantage(by_hand(advantage=column(0, 6)), largest=largest, floor=0.1)
-    assert usual.advantage.flatten().tolist() == pytest.approx([-1, 1]), "3 is more than a tenth of 20"
-    noise = normalize_advantage(by_hand(advantage=column(1, 2)), largest=largest, floor=0.1)
-    assert noise.advantage.flatten().tolist() == pytest.approx([-0.25, 0.25]), "divided by 2 and not by 0.5"
-    assert largest.item() == 20
-
-
-@pytest.mark.parametrize("number", [math.nan, math.inf])
-def test_advantages_that_are_not_finite_do_not_count_as_the_largest(number: float):
-    largest = torch.tensor(3.0)
-    normalize_advantage(by_hand(advantage=column(1, number)), largest=largest, floor=0.1)
-    assert largest.item() == 3
-
-
 def test_ppo_loss_is_the_normalised_objective():
     policy, segment, _ = make()
     loss = hf.ppo_loss(policy, segment, entropy_coef=0.0, value_coef=0.0)

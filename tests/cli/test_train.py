@@ -161,8 +161,8 @@ def _without_time(rows):
 
 
 def test_a_run_continues_where_it_is_now_with_more_steps(run, train, folder, capsys):
-    train("--quiet", "--run-dir", "whole", "--lr-schedule", "constant", "--entropy-schedule", "constant", steps=128)
-    train("--quiet", "--run-dir", "part", "--lr-schedule", "constant", "--entropy-schedule", "constant")
+    train("--quiet", "--run-dir", "whole", "--lr-schedule", "constant", steps=128)
+    train("--quiet", "--run-dir", "part", "--lr-schedule", "constant")
     os.rename(folder / "part", folder / "moved")
     assert run("train", "--resume", "moved", "--total-steps", 128, "--quiet") == 0
     assert not (folder / "part").exists()

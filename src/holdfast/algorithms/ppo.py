@@ -123,21 +123,12 @@ def in_loss_units(segment: Segment, value_scale: ValueScale | None) -> Segment:
     return replace(segment, value=value, returns=returns)
 
 
-def normalize_advantage(
-    segment: Segment, ranks: Ranks = ALONE, largest: Tensor | None = None, floor: float = 0.0
-) -> Segment:
-    """A copy with advantages of mean 0 and deviation 1 over its real steps, those of all `ranks` together.
-
-    largest: the largest deviation of any rollout so far, updated in place. The deviation stays below 1 where it is less than
-    `floor` times that: the advantages of a solved task are errors of the critic, and at full size they would unlearn it.
-    """
+def normalize_advantage(segment: Segment, ranks: Ranks = ALONE) -> Segment:
+    """A copy with advantages of mean 0 and deviation 1 over its real steps, those of all `ranks` together."""
     real = segment.valid.float()
     n = ranks.sum(real.sum()).clamp(min=1)
     centered = segment.advantage - ranks.sum((segment.advantage * real).sum()) / n
     deviation = (ranks.sum((centered**2 * real).sum()) / n).sqrt()
-    if largest is not None:
-        largest.copy_(torch.where(deviation.isfinite(), torch.maximum(largest, deviation), largest))
-        deviation = torch.maximum(deviation, floor * largest)
     return replace(segment, advantage=centered / (deviation + 1e-8))
 
 
@@ -188,8 +179,6 @@ class PPO:
         self.policy, self.config, self.optimizer, self.ranks = policy, config, optimizer, ranks
         self.engine_for = engine_for
         self.generator = torch.Generator().manual_seed(ranks.seed(config.seed))
-        self.largest_deviation = torch.zeros(())
-        """Of the advantages of a rollout, before they were normalized."""
 
     def update(self, segment: Segment, progress: float, all_valid: bool = False) -> dict[str, float]:
         """Train on one rollout and return its metrics. progress: the fraction of the run that is done."""
@@ -203,7 +192,8 @@ class PPO:
         if scale is not None:
             with span("value statistics"):
                 self._move_value_scale(segment, all_valid)
-        segment = self._normalized(segment)
+        if config.normalize_advantage:
+            segment = normalize_advantage(segment, self.ranks)
         batch = in_loss_units(segment, scale).as_sequences(config.bptt)
         settings = self.loss_settings(progress)
         engine = self.engine_for(batch, settings, all_valid)
@@ -232,12 +222,6 @@ class PPO:
         returns = segment.returns.flatten() if all_valid else segment.returns[segment.valid]
         assert isinstance(self.policy, ActorCritic)
         self.policy.update_value_scale(returns, self.ranks)
-
-    def _normalized(self, segment: Segment) -> Segment:
-        if not self.config.normalize_advantage:
-            return segment
-        self.largest_deviation = self.largest_deviation.to(segment.advantage.device)
-        return normalize_advantage(segment, self.ranks, self.largest_deviation, self.config.advantage_floor)
 
     def learning_rate(self, progress: float) -> float:
         """At a fraction of the run."""
@@ -304,11 +288,7 @@ class PPO:
         return tree_map(lambda *s: torch.cat(s), *states)
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "optimizer": self.optimizer.state_dict(),
-            "generator": self.generator.get_state(),
-            "largest_deviation": float(self.largest_deviation),
-        }
+        return {"optimizer": self.optimizer.state_dict(), "generator": self.generator.get_state()}
 
     def load_state_dict(self, d: dict[str, Any]) -> None:
         # The options are this run's own: on a GPU the rate is a tensor there that captured steps read.
@@ -319,7 +299,6 @@ class PPO:
         for group, own in zip(self.optimizer.param_groups, options):
             group.update(own)
         self.generator.set_state(d["generator"])
-        self.largest_deviation.fill_(d.get("largest_deviation", 0.0))
 
 
 def _explained_variance(segment: Segment, ranks: Ranks) -> float:

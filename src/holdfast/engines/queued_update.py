@@ -11,7 +11,7 @@ from dataclasses import fields
 import torch
 from torch import Tensor
 
-from holdfast.algorithms.ppo import PPO, MinibatchMetrics, in_loss_units
+from holdfast.algorithms.ppo import PPO, MinibatchMetrics, in_loss_units, normalize_advantage
 from holdfast.engines.cuda_graph import read_later
 from holdfast.rollout.segment import Segment
 from holdfast.spans import span
@@ -50,7 +50,8 @@ class QueuedPPO(PPO):
         if scale is not None:
             with span("value statistics"):
                 self._move_value_scale(segment, all_valid=True)
-        segment = self._normalized(segment)
+        if config.normalize_advantage:
+            segment = normalize_advantage(segment)
         batch = in_loss_units(segment, scale).as_sequences(config.bptt)
         engine = self.engine_for(batch, self.loss_settings(progress), True)
         sums, count = torch.zeros(len(MinibatchMetrics._fields), device=segment.resets.device), 0

@@ -76,7 +76,6 @@ def _check_weights(trainer: Trainer, saved: Any) -> None:
 
 def _check_optimizer(trainer: Trainer, saved: dict[str, Any]) -> None:
     rng_state.check_generator(saved["generator"], "ppo generator")
-    check.number(saved.get("largest_deviation", 0.0), "largest_deviation", 0, 1e38)
     optimizer = check.mapping(saved["optimizer"], "optimizer", "state", "param_groups")
     own = trainer.ppo.optimizer
     parameters = [parameter for group in own.param_groups for parameter in group["params"]]
