@@ -1,7 +1,7 @@
 """Memories that last for a given number of steps from the first update on.
 
 For gates this is chrono initialization (Tallec and Ollivier, 2018). Linear memories start out fading over as many steps, with
-pitches that tell these steps apart. Where no number of steps is given, the gates of an LSTM and a GRU lean to remembering.
+pitches that tell these steps apart. Where no number of steps is given, the forget gates of an LSTM lean to remembering.
 """
 
 from __future__ import annotations
@@ -46,32 +46,24 @@ def chrono_init_(core: Core, span: int) -> None:
 
 
 @torch.no_grad()
-def lean_to_remembering_(core: Core) -> None:
-    """Add 1 to the biases of the gates that keep the state, in LSTMs and GRUs inside `core`.
-
-    At first they keep three quarters of it per step, not half.
-    """
+def open_forget_gates_(core: Core) -> None:
+    """Add 1 to the forget biases of LSTMs inside `core`: at first they keep three quarters of their state per step, not half."""
     for cell in core.modules():
-        if isinstance(cell, GatedCore) and cell.bias:
+        if isinstance(cell, LSTM) and cell.bias:
             for layer in range(cell.num_layers):
-                getattr(cell, f"bias_ih_l{layer}")[_keeping_gate(cell)] += 1.0
-
-
-def _keeping_gate(cell: GatedCore) -> slice:
-    """An LSTM's f of i, f, g, o; a GRU's z of r, z, n: h = (1 - z) n + z h."""
-    return slice(cell.hidden_size, 2 * cell.hidden_size)
+                getattr(cell, f"bias_ih_l{layer}")[cell.hidden_size : 2 * cell.hidden_size] += 1.0  # gates i, f, g, o
 
 
 def _open_gates_(cell: GatedCore, span: int) -> None:
     if not cell.bias:
         return
-    H, kept = cell.hidden_size, _keeping_gate(cell)
+    H = cell.hidden_size
     for layer in range(cell.num_layers):
         keep = _log_spans(H, span)
         ih, hh = getattr(cell, f"bias_ih_l{layer}"), getattr(cell, f"bias_hh_l{layer}")
         if isinstance(cell, LSTM):  # gates i, f, g, o
             ih[:H], hh[:H] = -keep, 0.0
-        ih[kept], hh[kept] = keep, 0.0
+        ih[H : 2 * H], hh[H : 2 * H] = keep, 0.0  # an LSTM's f; a GRU's z of r, z, n: h = (1 - z) n + z h
 
 
 def _log_spans(count: int, span: int) -> Tensor:

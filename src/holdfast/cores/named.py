@@ -9,7 +9,7 @@ from typing import Any
 
 from holdfast.cores.base import Core
 from holdfast.cores.block import Block
-from holdfast.cores.chrono import lean_to_remembering_
+from holdfast.cores.chrono import open_forget_gates_
 from holdfast.cores.compose import Memoryless, Parallel, Stack
 from holdfast.cores.ffm import FFM
 from holdfast.cores.gru import GRU
@@ -65,7 +65,7 @@ def make_core(
 ) -> Core:
     """A core by name or class, of your own too; None is the memoryless control: an MLP of the same width, without state.
 
-    A core by name starts as the measured default: the gates of an LSTM and a GRU lean to remembering, unlike torch.nn's.
+    A core by name starts as the measured default: an LSTM's forget gates lean to remembering, unlike torch.nn's.
     memory_span: the length of a window, and how many pitches an FFM needs to tell these steps apart. What it means for
     gates and rates is `chrono_init_`'s.
     """
@@ -80,7 +80,7 @@ def make_core(
     if isinstance(core, str) and core in CORES:
         options = {} if memory_span is None else _sizes_for(core, memory_span)
         named: Core = CORES[core](input_size, hidden_size, num_layers, reset=reset, **options)
-        lean_to_remembering_(named)
+        open_forget_gates_(named)
         return named
     if isinstance(core, str) and not is_import_name(core):
         known = ", ".join(map(repr, CORES))

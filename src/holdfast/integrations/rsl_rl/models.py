@@ -14,13 +14,11 @@ from rsl_rl.models import MLPModel
 from rsl_rl.utils import unpad_trajectories
 from torch import Tensor, nn
 
-from holdfast.cores import GRU, LSTM, Core
+from holdfast.cores import LSTM, Core
 from holdfast.cores.named import make_core
 from holdfast.integrations.rsl_rl import exports
 from holdfast.integrations.rsl_rl.recurrence import Recurrence
 from holdfast.state import State
-
-_RSL_RL_CORES = {"lstm": LSTM, "gru": GRU}
 
 
 class RNNModel(MLPModel):
@@ -60,10 +58,8 @@ class RNNModel(MLPModel):
 
     def _make_core(self) -> Core:
         kind, hidden_size, num_layers, reset, span = self._core_settings
-        if (
-            kind in _RSL_RL_CORES
-        ):  # starts as rsl_rl's does, from the same random numbers; `make_core` changes its gates
-            return _RSL_RL_CORES[kind](self.obs_dim, hidden_size, num_layers, reset=reset)
+        if kind == "lstm":  # starts as rsl_rl's does, from the same random numbers; `make_core` opens the forget gates
+            return LSTM(self.obs_dim, hidden_size, num_layers, reset=reset)
         return make_core(kind, self.obs_dim, hidden_size, num_layers, reset, span)
 
     def _get_latent_dim(self) -> int:
