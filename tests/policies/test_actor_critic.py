@@ -243,6 +243,23 @@ def test_predict_is_stable_baselines_interface():
     assert p.predict(obs[1, 0], single_state, deterministic=True)[0].shape == (2,)
 
 
+def test_predict_takes_masks_and_never_chooses_what_they_forbid():
+    p = policy(action=spaces.MultiDiscrete([3, 4]))
+    obs = batch(BOX, 1, 64)[0]
+    mask = np.random.default_rng(1).random((64, 7)) < 0.4
+    mask[:, 2] = mask[:, 5] = True  # something is allowed in each head
+    heads = [mask[:, :3], mask[:, 3:]]
+    for given in mask, heads, mask.astype(np.int8):
+        for deterministic in False, True:
+            action, _ = p.predict(obs, deterministic=deterministic, action_masks=given)
+            assert all(head[np.arange(64), action[:, i]].all() for i, head in enumerate(heads))
+    for given in mask[0], [head[0] for head in heads]:
+        single, _ = p.predict(obs[0], deterministic=True, action_masks=given)
+        np.testing.assert_array_equal(single, action[0])
+    free, _ = p.predict(obs)
+    assert not all(head[np.arange(64), free[:, i]].all() for i, head in enumerate(heads)), "masks made the difference"
+
+
 def test_numpy_in_numpy_out_also_in_half_precision():
     p = policy().bfloat16()
     obs = batch(BOX, 2, 2)

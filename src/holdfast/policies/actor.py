@@ -92,7 +92,12 @@ class Actor(RecurrentPolicy):
 
     @torch.no_grad()
     def predict(
-        self, obs: Any, state: State = None, episode_start: Any = None, deterministic: bool = False
+        self,
+        obs: Any,
+        state: State = None,
+        episode_start: Any = None,
+        deterministic: bool = False,
+        action_masks: Any = None,
     ) -> tuple[Any, State]:
         """As `RecurrentPolicy.predict`; a single observation without a batch dimension works too.
 
@@ -108,7 +113,8 @@ class Actor(RecurrentPolicy):
         if single:
             obs = tree_map(lambda o: torch.as_tensor(o)[None], obs)
             episode_start = None if episode_start is None else torch.as_tensor(episode_start).reshape(1)
-        action, state = super().predict(obs, state, episode_start, deterministic)
+            action_masks = _as_a_batch(self.as_mask(action_masks))
+        action, state = super().predict(obs, state, episode_start, deterministic, action_masks)
         if isinstance(self.action_space, spaces.Box):
             action = np.clip(action, self.action_space.low, self.action_space.high).astype(self.action_space.dtype)
         return (action[0] if single else action), state
@@ -148,6 +154,13 @@ def _center_and_half_range(space: spaces.Box) -> tuple[Tensor, Tensor]:
     center = torch.where(bounded, low / 2 + high / 2, 0.0)
     half_range = torch.where(bounded, high / 2 - low / 2, 1.0)
     return center.float(), half_range.float()
+
+
+def _as_a_batch(mask: Any) -> Any:
+    """The mask of one observation, or one per head, with a batch dimension."""
+    if isinstance(mask, (list, tuple)):
+        return [_as_a_batch(head) for head in mask]
+    return None if mask is None else mask[None]
 
 
 def _first_space(space: spaces.Space[Any]) -> spaces.Space[Any]:

@@ -167,12 +167,17 @@ class ActorCritic(Actor):
 
     @torch.no_grad()
     def predict(
-        self, obs: Any, state: State = None, episode_start: Any = None, deterministic: bool = False
+        self,
+        obs: Any,
+        state: State = None,
+        episode_start: Any = None,
+        deterministic: bool = False,
+        action_masks: Any = None,
     ) -> tuple[Any, State]:
         """As `Actor.predict`. Observations that only the critic sees are not needed, and the state is that of `deployed()`."""
         if self.critic_encoder is None:
-            return super().predict(obs, state, episode_start, deterministic)
-        return self.actor_only().predict(obs, state, episode_start, deterministic)
+            return super().predict(obs, state, episode_start, deterministic, action_masks)
+        return self.actor_only().predict(obs, state, episode_start, deterministic, action_masks)
 
     def update_normalizer(self, obs: Any, ranks: Ranks | None = None) -> None:
         """Update the statistics with [N, ...] or [T, B, ...] observations, those of all `ranks` of a distributed run.

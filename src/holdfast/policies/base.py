@@ -231,9 +231,17 @@ class RecurrentPolicy(nn.Module):
 
     @torch.no_grad()
     def predict(
-        self, obs: Any, state: State = None, episode_start: Any = None, deterministic: bool = False
+        self,
+        obs: Any,
+        state: State = None,
+        episode_start: Any = None,
+        deterministic: bool = False,
+        action_masks: Any = None,
     ) -> tuple[Any, State]:
-        """One step; the caller carries the state, as in Stable-Baselines3. numpy in and out."""
+        """One step; the caller carries the state, as in Stable-Baselines3. numpy in and out.
+
+        action_masks: bool, True for allowed actions, as `action_mask` of `act`.
+        """
         batch, resets = first_leaf(obs).shape[0], self.as_flags(episode_start)
         if resets is not None and resets.shape != (batch,) and resets.numel() == batch:
             resets = resets.reshape(-1)
@@ -243,7 +251,7 @@ class RecurrentPolicy(nn.Module):
                 "pass state=None, or what predict returned"
             )
         start = None if state is None else self.core.as_state(state, batch)
-        dist, _, new_state = self.step(obs, start, resets)
+        dist, _, new_state = self.step(obs, start, resets, action_mask=action_masks)
         action = dist.mode if deterministic else dist.sample()
         return to_numpy(action), tree_map(to_numpy, new_state)
 
