@@ -54,7 +54,16 @@ def test_a_resumed_run_that_has_the_steps_already_says_so_in_one_line(run, train
         assert run("train", "--resume", "run", "--total-steps", steps) == 2
         message = "holdfast train: the run has 128 steps already; to continue training, pass more, such as --total-steps 256\n"
         assert capsys.readouterr() == ("", message)
-    assert run("train", "--resume", "run", "--quiet") == 0, "a finished run is measured again"
+
+
+def test_a_finished_run_that_is_resumed_is_measured_again_and_says_that_nothing_was_trained(run, train, folder, capsys):
+    train("--quiet", "--run-dir", "run", steps=128)
+    capsys.readouterr()
+    assert run("train", "--resume", "run", "--quiet") == 0
+    result, where = capsys.readouterr().out.splitlines()
+    already = "the run has 128 steps already; to continue training, pass more, such as --total-steps 256"
+    assert result.startswith("return ") and result.endswith(f" over 2 fresh episodes, nothing trained: {already}")
+    assert where == "run  run"
 
 
 @pytest.mark.parametrize("device", ["gpu", "mps", "meta", "cuda:x", "cuda", "cuda:7"])
