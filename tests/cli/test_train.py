@@ -36,6 +36,19 @@ def test_quiet_prints_the_result_and_the_folder_only(train, folder, capsys):
     assert result.startswith("return ") and where == "run  runs/RepeatPreviousEasy-v0/lstm-h8-seed1"
 
 
+@pytest.mark.parametrize("preset", ["lunar-lander", "lunar-lander-masked"])
+def test_without_box2d_a_preset_of_lunar_lander_names_what_to_install_in_one_line(
+    run, folder, capsys, monkeypatch, preset
+):
+    monkeypatch.setitem(sys.modules, "Box2D", None)
+    for module in [name for name in sys.modules if name.startswith("gymnasium.envs.box2d")]:
+        monkeypatch.delitem(sys.modules, module)
+    assert run("train", "--preset", preset, "--quiet") == 2
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.count("\n") == 1
+    assert 'pip install "gymnasium[box2d]"' in said.err
+
+
 def test_commands_to_copy_are_quoted_for_the_shell(train, folder, capsys):
     train("--run-dir", "it's a run/$HOME")
     out = capsys.readouterr().out
