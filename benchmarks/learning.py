@@ -12,6 +12,8 @@ other memory tasks, in which 1 is perfect. No preset was tuned on the seeds from
 
 Each run is a line of benchmarks/results/learning.jsonl with the settings of the preset. A line of this preset with these
 settings is not run again; lines of other settings do not count.
+
+The presets of LunarLander need Box2D: pip install 'holdfast[box2d]'
 """
 
 from __future__ import annotations

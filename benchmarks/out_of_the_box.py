@@ -10,6 +10,7 @@ likely ones. Finished runs are lines of the JSON file and are not run again. `--
 other settings than the defaults, to compare; the table says so.
 
 The tasks marked "held out" were not used when the defaults were chosen, and neither were the seeds from 101 on.
+LunarLander needs Box2D: pip install 'holdfast[box2d]'
 """
 
 from __future__ import annotations

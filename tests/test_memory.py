@@ -200,9 +200,9 @@ BAD_IDS = {
     "negative": ([0, -1], ValueError, "negative id -1"),
     "twice": ([1, 2, 1], ValueError, r"\[1\] more than once"),
     "a mask": (torch.tensor([True, False]), TypeError, r"torch.bool.*mask\.nonzero"),
-    "floats": ([0.0, 1.0], TypeError, "float32, expected integers"),
-    "words": (["a"], TypeError, "expected integers"),
-    "nothing": ([None], TypeError, "expected integers"),
+    "floats": ([0.0, 1.0], TypeError, "float32, expected integers; hf.Runner takes any hashable key"),
+    "words": (["a"], TypeError, "expected integers: .*; hf.Runner takes any hashable key"),
+    "nothing": ([None], TypeError, "expected integers: .*; hf.Runner takes any hashable key"),
     "a matrix": (torch.zeros(2, 2, dtype=torch.long), ValueError, r"\(2, 2\), expected one dimension"),
 }
 

@@ -113,12 +113,14 @@ def _check_discrete_numbers(x: Any, space: Any) -> None:
 
 # --- environment ids --------------------------------------------------------------------------------------------------
 
+OTHER_KEYS = "; hf.Runner takes any hashable key"
+
 
 def as_env_ids(env_ids: Any, end: int) -> Tensor:
     """Environment ids [B] as a checked LongTensor. `end` ends a slice without an end."""
     ids = _ids_tensor(env_ids, end)
     if ids.dtype not in (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8):
-        hint = "; a mask is not a list of ids: use mask.nonzero().squeeze(1)" if ids.dtype == torch.bool else ""
+        hint = "; a mask is not a list of ids: use mask.nonzero().squeeze(1)" if ids.dtype == torch.bool else OTHER_KEYS
         raise TypeError(f"env_ids have dtype {ids.dtype}, expected integers{hint}")
     if ids.dim() != 1:
         raise ValueError(f"env_ids have shape {tuple(ids.shape)}, expected one dimension [B]")
@@ -141,7 +143,9 @@ def _ids_tensor(env_ids: Any, end: int) -> Tensor:
     try:
         ids = torch.as_tensor(env_ids)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(f"env_ids are {env_ids!r}, expected integers: a list, slice, range or tensor") from error
+        raise TypeError(
+            f"env_ids are {env_ids!r}, expected integers: a list, slice, range or tensor{OTHER_KEYS}"
+        ) from error
     return ids.long() if ids.numel() == 0 else ids
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -39,3 +42,10 @@ def test_help_of_every_benchmark_runs_nothing():
     assert {script: code for script, (code, _) in said.items() if code} == {}, done.stderr[-2000:]
     assert all(text.startswith("usage: ") for _, text in said.values())
     assert {path: path.stat().st_mtime_ns for path in (BENCHMARKS / "results").rglob("*")} == before
+
+
+@pytest.mark.parametrize("name", ["learning", "out_of_the_box"])
+def test_help_says_that_lunar_lander_needs_box2d(name):
+    text = (BENCHMARKS / f"{name}.py").read_text()
+    assert "pip install 'holdfast[box2d]'" in (ast.get_docstring(ast.parse(text)) or "")
+    assert "ArgumentParser(description=__doc__" in text

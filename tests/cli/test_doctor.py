@@ -29,6 +29,14 @@ def make_broken():
 def make_unseeded():
     return Module(nn.LSTM(4, 16), resets="nobody")
 
+class TakesSpaces(nn.Module):
+    def __init__(self, observation_space, action_space, config=None):
+        super().__init__()
+
+class TakesSize(nn.Module):
+    def __init__(self, size):
+        super().__init__()
+
 layer = make_healthy()
 number = 3
 """
@@ -73,6 +81,26 @@ def test_exit_codes(run, package, capsys):
 def test_what_cannot_be_examined_exits_with_two(run, package, capsys, target, says):
     assert run("doctor", target) == 2
     assert says in capsys.readouterr().err
+
+
+FACTORY = "name a function without arguments that makes the policy, such as def make(): return"
+
+
+@pytest.mark.parametrize(
+    ("target", "says"),
+    [
+        (
+            "somebodys_policy:TakesSpaces",
+            f"TakesSpaces takes observation_space, action_space; {FACTORY} TakesSpaces(...), or train for a moment and "
+            "examine the run: holdfast train --env ENV --policy somebodys_policy:TakesSpaces --total-steps 1000, "
+            "then holdfast doctor RUN\n",
+        ),
+        ("somebodys_policy:TakesSize", f"TakesSize takes size; {FACTORY} TakesSize(...)\n"),
+    ],
+)
+def test_a_class_that_takes_arguments_is_told_how_it_can_be_examined(run, package, capsys, target, says):
+    assert run("doctor", target) == 2
+    assert capsys.readouterr().err == f"could not examine {target}: {says}"
 
 
 def test_files_are_written(run, package, capsys):

@@ -1,16 +1,17 @@
 import gymnasium as gym
 import numpy as np
+import pytest
 
 
 class Gridless(gym.Env):
-    """Ten steps of reward 1; draws a gray square."""
+    """By default ten steps of reward 1; draws a gray square."""
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012
     observation_space = gym.spaces.Box(-1, 1, (2,))
     action_space = gym.spaces.Discrete(2)
 
-    def __init__(self, render_mode=None):
-        self.render_mode = render_mode
+    def __init__(self, render_mode=None, steps=10, reward=1.0):
+        self.render_mode, self.steps, self.reward = render_mode, steps, reward
 
     def reset(self, *, seed=None, options=None):
         self.t = 0
@@ -18,14 +19,15 @@ class Gridless(gym.Env):
 
     def step(self, action):
         self.t += 1
-        return np.zeros(2, np.float32), 1.0, self.t == 10, False, {}
+        return np.zeros(2, np.float32), self.reward, self.t == self.steps, False, {}
 
     def render(self):
         return np.full((8, 8, 3), 20 * self.t, np.uint8)
 
 
-if "TenSteps-v0" not in gym.registry:
-    gym.register("TenSteps-v0", Gridless)
+for name in ("TenSteps-v0", "OtherTenSteps-v0"):
+    if name not in gym.registry:
+        gym.register(name, Gridless)
 
 
 def test_eval_reports_mean_error_and_lengths_and_is_repeatable(run, train, folder, capsys):
@@ -56,3 +58,37 @@ def test_video_of_an_environment_that_does_not_render_is_a_mistake(run, train, f
     train("--quiet", "--run-dir", "run")
     assert run("eval", "run", "--episodes", 1, "--video", "films") == 2
     assert "has nothing to render" in capsys.readouterr().err
+
+
+def test_eval_plays_with_other_arguments_of_the_environment(run, train, folder, capsys):
+    train("--quiet", "--run-dir", "run", "--env", "TenSteps-v0", "--env-args", "steps=4", "reward=0.5")
+    for flags, played, steps, mean_return in (
+        ("", "TenSteps-v0", 4, "2.000"),
+        ("--env TenSteps-v0", "TenSteps-v0", 4, "2.000"),
+        ("--env-args steps=6", "TenSteps-v0 steps=6", 6, "3.000"),  # the run's reward stays
+        ("--env OtherTenSteps-v0", "OtherTenSteps-v0", 10, "10.000"),  # nothing of the run's
+        ("--env OtherTenSteps-v0 --env-args steps=7", "OtherTenSteps-v0 steps=7", 7, "7.000"),
+    ):
+        capsys.readouterr()
+        assert run("eval", "run", "--episodes", 2, *flags.split()) == 0
+        report = capsys.readouterr().out
+        assert f": {played}, lstm, " in report
+        assert f"return  {mean_return} ± " in report and f"length  {steps}.0 (mean)" in report
+
+
+@pytest.mark.parametrize(
+    ("env_args", "message"),
+    [
+        ("length", "--env-args 'length': expected name=value, such as length=40"),
+        ("size=4", "there is no argument 'size'; it takes length"),
+        ("length=abc", "length is 'abc', expected a value of type int"),
+    ],
+)
+def test_eval_refuses_arguments_of_the_environment_as_train_does(run, train, folder, capsys, env_args, message):
+    train("--quiet", "--run-dir", "run", "--env", "holdfast/TMaze-v0")
+    said = []
+    for command in (["train", "--env", "holdfast/TMaze-v0"], ["eval", "run"]):
+        capsys.readouterr()
+        assert run(*command, "--env-args", env_args) == 2
+        said.append(capsys.readouterr().err.strip().partition(": ")[2])
+    assert said[0] == said[1] and message in said[0]

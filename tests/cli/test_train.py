@@ -36,6 +36,19 @@ def test_quiet_prints_the_result_and_the_folder_only(train, folder, capsys):
     assert result.startswith("return ") and where == "run  runs/RepeatPreviousEasy-v0/lstm-h8-seed1"
 
 
+@pytest.mark.parametrize("preset", ["lunar-lander", "lunar-lander-masked"])
+def test_without_box2d_a_preset_of_lunar_lander_names_what_to_install_in_one_line(
+    run, folder, capsys, monkeypatch, preset
+):
+    monkeypatch.setitem(sys.modules, "Box2D", None)
+    for module in [name for name in sys.modules if name.startswith("gymnasium.envs.box2d")]:
+        monkeypatch.delitem(sys.modules, module)
+    assert run("train", "--preset", preset, "--quiet") == 2
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.count("\n") == 1
+    assert 'pip install "gymnasium[box2d]"' in said.err
+
+
 def test_commands_to_copy_are_quoted_for_the_shell(train, folder, capsys):
     train("--run-dir", "it's a run/$HOME")
     out = capsys.readouterr().out
@@ -54,7 +67,16 @@ def test_a_resumed_run_that_has_the_steps_already_says_so_in_one_line(run, train
         assert run("train", "--resume", "run", "--total-steps", steps) == 2
         message = "holdfast train: the run has 128 steps already; to continue training, pass more, such as --total-steps 256\n"
         assert capsys.readouterr() == ("", message)
-    assert run("train", "--resume", "run", "--quiet") == 0, "a finished run is measured again"
+
+
+def test_a_finished_run_that_is_resumed_is_measured_again_and_says_that_nothing_was_trained(run, train, folder, capsys):
+    train("--quiet", "--run-dir", "run", steps=128)
+    capsys.readouterr()
+    assert run("train", "--resume", "run", "--quiet") == 0
+    result, where = capsys.readouterr().out.splitlines()
+    already = "the run has 128 steps already; to continue training, pass more, such as --total-steps 256"
+    assert result.startswith("return ") and result.endswith(f" over 2 fresh episodes, nothing trained: {already}")
+    assert where == "run  run"
 
 
 @pytest.mark.parametrize("device", ["gpu", "mps", "meta", "cuda:x", "cuda", "cuda:7"])

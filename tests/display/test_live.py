@@ -36,6 +36,12 @@ def row(update, **more):
     }
 
 
+EVERY_METRIC = {
+    f"train/{name}": 0.1 for name in ("policy_loss", "value_loss", "explained_variance", "grad_norm", "learning_rate")
+} | {f"memory/{name}": 0.1 for name in ("max", "replay_gap", "staleness", "resets", "nan")}
+"""The metrics that `row` leaves out: with them the tables have all their lines."""
+
+
 def plain_console():
     return Console(file=io.StringIO(), force_terminal=False, width=200)
 
@@ -197,6 +203,36 @@ def test_the_dashboard_fits_into_terminals_of_every_size(tmp_path, width, height
     assert "return 0.600" in lines[1]
     assert "60%" in "".join(lines)
     assert ("entropy" in "".join(lines)) == (width >= 54)
+
+
+LONG_WARNINGS = [
+    "episodes are longer than the segments, so gradients do not reach their first steps; try --num-steps 512 or --bptt 512",
+    "saturation of the memory is 0.71, and units that are saturated learn little; a lower learning rate may help",
+    "the newest: the entropy fell to 0.01 before the return rose; try --entropy-coef 0.02",
+]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize(
+    ("width", "height"), [(24, 8), (30, 10), (30, 12), (45, 14), (54, 18), (54, 20), (60, 24), (80, 24), (200, 60)]
+)
+def test_the_dashboard_with_long_warnings_fits_and_shows_the_newest(tmp_path, width, height, count):
+    shown = Display(config(tmp_path), NUM_UPDATES, console=live_console(width, height))
+    shown.update(row(1), LONG_WARNINGS[-count:])
+    shown.update(row(120, **EVERY_METRIC), [])
+    lines = picture(shown, width, height).splitlines()
+    assert len(lines) < height
+    assert {len(line) for line in lines} == {min(width, 118)}
+    assert "return 0.600" in lines[1]
+    assert any("! the newest" in line for line in lines) == (height >= 10)
+    assert sum("! " in line for line in lines) == (count if height >= 12 else int(height >= 10))
+
+
+def test_warnings_are_shown_whole_where_there_is_room(tmp_path):
+    shown = Display(config(tmp_path), NUM_UPDATES, console=live_console(80, 40))
+    shown.update(row(1), LONG_WARNINGS)
+    text = " ".join(line.strip("│ ") for line in picture(shown, 80, 40).splitlines())
+    assert all(warning in text for warning in LONG_WARNINGS)
 
 
 @pytest.mark.parametrize(("width", "height"), [(20, 30), (100, 5)])

@@ -56,6 +56,14 @@ def test_the_names_of_a_documented_module_still_import(module):
     assert [name for name in DEEP_NAMES_OF_0_1[module] if not hasattr(imported, name)] == []
 
 
+def test_every_distribution_of_a_policy_is_in_the_documented_module():
+    from holdfast import heads
+    from holdfast.policies import heads as code
+
+    kinds = [name for name, thing in vars(code).items() if isinstance(thing, type) and hasattr(thing, "log_prob")]
+    assert "SquashedGaussian" in kinds and set(kinds) <= set(heads.__all__)
+
+
 def test_what_step_and_unroll_return_is_public():
     assert "PolicyOutput" in hf.__all__
     assert hf.PolicyOutput._fields == ("dist", "value", "state")

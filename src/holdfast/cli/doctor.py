@@ -194,8 +194,28 @@ def _from_module(module_name: str, attribute: str, seed: int) -> Any:
     thing: Any = import_named(f"{module_name}:{attribute}", kind="policy")
     if isinstance(thing, (Subject, nn.Module)) or not callable(thing):
         return thing
+    _require_no_arguments(thing, f"{module_name}:{attribute}")
     rng_state.seed(seed)
     return thing()
+
+
+def _require_no_arguments(make: Callable[..., Any], name: str) -> None:
+    """Raise ValueError if a class or function cannot be called without arguments; it says what to name instead."""
+    try:
+        parameters = inspect.signature(make).parameters.values()
+    except (TypeError, ValueError):  # some classes of C modules do not say
+        return
+    needed = [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    if not needed:
+        return
+    called = name.partition(":")[2]
+    trained = f"holdfast train --env ENV --policy {name} --total-steps 1000, then holdfast doctor RUN"
+    can_be_trained = {"observation_space", "action_space", "config"}.issuperset(needed)
+    raise ValueError(
+        f"{called} takes {', '.join(needed)}; name a function without arguments that makes the policy, such as "
+        f"def make(): return {called}(...)"
+        + (f", or train for a moment and examine the run: {trained}" if can_be_trained else "")
+    )
 
 
 def _sb3_model(path: str) -> Any:

@@ -10,7 +10,7 @@ from typing import Annotated
 import tyro
 
 from holdfast.cli.errors import user_errors
-from holdfast.cli.flags import parse
+from holdfast.cli.flags import named_values, parse
 
 
 @dataclass
@@ -21,6 +21,8 @@ class EvalFlags:
     """A run folder, or one of its checkpoints."""
     env: str | None = None
     """Play in this environment instead of the run's, such as my_module:MyEnv."""
+    env_args: tuple[str, ...] = ()
+    """Arguments for the environment's constructor, as name=value; the run's other arguments stay."""
     policy: str | None = None
     """The policy class, my_module:MyPolicy, if the run does not name it."""
     episodes: int = 100
@@ -41,6 +43,7 @@ class EvalFlags:
 
 def main(argv: list[str]) -> int:
     flags = parse(EvalFlags, argv, "eval")
+    env_args = named_values("--env-args", flags.env_args, "length=40")
 
     import holdfast as hf
     from holdfast import envs
@@ -55,6 +58,7 @@ def main(argv: list[str]) -> int:
         config = saved_policy.settings(file, saved)
         if flags.env is not None and flags.env != config.env:
             config = dataclasses.replace(config, env=flags.env, env_kwargs={}, mask_velocity=False)
+        config = dataclasses.replace(config, env_kwargs={**config.env_kwargs, **env_args})
         imports.require_allowed(config, file, imports.MAKES_ENV, flags.allow_imports, typed=(flags.env,))
         policy = hf.load(file, flags.policy, device=str(device), allow_imports=flags.allow_imports)
         env = envs.make(
@@ -75,7 +79,8 @@ def main(argv: list[str]) -> int:
                 inputs=config.inputs,
             )
     actions = "most likely actions" if flags.deterministic else "sampled actions"
-    print(f"{file}: {config.env}, {config.policy or config.core}, {compact(saved['steps'])} steps")
+    played = " ".join([config.env, *(f"{name}={value}" for name, value in env_args.items())])
+    print(f"{file}: {played}, {config.policy or config.core}, {compact(saved['steps'])} steps")
     print(
         f"return  {number(result.mean_return)} ± {number(result.std_error)} (mean, standard error), "
         f"{number(min(result.returns))} to {number(max(result.returns))}"

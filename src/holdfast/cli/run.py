@@ -77,14 +77,22 @@ def run_and_report(trainer: Trainer) -> TrainResult | None:
     return result
 
 
+def has_its_steps_already(steps: int) -> str:
+    """What is said of a run that is resumed and has nothing left to train."""
+    return f"the run has {steps} steps already; to continue training, pass more, such as --total-steps {2 * steps}"
+
+
 def _result_line(config: TrainConfig, result: TrainResult, steps: int, seconds: float) -> str:
     """`steps` and `seconds` are those of this process, not of the parts before a resume."""
     from holdfast.display.dashboard import clock, compact, number
 
     speed = steps / seconds if seconds > 0 else 0.0
     trained = f"after {compact(result.steps)} steps; trained {clock(seconds)} ({speed:,.0f} steps/s)"
+    if not steps and result.updates >= config.num_updates:
+        trained = f"nothing trained: {has_its_steps_already(result.steps)}"
     if not result.episodes:
-        return f"return unknown, {trained}: no episode of the evaluation ended; give the environment a time limit"
+        why = "no episode of the evaluation ended; give the environment a time limit"
+        return f"return unknown ({why}), {trained}"
     plus_minus = f" ± {number(result.std_error)}" if result.episodes > 1 else ""
     open_ones = config.final_eval_episodes - result.episodes
     cut_off = f" ({open_ones} more did not end)" if open_ones else ""

@@ -11,7 +11,7 @@ from typing import Any
 
 from holdfast.cli.errors import UserError, user_errors
 from holdfast.cli.flags import named_values, parse, value_of
-from holdfast.cli.run import callbacks, run_and_report, train_one
+from holdfast.cli.run import callbacks, has_its_steps_already, run_and_report, train_one
 from holdfast.cli.seeds import train_seeds
 from holdfast.config import PRESETS, TrainConfig, flag_of
 
@@ -169,10 +169,7 @@ def _resume(argv: list[str], run: Path) -> None:
     if fixed:
         raise UserError(f"{flag_of(fixed[0])} cannot change when a run is resumed; start a new run with it")
     if value_of(argv, "--total-steps") and after.num_updates <= saved["update"]:
-        steps = saved["steps"]
-        raise UserError(
-            f"the run has {steps} steps already; to continue training, pass more, such as --total-steps {2 * steps}"
-        )
+        raise UserError(has_its_steps_already(saved["steps"]))
     _require_imports_allowed(argv, after, file, flags.allow_imports)
     with user_errors():
         changed["run_dir"] = after.run_dir

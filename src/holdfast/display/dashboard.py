@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -31,6 +32,8 @@ _LOSSES = (
 )
 MIN_WIDTH, MIN_HEIGHT = 24, 8
 """Of a terminal; a smaller one is too small for a dashboard."""
+MIN_CHART, MAX_CHART = 3, 9  # lines
+MAX_WARNINGS = 3
 _TIMES = (("env", "time/env", "#aed581"), ("policy", "time/policy", ACCENT), ("update", "time/update", "#ba68c8"))
 
 
@@ -65,11 +68,13 @@ class RunView:
 def render(progress: RunView, width: int, height: int) -> RenderableType:
     """The whole dashboard for a terminal of this size; without its tables where they do not fit."""
     inner = max(MIN_WIDTH, min(width, 118)) - 4
-    warnings = progress.warnings[-3:] if height >= 12 else []
-    has_tables = inner >= 50 and height >= 18
-    # Lines around the chart: frame 2, headline, progress, tables 9 and a blank, warnings with the line before them, and
-    # one for the cursor.
-    chart_height = max(3, min(9, height - (16 if has_tables else 5) - 2 * len(warnings)))
+    recent = progress.warnings[-MAX_WARNINGS:]
+    # Around chart and warnings there are 5 lines: frame 2, headline, progress, and one for the cursor. The tables take 10
+    # with the blank line before them, and are left out where chart and warnings do not fit next to them.
+    has_tables = inner >= 50 and height >= 15 + MIN_CHART + (1 + len(recent) if recent else 0)
+    left = height - (15 if has_tables else 5)
+    warnings = _warnings(recent, inner, left - MIN_CHART)
+    chart_height = max(MIN_CHART, min(MAX_CHART, left - len(warnings)))
     parts: list[RenderableType] = [
         _headline(progress),
         *_return_chart(progress, inner, chart_height),
@@ -77,9 +82,7 @@ def render(progress: RunView, width: int, height: int) -> RenderableType:
     ]
     if has_tables:
         parts += [Text(), _tables(progress, inner)]
-    if warnings:
-        parts.append(Text())
-    parts += [Text.assemble(("! ", f"bold {CAREFUL}"), (warning, CAREFUL)) for warning in warnings]
+    parts += warnings
     title = Text.assemble((" holdfast ", f"bold {ACCENT}"), (progress.title + " ", VALUE))
     subtitle = Text(f" {progress.subtitle} ", FAINT)
     return Panel(
@@ -95,6 +98,22 @@ def render(progress: RunView, width: int, height: int) -> RenderableType:
 
 
 # --- parts ------------------------------------------------------------------------------------------------------
+
+
+def _warnings(warnings: list[str], width: int, room: int) -> list[Text]:
+    """A blank line and the warnings in at most `room` lines: one for each, the rest for the newest first."""
+    warnings = warnings[-max(0, room - 1) :] if room > 1 else []
+    spare = room - 1 - len(warnings)
+    lines: list[Text] = []
+    for warning in reversed(warnings):
+        wrapped = textwrap.wrap(warning, width - 2, max_lines=1 + spare, placeholder=" …") or [""]
+        spare -= len(wrapped) - 1
+        marks = ["! ", *["  "] * (len(wrapped) - 1)]
+        parts = [Text.assemble((mark, f"bold {CAREFUL}"), (line, CAREFUL)) for mark, line in zip(marks, wrapped)]
+        for part in parts:  # wide characters take two columns
+            part.no_wrap, part.overflow = True, "ellipsis"
+        lines = parts + lines
+    return [Text(), *lines] if lines else []
 
 
 def _tables(progress: RunView, inner: int) -> Table:

@@ -412,7 +412,7 @@ class Trainer:
         if overrides.get("run_dir") is None:
             config.run_dir = str(checkpoint.run_of(file))
         makes = (imports.MAKES_ENV if env is None else ()) + (imports.MAKES_POLICY if policy is None else ())
-        imports.require_allowed(config, file, makes, allow_imports, typed=(overrides.get("env"),))
+        imports.require_allowed(config, file, makes, allow_imports)
         if saved["own_policy"] and policy is None:
             saved_policy.require_weights_of(config, file, saved)
         torch.set_num_threads(saved["threads"])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -63,6 +66,46 @@ def test_arguments_of_the_constructor_reach_gymnax_and_whole_numbers_stay_what_t
     env = holdfast.envs.make("gymnax:Catch-bsuite", 8, env_kwargs={"rows": 4, "columns": 3})
     obs, _ = env.reset(seed=1)
     assert obs.shape == (8, 4, 3) and obs.sum((1, 2)).tolist() == [2] * 8  # the ball and the paddle
+
+
+@dataclasses.dataclass(frozen=True)
+class Params:
+    max_steps_in_episode: int = 100
+
+    def replace(self, **changes):
+        return dataclasses.replace(self, **changes)
+
+
+class CountsIn:
+    """In the form of gymnax: the observation counts steps in units of `unit`, as a float; its space says integers."""
+
+    def __init__(self, unit: float = 1.0) -> None:
+        self.unit, self.default_params = unit, Params()
+
+    def reset_env(self, key, params):
+        return jax.numpy.zeros(2), {"t": jax.numpy.zeros((), int)}
+
+    def step_env(self, key, state, action, params):
+        t = state["t"] + 1
+        return jax.numpy.full(2, t * self.unit), {"t": t}, 1.0, t >= params.max_steps_in_episode, {}
+
+    def is_terminal(self, state, params):
+        return state["t"] >= params.max_steps_in_episode
+
+    def observation_space(self, params):
+        return gym.spaces.Box(0, 100, (2,), np.int32)
+
+    def action_space(self, params):
+        return gym.spaces.Discrete(2)
+
+
+def test_fractions_in_a_gymnax_environment_whose_space_is_of_integers_are_refused():
+    said = r"CountsIn returned an observation with fractions, but its observation space is Box\(0, 100, \(2,\), int32\), which"
+    with pytest.raises(ValueError, match=said):
+        holdfast.envs.from_jax(CountsIn(unit=0.5), 2)
+    env = holdfast.envs.from_jax(CountsIn(), 2)
+    env.reset(seed=0)
+    assert env.step(torch.zeros(2, dtype=torch.long))[0].tolist() == [[1, 1], [1, 1]]
 
 
 def test_craftax_has_its_spaces_and_a_state_that_can_be_saved():

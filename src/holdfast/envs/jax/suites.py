@@ -22,6 +22,7 @@ from holdfast.envs.jax.tensors import import_jax
 
 NEVER = 2**30  # steps, more than any episode has
 LIMITS = ("max_steps_in_episode", "max_timesteps")  # what gymnax and what Craftax call the time limit
+WORLDS_PLAYED, STEPS_PLAYED = 8, 16  # to see what the observations are
 
 CRAFTAX = ("Craftax-Symbolic-v1", "Craftax-Pixels-v1", "Craftax-Classic-Symbolic-v1", "Craftax-Classic-Pixels-v1")
 
@@ -131,6 +132,8 @@ class GymnaxEnv:
         for name in LIMITS:
             if name in vars(env):
                 setattr(self._endless, name, NEVER)
+        if self._has_integers and not images:
+            self._require_whole_numbers()
 
     def reset(self, key: Any) -> tuple[Any, Any]:
         obs, state = self.env.reset_env(key, self.params)
@@ -171,8 +174,29 @@ class GymnaxEnv:
 
         if self.images:
             return jnp.round(obs * 255.0).astype(jnp.uint8)
-        # Some of gymnax's spaces say integers where the observations are whole numbers as floats.
+        # Some of gymnax's spaces say integers where the observations are whole numbers as floats; see _require_whole_numbers.
         return obs.astype(self._space.dtype) if self._has_integers else obs
+
+    def _require_whole_numbers(self) -> None:
+        """Refuse a space of integers if observations have fractions, which it would cut off.
+
+        Their dtype does not tell (`_seen`), so a few steps of a few worlds are played.
+        """
+        import jax
+        import jax.numpy as jnp
+
+        actions = self.action_space()
+        actions.seed(0)
+        keys = jax.random.split(jax.random.PRNGKey(0), WORLDS_PLAYED)
+        step = jax.jit(jax.vmap(lambda key, state, action: self.env.step_env(key, state, action, self.params)[:2]))
+        obs, state = jax.vmap(lambda key: self.env.reset_env(key, self.params))(keys)
+        for _ in range(STEPS_PLAYED):
+            if bool((obs != jnp.round(obs)).any()):
+                raise ValueError(
+                    f"{type(self.env).__name__} returned an observation with fractions, but its observation space is "
+                    f"{self._space}, which cannot hold it; give both the same dtype"
+                )
+            obs, state = step(keys, state, np.stack([actions.sample() for _ in range(WORLDS_PLAYED)]))
 
 
 # --- Brax -------------------------------------------------------------------------------------------------------------
