@@ -408,7 +408,7 @@ def test_the_command_says_that_a_file_leaves_out_the_masks_of_its_run(tmp_path, 
     for flags, left_out in ([], True), (["--masks"], False):
         assert cli.main(["export", str(tmp_path / "run"), "-o", str(tmp_path / "policy.pt2"), *flags]) == 0
         said = capsys.readouterr().out
-        assert ("may choose what the run's environment did not allow; add --masks" in said) == left_out
+        assert ("may choose actions that the run forbade; add --masks" in said) == left_out
         assert "Block of WindowAttention(8, 8, window=4" in said.splitlines()[0]
 
 
