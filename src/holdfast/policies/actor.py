@@ -102,8 +102,10 @@ class Actor(RecurrentPolicy):
         """As `RecurrentPolicy.predict`; a single observation without a batch dimension works too.
 
         The action is what the environment takes: a Box's is clipped. A policy that sees its previous action saw it before
-        clipping; `hf.Runner` remembers that one.
+        clipping; `hf.Runner` remembers that one. What only a critic sees is not needed, and the state is that of `deployed()`.
         """
+        if (deployed := self.deployed()) is not self:
+            return deployed.predict(obs, state, episode_start, deterministic, action_masks)
         if isinstance(self.observation_space, spaces.Dict) and isinstance(
             obs, dict
         ):  # what only a critic sees is left out

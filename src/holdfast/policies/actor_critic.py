@@ -23,7 +23,6 @@ from holdfast.distributed.ranks import ALONE, Ranks
 from holdfast.policies import encoders
 from holdfast.policies.actor import Actor, num_outputs
 from holdfast.policies.value_scale import ValueScale
-from holdfast.state import State
 
 _NOT_ARGUMENTS = ("self", "__class__", "observation_space", "action_space")
 
@@ -164,20 +163,6 @@ class ActorCritic(Actor):
     def deployed(self) -> Actor:
         """The actor alone if the critic sees other observations than the actor."""
         return self if self.critic_encoder is None else self.actor_only()
-
-    @torch.no_grad()
-    def predict(
-        self,
-        obs: Any,
-        state: State = None,
-        episode_start: Any = None,
-        deterministic: bool = False,
-        action_masks: Any = None,
-    ) -> tuple[Any, State]:
-        """As `Actor.predict`. Observations that only the critic sees are not needed, and the state is that of `deployed()`."""
-        if self.critic_encoder is None:
-            return super().predict(obs, state, episode_start, deterministic, action_masks)
-        return self.actor_only().predict(obs, state, episode_start, deterministic, action_masks)
 
     def update_normalizer(self, obs: Any, ranks: Ranks | None = None) -> None:
         """Update the statistics with [N, ...] or [T, B, ...] observations, those of all `ranks` of a distributed run.
