@@ -2,7 +2,7 @@
 
 import pytest
 
-from holdfast.kernels.cuda import plans, tiles
+from holdfast.kernels.cuda import plans
 
 
 class Kernel:
@@ -31,7 +31,6 @@ def test_clusters_are_used_only_where_the_gpu_runs_all_of_them_at_once(
     direction: str, capability: int, clusters: int, expected: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(plans, "limits", lambda device: (132, 232448, capability))
-    monkeypatch.setattr(tiles, "CLUSTERS", True)
     monkeypatch.setattr(plans, "compiled", lambda source, name, constants, *_: Kernel(constants, clusters))
     made = plans.recurrence.__wrapped__(
         direction, 4, 256, 128, 0, 0, True, False, True, device=-1 - capability - clusters

@@ -112,7 +112,6 @@ def test_clusters_compute_what_blocks_without_them_do_and_repeat_bit_for_bit(
 
     if torch.cuda.get_device_capability()[0] < 9:
         pytest.skip("needs a GPU with clusters")
-    monkeypatch.setattr(tiles, "CLUSTERS", True)
     forget()
     chosen = tiles.choose_tile(4 if kind == "lstm" else 3, size[3], size[1], backward=False)
     assert chosen.cluster

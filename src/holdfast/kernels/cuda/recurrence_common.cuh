@@ -82,7 +82,7 @@ __device__ __forceinline__ float reciprocal(float x) {
 }
 __device__ __forceinline__ float tanh_(float x) {
   const float e = exp2_bounded(2.0f * MINUS_LOG2E * x);
-  return (1.0f - e) * reciprocal(1.0f + e);
+  return __fmul_rn(1.0f - e, reciprocal(1.0f + e));  // not fused with what is added to it: see recurrence_forward.cu
 }
 // Sigmoids from a, b = -log2(e) times their arguments, with one reciprocal: special functions are the scarce unit.
 __device__ __forceinline__ void sigmoid2(float& a, float& b) {

@@ -74,7 +74,7 @@ extern "C" __global__ void IN_CLUSTER __launch_bounds__(THREADS, 1) recurrence_f
     for (int gate = 0; gate < GATES; ++gate) {
       bias[gate][u] = unit_ok && p.b_ih ? read<W_KIND>(p.b_ih, gate * HIDDEN + unit + u) : 0.0f;
       if (unit_ok && p.b_hh && !(GRU && gate == 2)) bias[gate][u] += read<W_KIND>(p.b_hh, gate * HIDDEN + unit + u);
-      bias[gate][u] *= gate_factor(gate);
+      bias[gate][u] = __fmul_rn(bias[gate][u], gate_factor(gate));
     }
     bias_hidden[u] = GRU && unit_ok && p.b_hh ? read<W_KIND>(p.b_hh, 2 * HIDDEN + unit + u) : 0.0f;
     start_h[u] = RESET_VALUES && unit_ok && p.reset_h ? p.reset_h[unit + u] : 0.0f;
@@ -212,26 +212,27 @@ extern "C" __global__ void IN_CLUSTER __launch_bounds__(THREADS, 1) recurrence_f
           const int local = lane_row + m * 16 + half * 8, row = chunk_row + local;
           const bool ok = row < batch && unit_ok;
           float gate_values[GATES][UT], extra_values[UT], after[UT], next[UT];
+          // Roundings are written out: left to the compiler, they differ between kernels, and a step would not replay a sequence.
 #pragma unroll
           for (int u = 0; u < UT; ++u) {
             const int j = u / 2, slot = half * 2 + u % 2;
             float before = ONE_CHUNK ? kept[m][half][u] : __uint_as_float(state[m][half][u]);
             if (RESETS && reset_now[m][half]) before = GRU ? start_h[u] : start_c[u];
-            auto input = [&](int gate) { return half_at(in.x[m][half][gate], u) * gate_factor(gate) + bias[gate][u]; };
-            float v0 = acc[m][j][slot] * gate_factor(0) + input(0);
-            float v1 = acc[m][J + j][slot] * gate_factor(1) + input(1);
+            auto input = [&](int gate) { return __fmaf_rn(half_at(in.x[m][half][gate], u), gate_factor(gate), bias[gate][u]); };
+            float v0 = __fmaf_rn(acc[m][j][slot], gate_factor(0), input(0));
+            float v1 = __fmaf_rn(acc[m][J + j][slot], gate_factor(1), input(1));
             float v2 = input(2);
             if constexpr (GRU) {
-              extra_values[u] = acc[m][2 * J + j][slot] + bias_hidden[u];
+              extra_values[u] = __fadd_rn(acc[m][2 * J + j][slot], bias_hidden[u]);
               sigmoid2(v0, v1);
-              v2 = tanh_(v2 + v0 * extra_values[u]);
-              after[u] = v2 + v1 * (before - v2);
+              v2 = tanh_(__fmaf_rn(v0, extra_values[u], v2));
+              after[u] = __fmaf_rn(v1, __fsub_rn(before, v2), v2);
               h[m][half][u] = after[u];
             } else {
-              float v3 = acc[m][(GATES - 1) * J + j][slot] * gate_factor(3) + input(GATES - 1);
-              v2 = acc[m][2 * J + j][slot] * gate_factor(2) + v2;
+              float v3 = __fmaf_rn(acc[m][(GATES - 1) * J + j][slot], gate_factor(3), input(GATES - 1));
+              v2 = __fmaf_rn(acc[m][2 * J + j][slot], gate_factor(2), v2);
               lstm_gates(v0, v1, v2, v3);
-              after[u] = v1 * before + v0 * v2;
+              after[u] = __fmaf_rn(v1, before, __fmul_rn(v0, v2));
               h[m][half][u] = v3 * tanh_(after[u]);
               extra_values[u] = before;
               gate_values[GATES - 1][u] = v3;

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-CLUSTERS = False
-"""Whether blocks are clusters where that is faster. Off until all tests of the recurrence have passed on a GPU with them."""
-
 
 class Tile(NamedTuple):
     """How a recurrence is divided into tiles; `recurrence_common.cuh` explains the constants named here."""
@@ -82,7 +79,7 @@ def choose_tile(gates: int, hidden_size: int, batch: int, backward: bool, one_st
         return Tile(units, 16, teams=2 if gates == 3 else 1)
     if hidden_size <= 256:
         if batch <= 264:
-            return Tile(32, 8, halves=1, registers=True, cluster=CLUSTERS and batch <= 240)
+            return Tile(32, 8, halves=1, registers=True, cluster=batch <= 240)
         if batch <= 2112:
             return Tile(64, 16, teams=2, columns=128, stages=2)
         tile = Tile(64, 16, teams=4, columns=64 if backward else 128, stages=4 if backward else 2)
