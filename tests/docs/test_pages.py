@@ -155,7 +155,7 @@ def measured() -> dict[str, str]:
         "one H200, LSTM 128": f"{gpu[0]['steps_per_second'] / 1e6:.1f} million steps per second",
         "one JAX program": f"{ratios[0]:.2f}x (other settings {min(ratios):.2f}x to {sorted(ratios)[-2]:.2f}x)",
         "a billion steps": f"{result('soak_cuda.json')['seconds']:.0f} s",
-        "38 shapes": f"LSTM {shapes['lstm, eager']['geometric_mean']:.1f}x, GRU {shapes['gru, eager']['geometric_mean']:.1f}x",
+        "40 shapes": f"LSTM {shapes['lstm, eager']['geometric_mean']:.1f}x, GRU {shapes['gru, eager']['geometric_mean']:.1f}x",
         "compared with cuDNN without resets": f"{geometric_mean(row['cudnn'] / row['ours_1'] for row in lstm):.1f}x",
         "relative to `nn.LSTM` without resets": f"{cpu['64, 128, 0.01']['native'] / cpu['64, 128, 0.01']['nn']:.2f}",
         "`LSTMModule`": f"{torchrl[(64, 128, 0.01)]:.1f}x",

@@ -89,6 +89,9 @@ def capturing(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
     Garbage collection is off during a capture. A finished run is a reference cycle, so the collector could free its graphs
     at any time. Freeing a graph aborts the capture and leaves the random generator in capture mode. "thread_local" lets
     NCCL's watchdog thread query events. After an error the process can go on as if there had been no capture.
+
+    cuBLAS gets a workspace of its own from the graph's memory. torch keeps one for all captures, and in versions after 2.11 gives
+    it back when any of these graphs is freed: the others would go on to use it (pytorch/pytorch#193402).
     """
     with _turn, _arguments_unchecked():
         gc.collect()
@@ -96,6 +99,7 @@ def capturing(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
         gc.disable()
         generator = torch.cuda.default_generators[torch.cuda.current_device()]
         stream, random_state = torch.cuda.current_stream(), generator.get_state()
+        torch._C._cuda_clearCublasWorkspaces()
         try:
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 yield
@@ -103,6 +107,7 @@ def capturing(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
             _abandon(graph, stream, generator, random_state)
             raise
         finally:
+            torch._C._cuda_clearCublasWorkspaces()
             if enabled:
                 gc.enable()
 
