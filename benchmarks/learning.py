@@ -62,7 +62,7 @@ GOALS: dict[str, Goal] = {
     "repeat-first-easy": Goal(0.95, 15),
     "position-only-cartpole-easy": Goal(0.95, 90, first_seed=211),
     "t-maze": Goal(0.95, 30, first_seed=211),
-    "t-maze-200": Goal(0.95, 180),
+    "t-maze-200": Goal(0.95, 70, first_seed=211),
     "t-maze-200-window": Goal(0.95, 110, device="cuda"),
     "higher-lower-easy": Goal(0.5, 35),
     "cartpole": Goal(475, 90, needs_memory=False, first_seed=211),

@@ -554,7 +554,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         env="holdfast/PositionOnlyCartPoleEasy-v0", total_steps=1_000_000, entropy_schedule="linear"
     ),
     "t-maze": dict(_MAZE, total_steps=500_000, num_envs=32, num_steps=128, memory_span=60),
-    "t-maze-200": dict(_LONG_MAZE, core="mingru", total_steps=3_000_000),
+    "t-maze-200": dict(_LONG_MAZE, core="lstm", total_steps=2_000_000),
     "t-maze-200-window": dict(_LONG_MAZE, core="window", total_steps=1_000_000),  # exact, but 600 steps are a large window
     "higher-lower-easy": dict(
         _EASY, env="holdfast/HigherLowerEasy-v0", total_steps=1_000_000, gamma=0.9, gae_lambda=0.9, learning_rate=1e-3,

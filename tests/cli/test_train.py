@@ -144,7 +144,7 @@ def test_a_core_of_the_users_own_is_trained_saved_and_loaded(run, train, folder,
 
 def test_a_preset_gives_defaults_and_flags_override_them(train, folder):
     train("--preset", "t-maze-200", "--quiet", "--env-args", "length=5")
-    config = json.loads((folder / "runs/TMaze-v0/mingru-h8-length5-envs4-steps8-etc-seed1/config.json").read_text())
+    config = json.loads((folder / "runs/TMaze-v0/lstm-h8-length5-envs4-steps8-etc-seed1/config.json").read_text())
     assert config["env"] == "holdfast/TMaze-v0" and config["entropy_coef"] == PRESETS["t-maze-200"]["entropy_coef"]
     assert config["hidden_size"] == 8 and config["env_kwargs"] == {"length": 5}
 
