@@ -95,8 +95,8 @@ class TrainConfig:
     """Clip range for values; None: no clipping."""
     entropy_coef: float = 0.01
     """Weight of the entropy bonus."""
-    entropy_schedule: Literal["auto", "constant", "linear"] = "auto"
-    """Weight of the entropy bonus over the run: constant, or falling to 0 at total_steps; auto: chosen for the task."""
+    entropy_schedule: Literal["constant", "linear"] = "constant"
+    """Weight of the entropy bonus over the run: constant, or falling to 0 at total_steps."""
     value_coef: float = 0.5
     """Weight of the value loss."""
     max_grad_norm: float = 0.5
@@ -532,7 +532,7 @@ def _gymnasium_presets() -> dict[str, dict[str, Any]]:
     """Each task twice: "cartpole" as it is, "cartpole-masked" with its velocities hidden."""
     presets = {}
     for name, settings in _GYMNASIUM.items():
-        presets[name] = dict({"entropy_schedule": "constant"}, **settings, core="gru")
+        presets[name] = dict(settings, core="gru")
         presets[f"{name}-masked"] = dict(presets[name], mask_velocity=True)
     return presets
 

@@ -175,8 +175,7 @@ def test_a_failure_after_a_resume_goes_as_it_would_have_gone_without_the_resume(
         (tmp_path / name).mkdir()
         run = {"env": "failing_env:Saving-v0", "run_dir": str(tmp_path / name / "run"), "seed": seed, "quiet": True}
         env_kwargs = {"folder": str(tmp_path / name), "at": at}
-        constant = {"lr_schedule": "constant", "entropy_schedule": "constant"}
-        return hf.TrainConfig(**{**SMALL, **run, **constant, "env_kwargs": env_kwargs, **more})
+        return hf.TrainConfig(**{**SMALL, **run, "env_kwargs": env_kwargs, "lr_schedule": "constant", **more})
 
     hf.Trainer(settings("whole")).run()
     hf.Trainer(settings("parts", total_steps=3 * 8 * 2)).run()

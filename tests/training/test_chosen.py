@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
+from gymnasium.spaces import Discrete
 from hypothesis import given
 from hypothesis import strategies as st
 
 import holdfast as hf
 from holdfast.display.first_lines import first_lines
 from holdfast.envs import make
-from holdfast.training.chosen import Task, choose_entropy_schedule, choose_sizes
+from holdfast.training.chosen import Task, choose_sizes
 
 SLOW, FAST, GPU = Task(False, False), Task(False, True), Task(True, True)
 
@@ -34,35 +34,6 @@ def test_sizes_by_hand(steps: int, task: Task, sizes: tuple[int, ...]):
     config, text = choose_sizes(hf.TrainConfig(total_steps=steps), task)
     assert (config.num_envs, config.num_steps, config.epochs, config.minibatches) == sizes
     assert text.startswith(f"chosen for {steps:,} steps")
-
-
-@pytest.mark.parametrize(
-    "actions, task, expected",
-    [
-        (Discrete(3), SLOW, "linear"),
-        (MultiDiscrete([2, 3]), SLOW, "linear"),
-        (MultiBinary(2), SLOW, "linear"),
-        (Box(-1, 1, (2,)), SLOW, "constant"),
-        (Discrete(3), FAST, "constant"),
-        (Discrete(3), GPU, "constant"),
-    ],
-)
-def test_the_entropy_bonus_falls_where_actions_are_chosen_in_python(actions: Space[Any], task: Task, expected: str):
-    assert choose_entropy_schedule(hf.TrainConfig(), task, actions).entropy_schedule == expected
-    for given_ in ("constant", "linear"):
-        kept = choose_entropy_schedule(hf.TrainConfig(entropy_schedule=given_), task, actions)
-        assert kept.entropy_schedule == given_
-
-
-@pytest.mark.parametrize(
-    "env, expected", [("CartPole-v1", "linear"), ("Pendulum-v1", "constant"), ("holdfast/TMaze-v0", "constant")]
-)
-def test_a_run_records_the_entropy_schedule_that_was_chosen(env: str, expected: str, tmp_path: Path):
-    config = hf.TrainConfig(
-        env=env, total_steps=64, num_envs=2, num_steps=32, run_dir=str(tmp_path / "run"), quiet=True
-    )
-    hf.Trainer(config).run()
-    assert hf.TrainConfig.load(tmp_path / "run" / "config.json").entropy_schedule == expected
 
 
 @given(

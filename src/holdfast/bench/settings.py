@@ -16,7 +16,7 @@ _ALWAYS = ("hidden_size", "num_envs", "num_steps", "epochs", "minibatches", "lea
 # A row says these elsewhere, or they make no other method.
 _NEVER = {
     "env", "core", "total_steps", "seed", "device", "threads", "name", "run_dir", "quiet", "tensorboard", "track",
-    "checkpoint_every", "keep_checkpoints", "env_kwargs", "inputs", "mask_velocity", "entropy_schedule",
+    "checkpoint_every", "keep_checkpoints", "env_kwargs", "inputs", "mask_velocity",
 }  # fmt: skip
 _LONGEST = 40
 

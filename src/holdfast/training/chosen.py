@@ -1,4 +1,4 @@
-"""Settings that follow from the task: sizes of rollouts and minibatches, passes over the data, entropy bonus, inputs of the policy.
+"""Settings that follow from the task: sizes of rollouts and minibatches, passes over the data, inputs of the policy.
 
 A setting that the user gave is kept. The rest follows from how many steps the run has and what a step costs:
 
@@ -9,17 +9,12 @@ A setting that the user gave is kept. The rest follows from how many steps the r
   fewer minibatches: with 10 passes over 32 of one sequence each, a solved task was unlearned again by noise.
 - Other minibatches are small, down to one sequence: steps of the optimizer are what a short run lacks. On a GPU, rollouts of
   thousands of environments are cut into a few large ones that fill it.
-- Where the policy chooses among actions in an environment that runs in Python, the entropy bonus falls to 0: what a run is judged
-  by in the end is a policy whose sampled actions are those that it prefers. Box actions keep it, because it is what keeps their
-  noise; our own tasks keep it, because some of them are only understood late in a run.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from typing import Any, NamedTuple
-
-from gymnasium import spaces
 
 from holdfast.config import TrainConfig
 
@@ -64,14 +59,6 @@ def choose_sizes(config: TrainConfig, task: Task) -> tuple[TrainConfig, str]:
     kind = "" if task.fast_env else " in an environment that runs in Python"
     which = "" if len(chosen) == len(SIZES) else f"{', '.join(chosen)} "
     return filled, f"{which}chosen for {config.total_steps:,} steps{kind}"
-
-
-def choose_entropy_schedule(config: TrainConfig, task: Task, actions: spaces.Space[Any]) -> TrainConfig:
-    """The config with `entropy_schedule` filled in."""
-    if config.entropy_schedule != "auto":
-        return config
-    falls = not task.fast_env and not isinstance(actions, spaces.Box)
-    return dataclasses.replace(config, entropy_schedule="linear" if falls else "constant")
 
 
 def choose_inputs(config: TrainConfig, env: Any, own_policy: bool) -> TrainConfig:

@@ -76,8 +76,7 @@ def _build(
     ranks: Ranks,
     device: torch.device,
 ) -> Parts:
-    task = _task(config, env_given, ranks, device)
-    config, text = chosen.choose_sizes(config, task)
+    config, text = chosen.choose_sizes(config, _task(config, env_given, ranks, device))
     share = ranks.share(config.num_envs)
     config.require_envs_for(ranks.size)
     failures = FailureLog(config, ranks.rank, notify)
@@ -91,7 +90,6 @@ def _build(
     env = make_env(len(share))
     _require_copies(env, share, config, ranks)
     config = chosen.choose_inputs(config, env, own_policy=policy_given is not None)
-    config = chosen.choose_entropy_schedule(config, task, env.single_action_space)
     policy = make_policy(config, env, policy_given)
     policy.to(device)
     collector, rollout_choice = choose.make_collector(env, policy, config, device, ranks.seed(config.seed))
