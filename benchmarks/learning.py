@@ -2,7 +2,6 @@
 
     python benchmarks/learning.py --processes 2                 # what is not done yet, one thread per run; then the report
     python benchmarks/learning.py --only t-maze cartpole --seeds 201 202
-    python benchmarks/learning.py --device cuda --processes 5   # the presets that are too slow for one CPU core
     python benchmarks/learning.py --list                        # what is left, and what it costs
     python benchmarks/learning.py --report                      # table and plot of what is done
 
@@ -48,8 +47,7 @@ class Goal(NamedTuple):
 
     solved_at: float
     seconds: float
-    """On one core of an AMD EPYC 9575F, or on an H200 that five runs share; the cheapest start first."""
-    device: str = "cpu"
+    """On one core of an AMD EPYC 9575F; the cheapest start first."""
     needs_memory: bool = True
     first_seed: int = 201
     """A preset that is changed after it was run gets other seeds."""
@@ -63,7 +61,6 @@ GOALS: dict[str, Goal] = {
     "position-only-cartpole-easy": Goal(0.95, 90, first_seed=211),
     "t-maze": Goal(0.95, 30, first_seed=211),
     "t-maze-200": Goal(0.95, 70, first_seed=211),
-    "t-maze-200-window": Goal(0.95, 110, device="cuda"),
     "higher-lower-easy": Goal(0.5, 35),
     "cartpole": Goal(475, 90, needs_memory=False, first_seed=211),
     "cartpole-masked": Goal(475, 90, first_seed=211),
@@ -84,10 +81,6 @@ class Run(NamedTuple):
     preset: str
     core: str
     seed: int
-
-    @property
-    def device(self) -> str:
-        return "cpu" if self.core == "none" else GOALS[self.preset].device
 
     def __str__(self) -> str:
         return f"{self.preset}, {self.core}, seed {self.seed}"
@@ -135,14 +128,14 @@ def train(run: Run) -> dict[str, Any]:
     watch = Watch()
     with tempfile.TemporaryDirectory() as folder:
         config = TrainConfig.preset(
-            run.preset, core=run.core, seed=run.seed, device=run.device, threads=1, run_dir=f"{folder}/run", quiet=True,
+            run.preset, core=run.core, seed=run.seed, device="cpu", threads=1, run_dir=f"{folder}/run", quiet=True,
             tensorboard=False, checkpoint_every=0,
         )  # fmt: skip
         result = hf.Trainer(config, callbacks=[watch]).run()
     every = -(-len(watch.curve) // POINTS_OF_A_CURVE)
     return {
         **run._asdict(), "solved_at": GOALS[run.preset].solved_at, "mean_return": result.mean_return, "steps": result.steps, "steps_to_threshold": watch.steps_to_threshold,
-        "seconds": round(result.seconds, 1), "device": run.device, "commit": this_commit(), "settings": PRESETS[run.preset],
+        "seconds": round(result.seconds, 1), "commit": this_commit(), "settings": PRESETS[run.preset],
         "curve": watch.curve[::-1][::every][::-1],
     }  # fmt: skip
 
@@ -280,7 +273,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=list(GOALS), metavar="PRESET", default=list(GOALS))
     parser.add_argument("--seeds", nargs="+", type=int, help="only these; all by default")
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="run the presets measured there")
     parser.add_argument("--processes", type=int, default=1, help="runs at a time")
     parser.add_argument("--stop-after", type=float, default=math.inf, metavar="SECONDS", help="start no run that takes longer than what is left")  # fmt: skip
     parser.add_argument("--output", type=Path, default=RESULTS)
@@ -292,7 +284,7 @@ def main() -> None:
         print(json.dumps(train(Run(*json.loads(args.one)))))
         return
     rows = finished(args.output)
-    left = [run for run in wanted() if run not in rows and run.preset in args.only and run.device == args.device]
+    left = [run for run in wanted() if run not in rows and run.preset in args.only]
     left = [run for run in left if not args.seeds or run.seed in args.seeds]
     if args.list:
         print("\n".join(f"{run}: {GOALS[run.preset].seconds:.0f} s" for run in left))

@@ -515,7 +515,6 @@ _MAZE: dict[str, Any] = dict(
     env="holdfast/TMaze-v0", hidden_size=64, epochs=4, minibatches=4, learning_rate=2e-3, gae_lambda=0.5, entropy_coef=0.02,
     entropy_schedule="linear", value_coef=0.01, adam_eps=1e-8, normalize_advantage=False,
 )  # fmt: skip
-_LONG_MAZE: dict[str, Any] = dict(_MAZE, env_kwargs={"length": 200}, num_envs=16, num_steps=1024, memory_span=600)
 
 # Common tasks of gymnasium: the defaults, and as many steps as they need with velocities hidden. A fall of CartPole costs much of
 # its return, and the entropy bonus makes sampled actions fall now and then, so it ends at 0. Pendulum is more reliable so, too.
@@ -554,8 +553,9 @@ PRESETS: dict[str, dict[str, Any]] = {
         env="holdfast/PositionOnlyCartPoleEasy-v0", total_steps=1_000_000, entropy_schedule="linear"
     ),
     "t-maze": dict(_MAZE, total_steps=500_000, num_envs=32, num_steps=128, memory_span=60),
-    "t-maze-200": dict(_LONG_MAZE, core="lstm", total_steps=2_000_000),
-    "t-maze-200-window": dict(_LONG_MAZE, core="window", total_steps=1_000_000),  # exact, but 600 steps are a large window
+    "t-maze-200": dict(
+        _MAZE, env_kwargs={"length": 200}, core="lstm", total_steps=2_000_000, num_envs=16, num_steps=1024, memory_span=600,
+    ),
     "higher-lower-easy": dict(
         _EASY, env="holdfast/HigherLowerEasy-v0", total_steps=1_000_000, gamma=0.9, gae_lambda=0.9, learning_rate=1e-3,
         memory_span=64,
