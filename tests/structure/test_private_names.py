@@ -38,6 +38,7 @@ ALLOWED = {
     "_are_functorch_transforms_active": "torch: the same",
     "_current_level": "torch: whether forward-mode differentiation is active; no public name",
     "_C": "torch: the module that holds some of these",
+    "_cuda_clearCublasWorkspaces": "torch: what its own CUDA graphs call for the same reason; no public name",
     "_cuda_getDevice": "torch: the current device without the checks that torch.cuda adds",
     "_cuda_getCurrentRawStream": "torch: the current stream as a number, for a kernel launch",
     "_env_obs": "gymnasium: the observations that a SyncVectorEnv could not stack; no public name",
