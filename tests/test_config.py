@@ -121,6 +121,7 @@ def test_the_name_of_a_run_says_what_differs_from_the_defaults():
         (dict(hidden_size=64, normalize_obs=False), "lstm-h64-no-norm-obs-seed1"),
         (dict(env="holdfast/TMaze-v0", env_kwargs={"length": 5, "name": "a b/c"}), "lstm-length5-namea_b_c-seed1"),
         (dict(head_sizes=(64, 32), encoder_sizes=(), clip_value=0.2), "lstm-clip-value0.2-encoder0-heads64x32-seed1"),
+        (dict(actor_obs=("eye",), critic_obs=("eye", "map")), "lstm-actor-sees-eye-critic-sees-eye-map-seed1"),
         (dict(total_steps=5, stop_at=1.0, num_envs=7, checkpoint_every=3, device="cpu", quiet=True), "lstm-seed1"),
     ):
         assert hf.TrainConfig(**changes).automatic_name == name

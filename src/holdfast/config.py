@@ -278,7 +278,7 @@ _SHORT = {
     "normalize_advantage": "norm-adv", "normalize_obs": "norm-obs", "normalize_reward": "norm-reward",
     "normalize_value": "norm-value", "scale_actions": "scale-actions", "squash_actions": "squash", "initial_std": "std",
     "noise_correlation": "noise", "refresh_states": "refresh", "precision": "", "encoder_sizes": "encoder",
-    "head_sizes": "heads",
+    "head_sizes": "heads", "actor_obs": "actor-sees-", "critic_obs": "critic-sees-",
 }  # fmt: skip
 # By default these are chosen for the task, so their numbers are named only where a preset has others.
 _SHORT_SIZES = {"num_envs": "envs", "num_steps": "steps", "epochs": "epochs", "minibatches": "mb"}
@@ -314,7 +314,7 @@ def _in_a_name(short: str, value: Any) -> str:
     if isinstance(value, dict):
         text = "-".join(f"{key}{inner}" for key, inner in value.items())
     elif isinstance(value, (list, tuple)):
-        text = "x".join(map(str, value)) or "0"
+        text = ("-" if isinstance(next(iter(value), None), str) else "x").join(map(str, value)) or "0"
     else:
         text = f"{value:g}" if isinstance(value, float) else "-none" if value is None else str(value)
     return short + re.sub(r"[^\w.+-]+", "_", text)[:40]
