@@ -6,6 +6,7 @@ import gc
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -216,6 +217,22 @@ def test_a_policy_that_waits_for_the_gpu_trains_without_graphs_and_the_line_is_n
     assert (line in trainer.engines["rollout"]) == env.startswith("holdfast")
     gaps = [float(row["memory/replay_gap"]) for row in read_progress(tmp_path / "run")]
     assert len(gaps) == 3 and max(gaps) < 1e-3
+
+
+@pytest.mark.parametrize("raises", [lambda y: y.sum().item(), lambda y: 1 / 0], ids=["in CUDA", "in Python"])
+def test_memory_of_a_capture_that_failed_is_given_back(raises: Callable[[torch.Tensor], object]):
+    def fail() -> None:
+        with pytest.raises((RuntimeError, ZeroDivisionError)), capturing(torch.cuda.CUDAGraph()):
+            raises(torch.rand(1 << 24, device="cuda"))
+
+    fail()  # what the first one loads stays
+    gc.collect()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    fail()
+    gc.collect()
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() <= before
 
 
 def test_the_process_goes_on_after_a_capture_that_failed():

@@ -39,6 +39,8 @@ ALLOWED = {
     "_current_level": "torch: whether forward-mode differentiation is active; no public name",
     "_C": "torch: the module that holds some of these",
     "_cuda_clearCublasWorkspaces": "torch: what its own CUDA graphs call for the same reason; no public name",
+    "_cuda_endAllocateToPool": "torch: ends what a failed capture has begun; no public name",
+    "_cuda_releasePool": "torch: gives back the memory of a failed capture; no public name",
     "_cuda_getDevice": "torch: the current device without the checks that torch.cuda adds",
     "_cuda_getCurrentRawStream": "torch: the current stream as a number, for a kernel launch",
     "_env_obs": "gymnasium: the observations that a SyncVectorEnv could not stack; no public name",

@@ -98,13 +98,13 @@ def capturing(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
         enabled = gc.isenabled()
         gc.disable()
         generator = torch.cuda.default_generators[torch.cuda.current_device()]
-        stream, random_state = torch.cuda.current_stream(), generator.get_state()
+        stream, random_state, pool = torch.cuda.current_stream(), generator.get_state(), torch.cuda.graph_pool_handle()
         torch._C._cuda_clearCublasWorkspaces()
         try:
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            with torch.cuda.graph(graph, pool, capture_error_mode="thread_local"):
                 yield
         except BaseException:
-            _abandon(graph, stream, generator, random_state)
+            _abandon(pool, stream, generator, random_state)
             raise
         finally:
             torch._C._cuda_clearCublasWorkspaces()
@@ -128,17 +128,18 @@ def read_later(numbers: torch.Tensor) -> Callable[[], list[float]]:
     return read
 
 
-def _abandon(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, generator: torch.Generator, state: Any) -> None:
+def _abandon(pool: Any, stream: torch.cuda.Stream, generator: torch.Generator, state: Any) -> None:
     """torch leaves a failed capture halfway: its stream stays the current one, and the random generator and the allocator stay in
     capture mode, so that the next random number is an error and memory is never given back."""
     torch.cuda.set_stream(stream)
     fresh = torch.Generator(generator.device)
     fresh.set_state(state)
     generator.graphsafe_set_state(fresh)
-    device = generator.device.index
-    for give_back in ("_cuda_endAllocateToPool", "_cuda_releasePool"):  # refused if torch has done it
-        with suppress(RuntimeError, AttributeError):
-            getattr(torch._C, give_back)(device, graph.pool())
+    with suppress(RuntimeError, AttributeError):
+        torch._C._cuda_endAllocateToPool(
+            generator.device.index, pool
+        )  # refused if torch has done it: the graph releases its pool
+        torch._C._cuda_releasePool(generator.device.index, pool)
 
 
 def copy_into(target: State, source: State) -> None:
