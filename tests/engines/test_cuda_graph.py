@@ -219,6 +219,25 @@ def test_a_policy_that_waits_for_the_gpu_trains_without_graphs_and_the_line_is_n
     assert len(gaps) == 3 and max(gaps) < 1e-3
 
 
+def test_reading_the_episodes_of_a_rollout_in_which_none_ended_waits_until_its_tensors_are_read(tmp_path: Path):
+    class Look(hf.Callback):
+        looked = 0
+
+        def on_rollout_end(self, trainer: hf.Trainer, segment: hf.Segment) -> None:
+            collector = trainer.collector
+            assert isinstance(collector, GraphCollector) and collector._reader is not None
+            with torch.cuda.stream(collector._reader):
+                torch.cuda._sleep(50_000_000)  # clock ticks: the reading stream is late
+            assert not collector._reader.query() and segment.episode_returns == []
+            assert collector._reader.query(), "the flags that it reads are free for other work now"
+            self.looked += 1
+
+    look = Look()
+    settings = {"env": "holdfast/RepeatPreviousEasy-v0", "num_envs": 8, "num_steps": 8, "total_steps": 8 * 8 * 2}
+    hf.Trainer(config(tmp_path / "run", **settings), callbacks=[look]).run()
+    assert look.looked == 2
+
+
 @pytest.mark.parametrize("raises", [lambda y: y.sum().item(), lambda y: 1 / 0], ids=["in CUDA", "in Python"])
 def test_memory_of_a_capture_that_failed_is_given_back(raises: Callable[[torch.Tensor], object]):
     def fail() -> None:

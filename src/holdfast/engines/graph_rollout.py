@@ -212,7 +212,11 @@ class GraphCollector(Collector):
                 return (*_picked(returns, lengths, ended), over - began)
             self._reader.wait_event(over)
             with torch.cuda.stream(self._reader):
-                return (*_picked(returns, lengths, ended), began.elapsed_time(over) / 1e3)
+                episodes = _picked(returns, lengths, ended)
+            # If no episode ended, nothing was copied to the host, so nothing has waited. The allocator knows only the stream that
+            # made these tensors: it would give their memory to the next operation there while this stream still reads them.
+            self._reader.synchronize()
+            return (*episodes, began.elapsed_time(over) / 1e3)
 
     def _capture(self) -> None:
         generator = self.adapter.env.generator
