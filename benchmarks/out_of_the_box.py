@@ -33,11 +33,11 @@ RESULTS = Path(__file__).parent / "results" / "out_of_the_box.jsonl"
 
 @dataclass(frozen=True)
 class Task:
-    """One row of the table. asked: the return the defaults are to reach; random: a policy that acts at random."""
+    """One row of the table. target: the return the defaults are to reach; random: a policy that acts at random."""
 
     env: str
     steps: int
-    asked: float | None = None
+    target: float | None = None
     random: float | None = None
     mask_velocity: bool = False
     cores: tuple[str, ...] = ("gru", "lstm")
@@ -153,7 +153,7 @@ def in_groups(rows: list[dict[str, Any]]) -> dict[tuple[str, str, str], list[dic
     return dict(sorted(groups.items(), key=lambda g: (g[0][0], list(TASKS).index(g[0][1]), g[0][2])))
 
 
-HEADER = "| task | core | steps | asked | mean | each seed | deterministic | without memory | random | published |"
+HEADER = "| task | core | steps | target | mean | each seed | deterministic | without memory | random | published |"
 
 
 def report(rows: list[dict[str, Any]]) -> str:
@@ -169,7 +169,7 @@ def report(rows: list[dict[str, Any]]) -> str:
             name + (" (held out)" if task.held_out else "") + (f" [{variant}]" if variant else ""),
             core if core == "none" else core.upper(),
             f"{task.steps:,}",
-            "" if task.asked is None else str(task.asked),
+            "" if task.target is None else str(task.target),
             mean_of(runs, "sampled"),
             ", ".join(f"{row['sampled']:.4g}" for row in sorted(runs, key=lambda row: row["seed"])),
             mean_of(runs, "deterministic"),
@@ -192,7 +192,7 @@ def write_into(page: Path, table: str) -> None:
 
 
 def plot(rows: list[dict[str, Any]], path: Path) -> None:
-    """Every run as a mark, between a random policy (0) and what was asked or published (1)."""
+    """Every run as a mark, between a random policy (0) and the target or a published return (1)."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -210,7 +210,7 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
             heights = [(row["sampled"] - low) / (goal - low) for row in runs]
             place = [len(names) - 1 - names.index(name) + shift] * len(runs)
             axes.plot(heights, place, shape, color=color, markersize=5, fillstyle="none", label=core)
-    for where, text in ((0.0, "random"), (1.0, "asked")):
+    for where, text in ((0.0, "random"), (1.0, "target")):
         axes.axvline(where, color="0.6", linewidth=0.8)
         axes.text(where, 1.01, text, transform=axes.get_xaxis_transform(), ha="center", fontsize=8, color="0.35")
     axes.set_yticks(
@@ -226,8 +226,8 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
 
 
 def _goal(task: Task) -> float | None:
-    if task.asked is not None:
-        return task.asked
+    if task.target is not None:
+        return task.target
     return float(task.published.split()[0]) if task.published else 1.0 if task.env.startswith("holdfast/") else None
 
 

@@ -44,7 +44,7 @@ ROW: dict[str, Any] = dict(
 TASK = dict(env="holdfast/TMaze-v0", low=0.0, high=1.0, published={"p": 0.3}, settings={"gamma": 0.9})
 SUITE: dict[str, Any] = dict(
     name="s", steps=16, cores=["gru"], control=["none"], note=MARKUP, title=MARKUP, seeds=2, statistic="best",
-    tasks=[{**TASK, "name": "A", "note": MARKUP}, {**TASK, "name": MARKUP, "asked": 0.5, "family": "F"}],
+    tasks=[{**TASK, "name": "A", "note": MARKUP}, {**TASK, "name": MARKUP, "target": 0.5, "family": "F"}],
     published={"p": {"name": MARKUP, "source": MARKUP}}, tuned={"F": {"gamma": 0.5}},
 )  # fmt: skip
 

@@ -15,7 +15,7 @@ SMALL: dict[str, Any] = {
     "statistic": "best",
     "tasks": [
         {"name": "A", "env": "holdfast/TMaze-v0", "family": "F", "low": 0, "high": 2, "published": {"gru": 1.0, "best": 1.5}},
-        {"name": "B", "env": "CartPole-v1", "low": 20, "high": 500, "asked": 400},
+        {"name": "B", "env": "CartPole-v1", "low": 20, "high": 500, "target": 400},
         {"name": "C", "env": "holdfast/TMaze-v0", "family": "F", "steps": 500},
     ],
     "published": {

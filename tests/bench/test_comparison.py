@@ -33,9 +33,9 @@ def test_a_core_is_compared_with_its_own_published_figure_or_the_best():
     assert none.difference is None
 
 
-def test_what_is_asked_is_reached_or_not():
+def test_a_target_is_reached_or_not():
     (found,) = compare(small_suite(), ROWS)
-    assert (found.cells["B", "gru"].difference.to, found.cells["B", "gru"].difference.mark) == ("asked", "✓")
+    assert (found.cells["B", "gru"].difference.to, found.cells["B", "gru"].difference.mark) == ("target", "✓")
     (final,) = compare(small_suite(statistic="final"), ROWS)
     short = final.cells["B", "gru"].difference
     assert (short.mark, short.value) == ("✗", -1.0)
@@ -74,7 +74,7 @@ def test_a_run_without_a_finished_episode_counts_with_its_final_return():
 def test_the_markdown_table_shows_ours_next_to_theirs():
     suite = small_suite()
     text = markdown(suite, compare(suite, [*ROWS, row("A", "gru", 1, 1.9, 1.8, setting="tuned")]))
-    assert "| task | steps | random | asked | their GRU | their best | gru | none (memoryless control) | lru |" in text
+    assert "| task | steps | random | target | their GRU | their best | gru | none (memoryless control) | lru |" in text
     assert (
         "| A | 1,000 | 0.000 |  | 1.000 | 1.500 | 1.400 ± 0.283 ▲ +0.400 (1.200) | 0.100 (0.000) | 1.490 = −0.010 (1.400) |"
     ) in text

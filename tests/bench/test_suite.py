@@ -49,7 +49,7 @@ def test_out_of_the_box_asks_for_what_the_benchmark_asks_for():
     assert [task.name for task in suite.tasks] == list(benchmark)
     for task in suite.tasks:
         there = benchmark[task.name]
-        assert (task.env, task.steps, task.asked, task.low) == (there.env, there.steps, there.asked, there.random)
+        assert (task.env, task.steps, task.target, task.low) == (there.env, there.steps, there.target, there.random)
         assert task.settings == ({"mask_velocity": True} if there.mask_velocity else {})
         assert (task.cores or suite.cores) == (there.cores if task.cores else (*there.cores, "none"))
 
@@ -59,9 +59,9 @@ def test_a_suite_is_a_toml_or_a_json_file(tmp_path):
     file.write_text(json.dumps(SMALL))
     assert load(str(file)) == small_suite()
     toml = tmp_path / "mine.toml"
-    toml.write_text('name = "mine"\nsteps = 1e6\ntasks = [{ name = "T", env = "CartPole-v1", asked = 475 }]\n')
+    toml.write_text('name = "mine"\nsteps = 1e6\ntasks = [{ name = "T", env = "CartPole-v1", target = 475 }]\n')
     suite = load(str(toml))
-    assert (suite.name, suite.steps, suite.tasks[0].asked) == ("mine", 1_000_000, 475.0)
+    assert (suite.name, suite.steps, suite.tasks[0].target) == ("mine", 1_000_000, 475.0)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_a_mistake_in_a_suite_is_named(change, says):
         ({"name": "X", "env": "E", "low": 1}, "task X: low and high are two different numbers, or both are left out"),
         ({"name": "X", "env": "E", "low": 1, "high": 1}, "low and high are two different numbers"),
         ({"name": "X", "env": "E", "low": "a", "high": 1}, "task 1 (X): low must be a number, got 'a'"),
-        ({"name": "X", "env": "E", "asked": float("nan")}, "asked must be a finite number, got nan"),
+        ({"name": "X", "env": "E", "target": float("nan")}, "target must be a finite number, got nan"),
         ({"name": "X", "env": "E", "published": {"theirs": 1}}, "published.theirs has no section [published.theirs]"),
         ({"name": "X", "env": "E", "published": {"gru": "1"}}, "published.gru must be a number, got '1'"),
         ({"name": "X", "env": "E", "settings": {"seed": 1}}, "task X: seed is not among the settings of a suite"),
@@ -150,13 +150,13 @@ def test_tasks_are_picked_by_name_or_family():
         load("popgym").pick(("RepeatFirstEsy",))
 
 
-def test_nothing_is_asked_of_the_control_except_where_a_task_names_it():
+def test_the_control_has_no_target_except_where_a_task_names_it():
     suite = small_suite()
-    asked = suite.tasks[1]
-    assert suite.reference(asked, "gru") == ("asked", 400.0)
-    assert suite.reference(asked, "none") is None
-    named = small_suite(tasks=[{"name": "B", "env": "CartPole-v1", "asked": 400, "cores": ["none"]}], tuned={})
-    assert named.reference(named.tasks[0], "none") == ("asked", 400.0)
+    target = suite.tasks[1]
+    assert suite.reference(target, "gru") == ("target", 400.0)
+    assert suite.reference(target, "none") is None
+    named = small_suite(tasks=[{"name": "B", "env": "CartPole-v1", "target": 400, "cores": ["none"]}], tuned={})
+    assert named.reference(named.tasks[0], "none") == ("target", 400.0)
 
 
 def test_every_suite_of_the_package_loads():

@@ -21,7 +21,7 @@ device = "cpu"
 steps = 25_600  # one update of the first task, a hundred of the second
 tasks = [
     { name = "Short", env = "holdfast/TMaze-v0", settings = { num_envs = 800 }, low = 0, high = 1, published = { theirs = 0.5 } },
-    { name = "Long", env = "holdfast/TMaze-v0", low = 0, high = 1, asked = 2.0 },
+    { name = "Long", env = "holdfast/TMaze-v0", low = 0, high = 1, target = 2.0 },
 ]
 
 [settings]

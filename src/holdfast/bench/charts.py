@@ -80,7 +80,7 @@ class _Frame:
 
 
 def learning_curves(task: Task, cells: Mapping[int, Cell], lines: Mapping[str, float]) -> str:
-    """Curves of one task. cells: by the number of the series; lines: published figures and what is asked, by name."""
+    """Curves of one task. cells: by the number of the series; lines: published figures and the target, by name."""
     curves = {index: curve for index, cell in cells.items() if (curve := _mean_curve(cell)) is not None}
     values = [v for _, mean, low, high in curves.values() for v in (mean.min(), low.min(), high.max())]
     values += [v for v in (task.low, *lines.values()) if v is not None]

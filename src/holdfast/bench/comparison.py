@@ -31,8 +31,8 @@ class Difference(NamedTuple):
 
     @property
     def sign(self) -> int:
-        """1 better, -1 worse, 0 neither; for a return that is asked for: 1 reached, -1 not."""
-        if self.to == "asked":
+        """1 better, -1 worse, 0 neither; for a target: 1 reached, -1 not."""
+        if self.to == "target":
             return 1 if self.value >= 0 else -1
         return 0 if abs(self.part) < CLOSE else int(math.copysign(1, self.part))
 
@@ -43,7 +43,7 @@ class Difference(NamedTuple):
 
     @property
     def mark(self) -> str:
-        if self.to == "asked":
+        if self.to == "target":
             return "✓" if self.sign > 0 else "✗"
         return {1: "▲", 0: "=", -1: "▼"}[self.sign]
 

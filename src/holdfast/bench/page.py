@@ -114,7 +114,7 @@ def _aggregates(comparison: Comparison) -> str:
     names = [_with_tasks(core_name(comparison.suite, core), trained[core], max(trained.values())) for core in profiles]
     drawn = charts.key(names) + charts.profiles(list(profiles.values()))
     return (
-        "<h2>In one number</h2><p>A return becomes a score: 0 for random actions, 1 for the best return, or for the one asked for. "
+        "<h2>In one number</h2><p>A return becomes a score: 0 for random actions, 1 for the best return, or for the target. "
         "Intervals are 95%, by resampling the seeds of each task 2000 times."
         f'{seeds}</p><div class="pair"><div><p class="small">Interquartile mean of the scores</p>{"".join(figures)}</div>'
         "<div><h3>Performance profile</h3>"
@@ -138,17 +138,17 @@ def _with_tasks(name: str, tasks: int, most: int) -> str:
 
 def _table(comparison: Comparison) -> str:
     suite, tasks = comparison.suite, comparison.tasks
-    has_asked = any(task.asked is not None for task in tasks)
+    has_target = any(task.target is not None for task in tasks)
     published = [name for name in suite.published if any(name in task.published for task in tasks)]
     # Ours first: on a phone little more than two columns can be seen at once.
-    names = [core_name(suite, core) for core in comparison.cores] + (["asked"] if has_asked else [])
+    names = [core_name(suite, core) for core in comparison.cores] + (["target"] if has_target else [])
     names += [*(suite.published[name].name for name in published), "random", "steps"]
     head = "".join(f"<th>{escape(name)}</th>" for name in names)
     lines = []
     for task in tasks:
         row = [f'<td title="{escape(task.env)}">{_breakable(task.name)}{_note(task)}</td>']
         row += [_cell(comparison.cells.get((task.name, core))) for core in comparison.cores]
-        theirs = [*([task.asked] if has_asked else []), *(task.published.get(name) for name in published), task.low]
+        theirs = [*([task.target] if has_target else []), *(task.published.get(name) for name in published), task.low]
         row += [f'<td class="theirs">{number(value)}</td>' for value in theirs]
         row += [f'<td class="theirs">{compact(_steps(comparison, task))}</td>']
         lines.append(f"<tr>{''.join(row)}</tr>")
@@ -170,7 +170,7 @@ def _explanation(suite: Suite) -> str:
     samples = " ".join(f'<span class="sample {css}">{text}</span>' for css, text in marks.items())
     return (
         f"<p>Ours is the {MEANINGS[suite.statistic]}, with the difference to what it is compared with; below it, {other}, and the "
-        "standard deviation between seeds. It is compared with the return asked for (✓ reached, ✗ not), or else with the published "
+        "standard deviation between seeds. It is compared with the target return (✓ reached, ✗ not), or else with the published "
         "figure of the same memory, or with the best published one where that memory has none.</p>"
         f'<p class="small">{samples}</p>'
     )
@@ -217,13 +217,13 @@ def _curves(comparison: Comparison) -> str:
         found = {i: comparison.cells.get((task.name, core)) for i, core in enumerate(comparison.cores)}
         cells = {i: cell for i, cell in found.items() if cell is not None}
         lines = {suite.published[name].name: value for name, value in task.published.items()}
-        lines |= {} if task.asked is None else {"asked": task.asked}
+        lines |= {} if task.target is None else {"target": task.target}
         picture = charts.learning_curves(task, cells, lines)
         figures.append(f"<figure><figcaption>{escape(task.name)}</figcaption>{picture}</figure>")
     names = [core_name(suite, core) for core in comparison.cores]
     return (
         "<h2>Learning curves</h2><p>Mean return of the episodes that ended in an update, over steps; the shaded part is between the "
-        "lowest and the highest seed. Dotted lines are published figures and returns asked for.</p>"
+        "lowest and the highest seed. Dotted lines are published figures and target returns.</p>"
         f'{charts.key(names)}<div class="curves">{"".join(figures)}</div>'
     )
 

@@ -54,7 +54,7 @@ class Task:
     """One row of the table.
 
     low, high: returns that are a normalized score of 0 and 1 (chance and the best possible, for example); a task without
-    them is not in the aggregate. asked: the return that runs must reach. cores: instead of those of the command.
+    them is not in the aggregate. target: the return that runs must reach. cores: instead of those of the command.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Task:
     steps: int = 0
     low: float | None = None
     high: float | None = None
-    asked: float | None = None
+    target: float | None = None
     cores: tuple[str, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
     published: Mapping[str, float] = field(default_factory=dict)
@@ -85,7 +85,7 @@ class Suite:
     steps: int = 1_000_000
     cores: tuple[str, ...] = ("gru",)
     control: tuple[str, ...] = ()
-    """Cores that are there for comparison: nothing is asked of them, except in tasks that name them."""
+    """Cores that are there for comparison: they have no target, except in tasks that name them."""
     first_seed: int = 1
     seeds: int = 1
     device: str = "auto"
@@ -112,11 +112,11 @@ class Suite:
         return tuple(task for task in self.tasks if not names or {task.name, task.family} & set(names))
 
     def reference(self, task: Task, core: str) -> tuple[str, float] | None:
-        """What a core's return is compared with, and its name: the return asked for, or a published one; None if neither."""
+        """What a core's return is compared with, and its name: the target return, or a published one; None if neither."""
         if core in self.control and core not in task.cores:
             return None
-        if task.asked is not None:
-            return "asked", task.asked
+        if task.target is not None:
+            return "target", task.target
         rows = [(key, column) for key, column in self.published.items() if key in task.published]
         own = [key for key, column in rows if core in column.cores]
         others = [key for key, column in rows if not column.cores]

@@ -30,7 +30,7 @@ def legend(suite: Suite) -> str:
     lines = [
         f"Ours: {MEANINGS[suite.statistic]}; in brackets the {other}. ± is the standard deviation between seeds. "
         "▲ above, ▼ below, = within 2% of the task's range of the published figure of the same memory, or of the best one where "
-        "that memory has none; ✓ the return asked for is reached, ✗ it is not."
+        "that memory has none; ✓ the target return is reached, ✗ it is not."
     ]
     for column in suite.published.values():
         lines.append(f"{column.name}: {column.source}{' (second-hand)' if column.second_hand else ''}.")
@@ -48,15 +48,15 @@ def cell_text(cell: Cell) -> str:
 
 def _comparison(comparison: Comparison) -> str:
     suite, tasks = comparison.suite, comparison.tasks
-    has_asked = any(task.asked is not None for task in tasks)
+    has_target = any(task.target is not None for task in tasks)
     published = [key for key in suite.published if any(key in task.published for task in tasks)]
-    head = ["task", "steps", "random", *(["asked"] if has_asked else [])]
+    head = ["task", "steps", "random", *(["target"] if has_target else [])]
     head += [suite.published[key].name for key in published] + [core_name(suite, core) for core in comparison.cores]
     rows = []
     for task in tasks:
         first = next(cell for (name, _), cell in comparison.cells.items() if name == task.name)
         row = [task.name + (f" ({task.note})" if task.note else ""), f"{first.runs[0]['steps']:,}", number(task.low)]
-        row += [number(task.asked)] if has_asked else []
+        row += [number(task.target)] if has_target else []
         row += [number(task.published.get(key)) for key in published]
         found = [comparison.cells.get((task.name, core)) for core in comparison.cores]
         rows.append(row + [cell_text(cell) if cell else "" for cell in found])
