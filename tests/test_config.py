@@ -119,6 +119,7 @@ def test_the_name_of_a_run_says_what_differs_from_the_defaults():
     for changes, name in (
         (dict(core="gru", learning_rate=1e-3, seed=3), "gru-lr0.001-seed3"),
         (dict(hidden_size=64, normalize_obs=False), "lstm-h64-no-norm-obs-seed1"),
+        (dict(entropy_schedule="linear", adam_eps=1e-8), "lstm-ent-linear-eps1e-08-seed1"),
         (dict(env="holdfast/TMaze-v0", env_kwargs={"length": 5, "name": "a b/c"}), "lstm-length5-namea_b_c-seed1"),
         (dict(head_sizes=(64, 32), encoder_sizes=(), clip_value=0.2), "lstm-clip-value0.2-encoder0-heads64x32-seed1"),
         (dict(actor_obs=("eye",), critic_obs=("eye", "map")), "lstm-actor-sees-eye-critic-sees-eye-map-seed1"),
