@@ -68,9 +68,11 @@ def verdicts(comparison: Comparison) -> list[str]:
                 sentences.append(text + (f"; not in {', '.join(below)}." if below else "."))
         else:
             best = {t.name: max(c.value for (name, _), c in comparison.cells.items() if name == t.name) for t in tasks}
-            rest = [task.name for task in tasks if best[task.name] <= task.published[key]]
-            text = f"The best of ours is above the {column.name} in {len(tasks) - len(rest)} of {len(tasks)} tasks"
-            sentences.append(text + (f"; not in {', '.join(rest)}." if rest else "."))
+            rest = [task.name for task in tasks if best[task.name] <= task.published[key] + NEARLY]
+            below = [task.name for task in tasks if best[task.name] < task.published[key] - NEARLY]
+            text = f"The best of ours is above the {column.name} by more than {NEARLY} in {len(tasks) - len(rest)} of {len(tasks)} tasks"
+            text += f", within {NEARLY} of it in {len(rest) - len(below)}"
+            sentences.append(text + (f", below in {', '.join(below)}." if below else "."))
     return [f"{with_setting}: {sentence}" if with_setting else sentence for sentence in sentences]
 
 
