@@ -68,10 +68,10 @@ def verdicts(comparison: Comparison) -> list[str]:
                 sentences.append(text + (f"; not in {', '.join(below)}." if below else "."))
         else:
             best = {t.name: max(c.value for (name, _), c in comparison.cells.items() if name == t.name) for t in tasks}
-            rest = [task.name for task in tasks if best[task.name] <= task.published[key] + NEARLY]
+            above = [task.name for task in tasks if best[task.name] > task.published[key] + NEARLY]
             below = [task.name for task in tasks if best[task.name] < task.published[key] - NEARLY]
-            text = f"The best of ours is above the {column.name} by more than {NEARLY} in {len(tasks) - len(rest)} of {len(tasks)} tasks"
-            text += f", within {NEARLY} of it in {len(rest) - len(below)}"
+            text = f"The best of ours is above the {column.name} by more than {NEARLY} in {len(above)} of {len(tasks)} tasks"
+            text += f", within {NEARLY} of it in {len(tasks) - len(above) - len(below)}"
             sentences.append(text + (f", below in {', '.join(below)}." if below else "."))
     return [f"{with_setting}: {sentence}" if with_setting else sentence for sentence in sentences]
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import holdfast as hf
+from holdfast.engines import graph_rollout
 from holdfast.engines.cuda_graph import capturing, side_stream
 from holdfast.engines.graph_rollout import GraphCollector
 from holdfast.engines.queued_update import start_update
@@ -219,23 +220,51 @@ def test_a_policy_that_waits_for_the_gpu_trains_without_graphs_and_the_line_is_n
     assert len(gaps) == 3 and max(gaps) < 1e-3
 
 
-def test_reading_the_episodes_of_a_rollout_in_which_none_ended_waits_until_its_tensors_are_read(tmp_path: Path):
+def test_reading_the_episodes_of_a_rollout_in_which_none_ended_waits_until_its_tensors_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    picked = graph_rollout._picked
+
+    def late(*tensors: Tensor) -> Any:
+        episodes = picked(*tensors)
+        torch.cuda._sleep(200_000_000)  # clock ticks, about 0.1 s: the stream that reads is late
+        return episodes
+
     class Look(hf.Callback):
         looked = 0
 
         def on_rollout_end(self, trainer: hf.Trainer, segment: hf.Segment) -> None:
             collector = trainer.collector
             assert isinstance(collector, GraphCollector) and collector._reader is not None
-            with torch.cuda.stream(collector._reader):
-                torch.cuda._sleep(50_000_000)  # clock ticks: the reading stream is late
-            assert not collector._reader.query() and segment.episode_returns == []
+            assert segment.episode_returns == []
             assert collector._reader.query(), "the flags that it reads are free for other work now"
             self.looked += 1
 
+    monkeypatch.setattr(graph_rollout, "_picked", late)
     look = Look()
     settings = {"env": "holdfast/RepeatPreviousEasy-v0", "num_envs": 8, "num_steps": 8, "total_steps": 8 * 8 * 2}
     hf.Trainer(config(tmp_path / "run", **settings), callbacks=[look]).run()
     assert look.looked == 2
+
+
+def test_a_captured_update_follows_moments_and_rates_that_a_callback_replaced(tmp_path: Path):
+    class Replace(hf.Callback):
+        def on_update_end(self, trainer: hf.Trainer, row: dict[str, Any]) -> None:
+            optimizer = trainer.ppo.optimizer
+            for state in optimizer.state.values():
+                for name, tensor in state.items():
+                    state[name] = tensor.clone()
+            optimizer.param_groups[0]["lr"] = 1e-4  # the next update sets its own
+            gc.collect()
+            torch.cuda.empty_cache()
+
+    def weights(name: str, callbacks: list[Any]) -> list[Tensor]:
+        trainer = hf.Trainer(config(tmp_path / name, total_steps=64 * 64 * 4), callbacks=callbacks)
+        trainer.run()
+        return [p.detach().clone() for p in trainer.policy.parameters()]
+
+    for plain, replaced in zip(weights("plain", [hf.Callback()]), weights("replaced", [Replace()])):
+        torch.testing.assert_close(replaced, plain, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("raises", [lambda y: y.sum().item(), lambda y: 1 / 0], ids=["in CUDA", "in Python"])

@@ -179,6 +179,7 @@ class PPO:
         self.policy, self.config, self.optimizer, self.ranks = policy, config, optimizer, ranks
         self.engine_for = engine_for
         self.generator = torch.Generator().manual_seed(ranks.seed(config.seed))
+        self._rates = [group["lr"] for group in optimizer.param_groups]  # on a GPU tensors, which captured steps read
 
     def update(self, segment: Segment, progress: float, all_valid: bool = False) -> dict[str, float]:
         """Train on one rollout and return its metrics. progress: the fraction of the run that is done."""
@@ -242,8 +243,8 @@ class PPO:
 
     def _set_learning_rate(self, progress: float) -> float:
         rate = self.learning_rate(progress)
-        for group in self.optimizer.param_groups:  # on a GPU a tensor, which captured steps read
-            group["lr"] = group["lr"].fill_(rate) if isinstance(group["lr"], Tensor) else rate
+        for group, own in zip(self.optimizer.param_groups, self._rates):
+            group["lr"] = own.fill_(rate) if isinstance(own, Tensor) else rate
         return rate
 
     def minibatches(self, columns: int, device: torch.device) -> list[Tensor | None]:

@@ -38,13 +38,13 @@ class Worker:
         try:
             row = self._train(job, self.folder / job.id)
         except Exception as error:  # one run that fails must not stop the others
-            self._say({"error": f"{type(error).__name__}: {' '.join(str(error).split())}"[:1000]})
+            self._send({"error": f"{type(error).__name__}: {' '.join(str(error).split())}"[:1000]})
             return True
         finally:
             _free_memory()
         if row is None:
             return False
-        self._say({"result": row})
+        self._send({"result": row})
         return not self._stop
 
     def _train(self, job: Job, folder: Path) -> dict[str, Any] | None:
@@ -61,10 +61,10 @@ class Worker:
         now = time.monotonic()
         if now - self._last_answer > SECONDS_BETWEEN_ANSWERS:
             self._last_answer = now
-            self._say({"steps": steps})
+            self._send({"steps": steps})
         return not self._stop and os.getppid() == self._parent
 
-    def _say(self, answer: dict[str, Any]) -> None:
+    def _send(self, answer: dict[str, Any]) -> None:
         try:
             self.answers.write(json.dumps(answer) + "\n")
             self.answers.flush()
@@ -74,10 +74,14 @@ class Worker:
 
 def _free_memory() -> None:
     """A finished run is a cycle of references, which holds CUDA graphs and their memory until it is collected."""
-    gc.collect()
     torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
+    cuda = torch.cuda if torch is not None and torch.cuda.is_initialized() else None
+    if cuda is not None:  # a run that failed may have left a graph running
+        with contextlib.suppress(RuntimeError):
+            cuda.synchronize()
+    gc.collect()
+    if cuda is not None:
+        cuda.empty_cache()
 
 
 def main(argv: list[str]) -> int:

@@ -6,12 +6,13 @@ several threads take turns, a rollout or an update at a time.
 
 from __future__ import annotations
 
+import functools
 import gc
 import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,20 @@ class NotCapturable(Exception):
     """What was to be captured waits for the GPU; the text says where."""
 
 
-def gpu_turn(device: torch.device) -> AbstractContextManager[Any]:
-    """Inside, no other run of this process uses the GPU; no-op on other devices."""
-    return _turn if device.type == "cuda" else nullcontext()
+@contextmanager
+def gpu_turn(device: torch.device) -> Iterator[None]:
+    """Inside, no other run of this process uses the GPU, and it is the current one; no-op on other devices."""
+    if device.type != "cuda":
+        yield
+        return
+    with _turn, torch.cuda.device(device):
+        yield
+
+
+@functools.cache
+def _capture_stream(device: int) -> torch.cuda.Stream:
+    """torch's own is one for the whole process, on the GPU of the first capture."""
+    return torch.cuda.Stream(device)
 
 
 @contextmanager
@@ -97,11 +109,12 @@ def capturing(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
         gc.collect()
         enabled = gc.isenabled()
         gc.disable()
-        generator = torch.cuda.default_generators[torch.cuda.current_device()]
+        device = torch.cuda.current_device()
+        generator = torch.cuda.default_generators[device]
         stream, random_state, pool = torch.cuda.current_stream(), generator.get_state(), torch.cuda.graph_pool_handle()
         torch._C._cuda_clearCublasWorkspaces()
         try:
-            with torch.cuda.graph(graph, pool, capture_error_mode="thread_local"):
+            with torch.cuda.graph(graph, pool, _capture_stream(device), capture_error_mode="thread_local"):
                 yield
         except BaseException:
             _abandon(pool, stream, generator, random_state)
@@ -119,7 +132,7 @@ def read_later(numbers: torch.Tensor) -> Callable[[], list[float]]:
     on_host = torch.empty_like(numbers, device="cpu", pin_memory=True)
     on_host.copy_(numbers, non_blocking=True)
     copied = torch.cuda.Event()
-    copied.record()
+    copied.record(torch.cuda.current_stream(numbers.device))
 
     def read() -> list[float]:
         copied.synchronize()

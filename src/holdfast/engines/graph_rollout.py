@@ -15,7 +15,7 @@ from torch import Tensor
 
 from holdfast import state as state_ops
 from holdfast.engines import fused_policy
-from holdfast.engines.cuda_graph import NotCapturable, capturing, copy_into, rehearsal, side_stream
+from holdfast.engines.cuda_graph import NotCapturable, capturing, copy_into, gpu_turn, rehearsal, side_stream
 from holdfast.engines.fused_policy import FusedPolicy, FusedSteps
 from holdfast.envs.base import TorchVectorEnv
 from holdfast.policies.actor_critic import ActorCritic
@@ -50,8 +50,8 @@ class GraphSegment(Segment):
 
     def _ended(self) -> Episodes:
         if self.read is not None:
-            read, self.read = self.read, None
-            self._episodes = read()
+            self._episodes = self.read()
+            self.read = None
             self.seconds["policy"] = self._episodes[2]
         return self._episodes
 
@@ -207,15 +207,17 @@ class GraphCollector(Collector):
 
     def _ended_episodes(self, returns: Tensor, lengths: Tensor, ended: Tensor, began: Any, over: Any) -> Episodes:
         """As `finished_episodes`, and the rollout's seconds. Waits for the rollout alone."""
-        with span("returns of the episodes that ended"):
+        with gpu_turn(self.adapter.device), span("returns of the episodes that ended"):
             if self._reader is None:
                 return (*_picked(returns, lengths, ended), over - began)
             self._reader.wait_event(over)
-            with torch.cuda.stream(self._reader):
-                episodes = _picked(returns, lengths, ended)
-            # If no episode ended, nothing was copied to the host, so nothing has waited. The allocator knows only the stream that
-            # made these tensors: it would give their memory to the next operation there while this stream still reads them.
-            self._reader.synchronize()
+            try:
+                with torch.cuda.stream(self._reader):
+                    episodes = _picked(returns, lengths, ended)
+            finally:
+                # If no episode ended, nothing was copied to the host, so nothing has waited. The allocator knows only the stream
+                # that made these tensors: it would give their memory to the next operation there while this stream reads them.
+                self._reader.synchronize()
             return (*episodes, began.elapsed_time(over) / 1e3)
 
     def _capture(self) -> None:

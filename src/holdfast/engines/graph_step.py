@@ -176,7 +176,7 @@ class _FinalValues:
             return
         self._any_truncated[t].copy_(truncated.any(), non_blocking=True)
         on_host = torch.cuda.Event()
-        on_host.record()
+        on_host.record(torch.cuda.current_stream(truncated.device))
         self._undecided = t, final_obs, state_ops.clone(self._graphs.state), on_host
 
     def finish(self) -> None:

@@ -58,7 +58,8 @@ class GraphMinibatches:
 
     def fits(self, batch: Segment, size: int) -> bool:
         """Whether the captured graph serves this batch too."""
-        return size == self.size and _shapes(batch) == self._shapes
+        same = size == self.size and _shapes(batch) == self._shapes
+        return same and [t.data_ptr() for t in self._tensors_written()] == self._addresses
 
     def load(self, batch: Segment, settings: LossSettings) -> None:
         """Copy a rollout's numbers, and coefficients that have a schedule, into the tensors that the graph reads."""
@@ -134,6 +135,13 @@ class GraphMinibatches:
                 self._result = self._from_gradients(terms, self._flat)
         self._eager.find_gradients()
         self._restore(*kept)
+        # The graph writes to these addresses, so it owns the memory: somebody may put other tensors into the optimizer.
+        self._owned = [t.detach() for t in self._tensors_written()]
+        self._addresses = [t.data_ptr() for t in self._owned]
+
+    def _tensors_written(self) -> list[Tensor]:
+        moments = self._eager.optimizer.state
+        return [t for p in self._parameters for t in (p, *moments.get(p, {}).values()) if isinstance(t, Tensor)]
 
     @torch.no_grad()
     def _weights_and_moments(self) -> tuple[list[Tensor], dict[Any, dict[str, Tensor]]]:

@@ -26,7 +26,7 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
 from holdfast.named_objects import import_module
 
 PREFIX = "pettingzoo:"
-MASK = "action_mask"  # in an agent's info, or beside "observation" in its observation
+MASK = "action_mask"  # in an agent's info, or next to "observation" in its observation
 
 
 def named(env_id: str) -> Callable[..., Any]:

@@ -39,7 +39,7 @@ class StopSignal:
     def sync(self, ranks: Ranks, device: torch.device) -> bool:
         """Whether any rank has a reason to stop; all ranks then have it."""
         if self.reason is None and launcher() != self._launcher:
-            self.reason = "the end of torchrun"  # an orphan would train on unseen, beside the job that replaces it
+            self.reason = "the end of torchrun"  # an orphan would train on unseen, next to the job that replaces it
         mine = 0 if self.reason is None else 1 + REASONS.index(self.reason)
         found = int(max(number for (number,) in ranks.all_gather([float(mine)], device)))
         if found:  # else a Ctrl-C during the exchange is kept for the next one

@@ -425,7 +425,7 @@ class Trainer:
                 raise
             with checkpoint.refusals(file, "its run cannot be built here"):  # everything came from the file
                 raise error
-        with checkpoint.refusals(file):
+        with checkpoint.refusals(file), gpu_turn(trainer.device):
             trainer.episodes_restarted = not run_state.restore(trainer, saved)
         trainer.resumed_from = file
         return trainer

@@ -228,7 +228,7 @@ def test_checkpoints_go_from_rsl_rls_classes_to_ours_and_back(rnn_type, tmp_path
 
 
 @pytest.mark.parametrize("which", ["actor", "critic"])
-def test_a_model_without_memory_may_stand_beside_one_with(which):
+def test_a_model_without_memory_may_stand_next_to_one_with(which):
     plain = {"class_name": "MLPModel"}
     runner = make_runner()
     cfg = copy.deepcopy(runner.cfg)

@@ -134,6 +134,7 @@ class JaxVectorEnv(TorchVectorEnv):
         return state
 
     def state_as_tensors(self, state: Any) -> State:
+        self._wait_for_torch()
         return {name: tensors.saved_form(array) for name, array in state["rows"].items()}
 
     def state_from_tensors(self, saved: State) -> Any:
@@ -143,9 +144,15 @@ class JaxVectorEnv(TorchVectorEnv):
     def example_state(self) -> State:
         import jax.numpy as jnp
 
+        self._wait_for_torch()
         one = {name: jnp.zeros(one.shape, one.dtype) for name, one in self._one.state.items()}
         rows = self.state_as_tensors({"rows": one})
         return {name: row.expand(self.num_envs, *row.shape) for name, row in rows.items()}
+
+    def _wait_for_torch(self) -> None:
+        """Before JAX computes without a tensor of torch's (tensors.py): it may write where torch still reads."""
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
 
     # --- compiled -----------------------------------------------------------------------------------------------------
 

@@ -72,7 +72,7 @@ class EagerActing:
     def act(self, obs: Any) -> ActingStep:
         actor, critic = self.models.actor, self.models.critic
         for_actor, for_critic = actor.get_latent(obs), critic.get_latent(obs)
-        value, join = self.beside(lambda: critic.mlp(for_critic))
+        value, join = self.in_parallel(lambda: critic.mlp(for_critic))
         distribution = actor.distribution
         distribution.update(actor.mlp(for_actor))
         action = _sample(distribution)
@@ -80,7 +80,7 @@ class EagerActing:
         join()
         return ActingStep(action, log_prob, value, tuple(distribution.params))
 
-    def beside(self, function: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None]]:
+    def in_parallel(self, function: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None]]:
         """What a function returns, and what to call before that is read."""
         return function(), lambda: None
 
@@ -91,12 +91,12 @@ class EagerActing:
         function(obs)
 
 
-class BesideActing(EagerActing):
+class ParallelActing(EagerActing):
     """The critic's MLP runs on a stream of its own, next to the actor's: neither fills a GPU. Not the recurrences, which do."""
 
     _stream: Any = None
 
-    def beside(self, function: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None]]:
+    def in_parallel(self, function: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None]]:
         self._stream = self._stream or torch.cuda.Stream()
         here = torch.cuda.current_stream()
         self._stream.wait_stream(here)
@@ -124,7 +124,7 @@ class GraphActing:
 
     def __init__(self, models: ActorAndCritic, gamma: float) -> None:
         self.models, self.gamma, self._eager = models, gamma, EagerActing(models)
-        self._captured: EagerActing = BesideActing(models)
+        self._captured: EagerActing = ParallelActing(models)
         self._recurrences = [model.rnn for model in (models.actor, models.critic) if model.is_recurrent]
         self._shapes: Any = None  # of the observations of the captured step; None: capture before the next one
         self._addresses: list[int] = []
@@ -189,6 +189,7 @@ class GraphActing:
 
     def _capture(self, parts: dict[str, Tensor]) -> None:
         recurrences, storage = self._recurrences, self._storage
+        self._shapes = None  # if this fails, the graphs before it are of no use: their tensors are replaced
         with torch.inference_mode(False), torch.no_grad():
             self._obs = {group: part.clone() for group, part in parts.items()}
             batch, device = storage.num_envs, storage.rewards.device
@@ -247,5 +248,6 @@ class GraphActing:
     def _read_addresses(self) -> list[int]:
         st = self._storage
         stored = [*(st.observations[group] for group in st.observations.keys())]  # noqa: SIM118 it iterates over rows
-        stored += [st.actions, st.values, st.actions_log_prob, st.rewards, st.dones, *(st.distribution_params or ())]
+        stored += [st.actions, st.values, st.actions_log_prob, st.rewards, st.dones, st.returns, st.advantages]
+        stored += st.distribution_params or ()
         return [*addresses(self.models), *(part.data_ptr() for part in stored)]

@@ -68,7 +68,7 @@ class Recurrence(nn.Module):
         """Cut the gradient into the past, of all environments or of those that are done."""
         if self.state is not None:
             cut = state_ops.detach(self.state)
-            self.state = cut if dones is None else state_ops.where(dones.reshape(-1) == 1, cut, self.state)
+            self._replace(cut if dones is None else state_ops.where(dones.reshape(-1) == 1, cut, self.state))
 
     # --- rsl_rl's form ------------------------------------------------------------------------------------------------
 
