@@ -174,7 +174,7 @@ def test_every_sequence_is_in_exactly_one_minibatch_of_each_epoch():
     for parts in epochs:
         assert [len(part) for part in parts] == [3, 2, 2]
         assert sorted(torch.cat(parts).tolist()) == list(range(7))
-    assert len({tuple(torch.cat(parts).tolist()) for parts in epochs}) > 1, "shuffled anew"
+    assert len({tuple(torch.cat(parts).tolist()) for parts in epochs}) > 1, "shuffled again"
 
 
 # --- the update ---------------------------------------------------------------------------------------------------
@@ -216,6 +216,16 @@ def test_the_scheduled_rate_is_the_one_used():
     metrics = ppo.update(segment, progress=1.0)
     assert metrics["train/learning_rate"] == 0.0
     assert all(torch.equal(a, b) for a, b in zip(before, policy.parameters()))
+
+
+def test_a_rate_that_captured_steps_read_stays_the_same_tensor_when_somebody_sets_another():
+    _, _, ppo = make(learning_rate=0.1)
+    rate = torch.tensor(0.1)
+    ppo.optimizer.param_groups[0]["lr"] = rate
+    ppo = type(ppo)(ppo.policy, ppo.config, ppo.optimizer, ppo.engine_for)
+    ppo.optimizer.param_groups[0]["lr"] = 1e-4
+    ppo._set_learning_rate(0.0)
+    assert ppo.optimizer.param_groups[0]["lr"] is rate and float(rate) == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize("max_norm", [1e-3, 1e3])

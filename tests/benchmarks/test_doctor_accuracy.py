@@ -18,7 +18,7 @@ def script(monkeypatch):
     vars(size).update(vars(Sizes()))
 
 
-def test_sizes_are_drawn_anew_for_each_seed_and_the_same_again(script):
+def test_sizes_are_drawn_again_for_each_seed_and_the_same_again(script):
     draws = [script.draw_sizes("own-slice", seed) for seed in range(5)]
     assert draws == [script.draw_sizes("own-slice", seed) for seed in range(5)]
     assert len({tuple(draw.values()) for draw in draws}) == 5

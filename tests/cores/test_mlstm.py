@@ -137,4 +137,4 @@ def test_what_does_not_fit_is_refused():
     with pytest.raises(ValueError, match="unknown reset mode 'zeros'"):
         hf.MLSTM(4, 8, reset="zeros")
     with pytest.raises(ValueError, match="unknown kernel 'native'"):
-        hf.MLSTM(4, 8, kernel="native")(torch.zeros(1, 1, 4))
+        hf.MLSTM(4, 8, kernel="native")

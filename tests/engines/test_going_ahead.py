@@ -1,4 +1,4 @@
-"""A rollout that starts before its turn changes nothing: on the CPU, with graphs that are played anew into the same tensors."""
+"""A rollout that starts before its turn changes nothing: on the CPU, with graphs that are played again into the same tensors."""
 
 from __future__ import annotations
 

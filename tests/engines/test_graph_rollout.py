@@ -14,7 +14,7 @@ from holdfast.state import leaves, tree_map
 
 
 class UncapturedCollector(GraphCollector):
-    """Plays every rollout anew where a graph would be replayed."""
+    """Plays every rollout again where a graph would be replayed."""
 
     def _capture(self) -> None:
         self._inputs = tree_map(torch.clone, self._present())

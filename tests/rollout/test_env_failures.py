@@ -88,10 +88,10 @@ def test_a_run_outlives_an_environment(
     whole = 3 * ((5 * 8 - failed - 1) // EPISODE)
     assert set(lengths) == {EPISODE} and len(lengths) == whole, "an episode cut off is in no statistics"
     gaps = [float(row["memory/replay_gap"]) for row in read_progress(tmp_path / "run")]
-    assert max(gaps) < 1e-5, "memory was fresh where the episodes began anew, in both legs"
+    assert max(gaps) < 1e-5, "memory was fresh where the episodes started over, in both legs"
 
 
-def test_environments_that_raise_at_random_are_built_anew_each_time(tmp_path: Path):
+def test_environments_that_raise_at_random_are_rebuilt_each_time(tmp_path: Path):
     settings = config(tmp_path, "raise", env_kwargs={"chance": 0.05, "times": 3}, vectorization="async", quiet=True)
     result = hf.Trainer(settings).run()
     rows = read_progress(tmp_path / "run")
@@ -147,7 +147,7 @@ def test_a_rebuild_that_fails_is_tried_again():
     assert env.step(np.array([1]))[1] == 1
 
 
-def test_action_masks_are_those_of_the_environments_built_anew():
+def test_action_masks_are_those_of_the_rebuilt_environments():
     env = RebuildingEnv(
         lambda: SyncVectorEnv(
             [lambda: CountingEnv(masks="method", lengths=(9,))], autoreset_mode=AutoresetMode.SAME_STEP

@@ -16,7 +16,7 @@ def flags(*numbers: int) -> torch.Tensor:
     return torch.tensor(numbers).bool().unsqueeze(1)
 
 
-def test_rewards_are_divided_by_the_deviation_of_returns_that_begin_anew_in_each_episode():
+def test_rewards_are_divided_by_the_deviation_of_returns_that_start_over_in_each_episode():
     scale = RewardScale(1, gamma=0.5)
     assert scale.value == 1.0
     # returns so far: 4, 4/2 + 4 = 6 | the episode ended: 2, 2/2 + 0 = 1; mean 3.25, deviations .75 2.75 -1.25 -2.25

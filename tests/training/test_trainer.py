@@ -146,7 +146,7 @@ def test_a_stopped_run_goes_on_the_same_from_any_of_its_checkpoints(tmp_path: Pa
     trainer.run()
     assert len(read_progress(tmp_path / "run")) == 4, "the record is cut back to the checkpoint"
     left = [p.name for p in checkpoint.rolling(tmp_path / "run")]
-    assert left == ["update_00000003.pt", "update_00000004.pt"], "later checkpoints belong to what is done anew"
+    assert left == ["update_00000003.pt", "update_00000004.pt"], "later checkpoints belong to what is done again"
     hf.Trainer.resume(tmp_path / "run").run()
     assert record(tmp_path / "run") == record(tmp_path / "whole")
 

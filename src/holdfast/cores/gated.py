@@ -52,7 +52,7 @@ class GatedCore(Core):
         self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
         self.output_size = hidden_size
         self.bias, self.reset = bias, check_reset_mode(reset)
-        self.kernel, self.precision = kernel, precision
+        self.kernel, self.precision = dispatch.known_kernel(kernel), precision
         self._row_shapes = {leaf: RowShape((num_layers, hidden_size)) for leaf in self.leaf_names}
         kinds = ("weight_ih", "weight_hh", "bias_ih", "bias_hh") if bias else ("weight_ih", "weight_hh")
         self._parameter_names = [[f"{kind}_l{layer}" for kind in kinds] for layer in range(num_layers)]

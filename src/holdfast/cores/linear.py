@@ -36,7 +36,8 @@ class LinearCore(Core):
         super().__init__()
         if precision not in ("fast", "exact"):
             raise ValueError(f"unknown precision {precision!r}; 'fast' or 'exact'")
-        self.reset, self.kernel, self.precision = check_reset_mode(reset), kernel, precision
+        self.reset, self.precision = check_reset_mode(reset), precision
+        self.kernel = dispatch.known_kernel(kernel)
         self._row_shapes = {leaf: RowShape(row, STATE_DTYPE) for leaf in self.leaf_names}
         if reset == "learned":
             for leaf in self.leaf_names:

@@ -61,7 +61,7 @@ class MLSTM(Core):
             raise ValueError(f"unknown precision {precision!r}; 'fast' or 'exact'")
         self.input_size, self.hidden_size, self.output_size = input_size, hidden_size, hidden_size
         self.num_heads, self.reset = num_heads, check_reset_mode(reset)
-        self.kernel, self.precision = kernel, precision
+        self.kernel, self.precision = dispatch.known_kernel(kernel, dispatch.PURE_TORCH), precision
         size = hidden_size // num_heads
         planes = (3 * size + 4) // 8  # three quarters of a key's channels, in twos
         self._period = max(1, 4 * planes * num_heads)

@@ -67,7 +67,7 @@ class WindowAttention(Core):
             raise ValueError(f"unknown precision {precision!r}; 'fast' or 'exact'")
         self.input_size, self.hidden_size, self.output_size = input_size, hidden_size, hidden_size
         self.window, self.num_heads, self.reset = window, num_heads, reset
-        self.kernel, self.precision = kernel, precision
+        self.kernel, self.precision = dispatch.known_kernel(kernel, dispatch.PURE_TORCH), precision
         ring = RowShape((num_heads, window - 1, hidden_size // num_heads))
         self._row_shapes = {"keys": ring, "values": ring, "age": RowShape((), torch.int32)}
         self.qkv = nn.Linear(input_size, 3 * hidden_size)

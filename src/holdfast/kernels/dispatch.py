@@ -6,6 +6,7 @@ name one: `hf.LSTM(..., kernel="reference")`. `HOLDFAST_CPU_KERNEL=portable|nati
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,14 @@ if TYPE_CHECKING:
     from holdfast.cores.gated import GatedCore
 
 KERNELS: dict[str, ModuleType] = {"reference": reference, "portable": portable, "native": cpu}
+PURE_TORCH = ("reference", "portable")  # all that some cells have
+
+
+def known_kernel(name: str, names: Iterable[str] = KERNELS) -> str:
+    """The name; ValueError if it is neither "auto" nor among `names`. Kernels for GPUs have none: "auto" chooses them."""
+    if name != "auto" and name not in names:
+        raise ValueError(f"unknown kernel {name!r}; one of 'auto', {', '.join(map(repr, names))}")
+    return name
 
 
 def kernel_name(core: GatedCore, x: Tensor) -> str:
@@ -33,9 +42,7 @@ def choose(core: GatedCore, x: Tensor) -> ModuleType:
 
 
 def _choose(core: GatedCore, x: Tensor) -> tuple[str, ModuleType]:
-    if core.kernel != "auto":
-        if core.kernel not in KERNELS:
-            raise ValueError(f"unknown kernel {core.kernel!r}; one of 'auto', {', '.join(map(repr, KERNELS))}")
+    if known_kernel(core.kernel) != "auto":
         if core.kernel != "reference" and is_transformed():
             raise RuntimeError(
                 f"kernel={core.kernel!r} cannot run under torch.func (jvp, grad, vmap) or forward-mode differentiation; "
@@ -56,22 +63,18 @@ def _choose(core: GatedCore, x: Tensor) -> tuple[str, ModuleType]:
 
 def by_name(cell: str, kernel: str) -> ModuleType:
     """The module of a cell that has a reference and a portable form alone; "auto" is the portable one."""
-    if kernel not in ("auto", "reference", "portable"):
-        raise ValueError(f"unknown kernel {kernel!r}; one of 'auto', 'reference', 'portable'")
-    return getattr(reference if kernel == "reference" else portable, cell)
+    return getattr(reference if known_kernel(kernel, PURE_TORCH) == "reference" else portable, cell)
 
 
 def choose_linear(kernel: str, b: Tensor) -> ModuleType:
     """The module whose `sequence` runs a linear recurrence over b [T, B, W]. kernel: "auto" or a key of `KERNELS`."""
-    if kernel == "auto":
+    if known_kernel(kernel) == "auto":
         if b.is_cuda and b.dtype == torch.float32:
             from holdfast.kernels import gpu  # imported only where there is a GPU
 
             return gpu.linear
         native = b.device.type == "cpu" and b.dtype == torch.float32 and in_use()
         return cpu.linear if native else portable.linear
-    if kernel not in KERNELS:
-        raise ValueError(f"unknown kernel {kernel!r}; one of 'auto', {', '.join(map(repr, KERNELS))}")
     return KERNELS[kernel].linear
 
 

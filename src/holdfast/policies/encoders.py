@@ -165,7 +165,7 @@ class Composite(nn.Module):
         if isinstance(x, (list, tuple, Tensor)) and not self.is_tuple:
             fed_back = {"prev_action", "prev_reward"} & set(self.keys)
             hint = (
-                f"; hf.Runner, and hf.collect with inputs={tuple(self.keys)}, fill in what went before"
+                f"; hf.Runner, and hf.collect with inputs={tuple(self.keys)}, fill in the previous action and reward"
                 if fed_back
                 else ""
             )

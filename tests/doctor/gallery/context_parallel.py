@@ -39,7 +39,7 @@ class Mixer(nn.Module):
 
 
 class SharedMixer(Mixer):
-    """The path for shared rows is given no boundaries: neither the convolution nor the scan begins anew."""
+    """The path for shared rows is given no boundaries: neither the convolution nor the scan starts over."""
 
     def documents(self, x, cu_seqlens):
         return super().documents(x, None)

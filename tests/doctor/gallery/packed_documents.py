@@ -14,7 +14,7 @@ from holdfast.doctor import Replay, Subject, SubjectStep
 
 
 class PackedRows(Subject):
-    """Both the convolution's window and the recurrent state begin anew with a document."""
+    """Both the convolution's window and the recurrent state start over with a document."""
 
     def __init__(self):
         super().__init__((size.obs,))

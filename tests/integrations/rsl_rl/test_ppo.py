@@ -290,7 +290,7 @@ def test_what_is_not_supported_is_refused_in_one_line():
 
 
 class Uncaptured(GraphActing):
-    """Does everything anew where a graph would be replayed."""
+    """Does everything again where a graph would be replayed."""
 
     def __init__(self, models, gamma):
         super().__init__(models, gamma)
