@@ -24,6 +24,9 @@ SPACES = [
     spaces.MultiBinary([2, 3]),
     spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Dict({"c": spaces.MultiBinary(2)})}),
     spaces.Tuple([spaces.Discrete(2), spaces.Box(0.0, 1.0, (1,))]),
+    spaces.Dict(
+        [("z", spaces.Box(-1, 1, (2,))), ("a", spaces.Dict([("d", spaces.Discrete(3)), ("b", spaces.Discrete(2))]))]
+    ),
 ]
 
 
@@ -31,7 +34,7 @@ SPACES = [
 def test_a_space_comes_back_from_a_checkpoint_as_it_was(tmp_path: Path, space: spaces.Space[Any]):
     checkpoint.save(tmp_path / "space.pt", space_data.to_data(space))
     back = space_data.from_data(checkpoint.load(tmp_path / "space.pt"))
-    assert back == space and back.dtype == space.dtype
+    assert back == space and back.dtype == space.dtype and str(back) == str(space), "with keys in their order"
 
 
 def test_a_space_that_cannot_be_saved_is_named():

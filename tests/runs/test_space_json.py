@@ -23,13 +23,17 @@ SPACES = [
     spaces.MultiBinary(4),
     spaces.MultiBinary([2, 3]),
     spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Tuple([spaces.Box(-1, 1, (1,)), spaces.MultiBinary(1)])}),
+    spaces.Dict(
+        [("z", spaces.Box(-1, 1, (2,))), ("a", spaces.Dict([("d", spaces.Discrete(3)), ("b", spaces.Discrete(2))]))]
+    ),
 ]
 
 
 @pytest.mark.parametrize("space", SPACES, ids=str)
 def test_a_space_comes_back_from_json_as_it_was(space: spaces.Space[Any]):
-    text = json.dumps(to_json(space), allow_nan=False)
-    assert from_json(json.loads(text)) == space
+    text = json.dumps(to_json(space), allow_nan=False, sort_keys=True)
+    back = from_json(json.loads(text))
+    assert back == space and str(back) == str(space), "with keys in their order"
 
 
 BOX = {"kind": "Box", "shape": [2], "dtype": "float32", "low": 0.0, "high": 1.0}
@@ -49,7 +53,10 @@ BOX = {"kind": "Box", "shape": [2], "dtype": "float32", "low": 0.0, "high": 1.0}
         ({**BOX, "low": "nan"}, "space.low is a str, expected a number"),
         ({**BOX, "dtype": "uint8", "low": -1}, "expected an integer from 0 to 255"),
         ({"kind": "Discrete", "n": 0, "start": 0}, "space.n is 0, expected an integer from 1"),
-        ({"kind": "Dict", "parts": {"a": {"kind": "Discrete", "n": True, "start": 0}}}, "space.a.n is True"),
+        ({"kind": "Dict", "parts": [["a", {"kind": "Discrete", "n": True, "start": 0}]]}, "space.parts[0].n is True"),
+        ({"kind": "Dict", "parts": [["a"]]}, "space.parts[0] has 1 entries, expected 2"),
+        ({"kind": "Dict", "parts": [[1, BOX]]}, "space.parts[0]: the key is 1, expected text"),
+        ({"kind": "Dict", "parts": {"a": BOX}}, "space.parts is a dict, expected a list"),
     ],
 )
 def test_what_is_no_space_is_refused(data: Any, message: str):

@@ -39,7 +39,8 @@ def from_data(data: dict[str, Any]) -> spaces.Space[Any]:
     if kind == "MultiBinary":
         return spaces.MultiBinary(data["n"])
     if kind == "Dict":
-        return spaces.Dict({key: from_data(part) for key, part in data["parts"].items()})
+        # Pairs keep their order; gymnasium sorts the keys of a plain dict. Encoders follow the order.
+        return spaces.Dict([(key, from_data(part)) for key, part in data["parts"].items()])
     if kind == "Tuple":
         return spaces.Tuple([from_data(part) for part in data["parts"]])
     raise ValueError(f"unknown space kind {kind!r}")

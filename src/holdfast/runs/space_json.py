@@ -1,6 +1,7 @@
 """gymnasium spaces as JSON and back, for policies that are shared. Checkpoints use `space_data.py`, which has tensors.
 
-Bounds of a Box are one number if they are all the same, otherwise a list of all of them; infinity is "inf" or "-inf".
+Bounds of a Box are one number if they are all the same, otherwise a list of all of them; infinity is "inf" or "-inf". Parts of
+a Dict are pairs of key and space, because their order matters and a JSON object has none.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def _packed(data: dict[str, Any]) -> dict[str, Any]:
         bounds = {name: _bound_to_json(data[name]) for name in ("low", "high")}
         return {"kind": "Box", "shape": list(data["low"].shape), "dtype": data["dtype"], **bounds}
     if data["kind"] == "Dict":
-        return {"kind": "Dict", "parts": {key: _packed(part) for key, part in data["parts"].items()}}
+        return {"kind": "Dict", "parts": [[key, _packed(part)] for key, part in data["parts"].items()]}
     if data["kind"] == "Tuple":
         return {"kind": "Tuple", "parts": [_packed(part) for part in data["parts"]]}
     return data
@@ -68,12 +69,19 @@ def _unpacked(data: Any, where: str) -> dict[str, Any]:
         n = plain_checks.mapping(data, where, "n")["n"]
         return {"kind": kind, "n": _shape(n, f"{where}.n") if isinstance(n, list) else _shape([n], f"{where}.n")[0]}
     if kind == "Dict":
-        parts = plain_checks.mapping(plain_checks.mapping(data, where, "parts")["parts"], f"{where}.parts")
-        return {"kind": kind, "parts": {key: _unpacked(part, f"{where}.{key}") for key, part in parts.items()}}
+        listed = plain_checks.sequence(plain_checks.mapping(data, where, "parts")["parts"], f"{where}.parts")
+        return {"kind": kind, "parts": dict(_named_part(pair, f"{where}.parts[{i}]") for i, pair in enumerate(listed))}
     if kind == "Tuple":
         listed = plain_checks.sequence(plain_checks.mapping(data, where, "parts")["parts"], f"{where}.parts")
         return {"kind": kind, "parts": [_unpacked(part, f"{where}[{i}]") for i, part in enumerate(listed)]}
     raise ValueError(f"{where} is of the unknown kind {kind!r:.40}")
+
+
+def _named_part(pair: Any, where: str) -> tuple[str, dict[str, Any]]:
+    key, part = plain_checks.sequence(pair, where, 2)
+    if not isinstance(key, str):
+        raise ValueError(f"{where}: the key is {key!r:.40}, expected text")
+    return key, _unpacked(part, where)
 
 
 def _box(data: dict[str, Any], where: str) -> dict[str, Any]:
