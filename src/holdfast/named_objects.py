@@ -15,6 +15,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+# Before the colon of a recorded name: an object that only the program that made it has. No module can have these names.
+OWN_ENV, OWN_POLICY = "own-env:", "own-policy:"
 _NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
@@ -25,6 +27,11 @@ def is_import_name(name: str) -> bool:
     (True, False, False)
     """
     return _NAME.fullmatch(name) is not None
+
+
+def stands_for_object(name: str) -> bool:
+    """Whether a recorded name stands for an object that was passed to a trainer, and cannot be imported."""
+    return name.startswith((OWN_ENV, OWN_POLICY))
 
 
 def import_named(name: str, *, kind: str) -> Any:

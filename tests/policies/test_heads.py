@@ -9,6 +9,7 @@ import torch
 from torch import distributions as td
 
 import holdfast as hf
+from holdfast.policies import heads
 from holdfast.policies.heads import Bernoulli, Categorical, Gaussian, MultiCategorical, SquashedGaussian
 
 
@@ -200,3 +201,13 @@ def test_a_squashed_gaussian_stays_inside_its_bounds_and_its_log_prob_stays_fini
     action = dist.sample()
     assert (action.abs() <= torch.tensor([1.0, 3.0])).all()
     assert dist.log_prob(action).isfinite().all() and dist.log_prob(dist.mode).isfinite().all()
+
+
+def test_noise_is_used_by_gaussians_of_torch_too_and_by_no_other_distribution():
+    mean, std, noise = torch.randn(5, 2), torch.rand(5, 2) + 0.1, torch.randn(5, 2)
+    normal = torch.distributions.Normal(mean, std)
+    for dist in (normal, torch.distributions.Independent(normal, 1), heads.Gaussian(mean, std.log(), (2,))):
+        torch.testing.assert_close(heads.draw_action(dist, noise), mean + std * noise)
+    beta = torch.distributions.Independent(torch.distributions.Beta(std, std), 1)
+    assert heads.draw_action(beta, noise).shape == (5, 2) and heads.draw_action(normal, None).shape == (5, 2)
+    assert heads.draw_action(torch.distributions.Categorical(logits=mean), noise).shape == (5,)

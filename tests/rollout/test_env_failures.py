@@ -18,6 +18,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 import holdfast as hf
 from counting_env import CountingEnv
 from failing_env import EPISODE, FailingEnv, SavingVectorEnv
+from holdfast.distributed.termination import Terminated
 from holdfast.rollout.env_failures import EnvFailedError, RebuildingEnv
 from holdfast.rollout.vector_env import VectorEnvAdapter
 from holdfast.runs import checkpoint
@@ -333,3 +334,19 @@ def test_an_environment_that_resets_in_the_next_step_is_refused():
 def test_a_timeout_needs_processes_of_their_own():
     with pytest.raises(ValueError, match="--env-timeout 5 needs --vectorization async"):
         hf.TrainConfig(env_timeout=5)
+
+
+def test_a_process_that_is_told_to_end_while_an_environment_works_ends_and_rebuilds_nothing():
+    class Told(CountingEnv):
+        def step(self, action: Any) -> Any:
+            raise Terminated  # what the handler of SIGTERM raises, wherever Python is
+
+    reports: list[str] = []
+    env = RebuildingEnv(
+        lambda: SyncVectorEnv([Told], autoreset_mode=AutoresetMode.SAME_STEP),
+        report=lambda number, text: reports.append(text),
+    )
+    env.reset(seed=1)
+    with pytest.raises(SystemExit) as end:
+        env.step(env.action_space.sample())
+    assert (end.value.code, reports, env.failures) == (143, [], 0)

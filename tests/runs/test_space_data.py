@@ -57,3 +57,13 @@ def test_a_policy_that_sees_a_part_of_a_dict_fits_the_whole():
     whole = spaces.Dict({"seen": spaces.Discrete(2), "hidden": spaces.Discrete(3)})
     space_data.require_fit(spaces.Dict({"seen": spaces.Discrete(2)}), whole, "observation_space")
     space_data.require_fit(None, whole, "observation_space")
+
+
+def test_other_bounds_of_actions_are_refused_because_actions_are_in_units_of_them():
+    one, ten = spaces.Box(-1.0, 1.0, (2,)), spaces.Box(-10.0, 10.0, (2,))
+    space_data.require_fit(one, ten, "observation_space")
+    space_data.require_fit(one, spaces.Box(-1.0, 1.0, (2,), np.float64), "action_space")
+    with pytest.raises(
+        ValueError, match=r"the environment's action_space is Box\(-10\.0, 10\.0.*made for Box\(-1\.0, 1\.0"
+    ):
+        space_data.require_fit(one, ten, "action_space")

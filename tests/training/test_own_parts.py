@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from gymnasium.vector import AutoresetMode
 
 import holdfast as hf
 from counting_env import CountingEnv, SumPolicy, vector_env
+from holdfast.display.first_lines import first_lines
 from holdfast.policies.base import RecurrentPolicy
 from holdfast.runs import saved_policy
 from holdfast.runs.checkpoint import CheckpointError
@@ -155,6 +157,18 @@ def test_a_policy_object_is_asked_for_again_and_may_come_as_a_class(tmp_path: Pa
     resumed = hf.Trainer.resume(tmp_path / "run", policy=SumPolicy, total_steps=64)
     resumed.run()
     assert type(hf.load(tmp_path / "run")).__name__ == "SumPolicy", "the resumed run knows its name"
+
+
+def test_a_run_with_a_policy_object_says_so_and_is_not_rerun_without_it(tmp_path: Path):
+    trainer = hf.Trainer(config(tmp_path), env=CountingEnv, policy=SumPolicy(0.05))
+    trainer.run()
+    assert trainer.config.policy == "own-policy:SumPolicy" and trainer.config.automatic_name.startswith("SumPolicy-")
+    assert first_lines(trainer.config, {})[1] == "policy  SumPolicy, your own"
+    recorded = hf.TrainConfig.load(tmp_path / "run" / "config.json")
+    with pytest.raises(
+        ValueError, match=r"trained with a policy that Trainer\(policy=\.\.\.\) was given \(SumPolicy\)"
+    ):
+        hf.Trainer(replace(recorded, run_dir=str(tmp_path / "again")), env=CountingEnv)
 
 
 def test_a_space_that_cannot_be_saved_does_not_keep_an_own_policy_from_training(tmp_path: Path):

@@ -12,7 +12,8 @@ import torch
 
 import holdfast as hf
 from holdfast.distributed.ranks import ALONE, Ranks
-from holdfast.training.stop_signal import StopSignal, Terminated
+from holdfast.distributed.termination import Terminated
+from holdfast.training.stop_signal import StopSignal
 
 CPU = torch.device("cpu")
 

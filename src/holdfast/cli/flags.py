@@ -171,7 +171,7 @@ def named_values(flag: str, pairs: Sequence[str], example: str) -> dict[str, Any
             raise UserError(f"{flag} {pair!r}: expected name=value, such as {example}")
         try:
             found[name] = json.loads(text)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):  # plain text, or more digits or brackets than Python reads
             found[name] = text
     return found
 

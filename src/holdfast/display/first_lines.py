@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from holdfast.config import TrainConfig
+from holdfast.named_objects import stands_for_object
 
 _FED_BACK = {"prev_action": "its previous action", "prev_reward": "its previous reward"}
 
@@ -13,11 +14,15 @@ def first_lines(config: TrainConfig, engines: Mapping[str, str], chosen: str = "
     """One fact per line. engines: of rollout and update. chosen: which sizes the run chose, and why."""
     return [
         f"task    {_task(config)}",
-        f"policy  {config.policy}" if config.policy else f"memory  {_memory(config)}",
+        f"policy  {_policy(config.policy)}" if config.policy else f"memory  {_memory(config)}",
         f"sizes   {_sizes(config)}{f' ({chosen})' if chosen else ''}",
         f"engine  {'; '.join(f'{leg}: {engine}' for leg, engine in engines.items())}",
         f"run     {config.folder}",
     ]
+
+
+def _policy(name: str) -> str:
+    return f"{name.partition(':')[2]}, your own" if stands_for_object(name) else name
 
 
 def _task(config: TrainConfig) -> str:

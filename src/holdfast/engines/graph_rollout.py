@@ -19,6 +19,7 @@ from holdfast.engines.cuda_graph import NotCapturable, capturing, copy_into, gpu
 from holdfast.engines.fused_policy import FusedPolicy, FusedSteps
 from holdfast.envs.base import TorchVectorEnv
 from holdfast.policies.actor_critic import ActorCritic
+from holdfast.policies.heads import draw_action
 from holdfast.policies.precision import autocast
 from holdfast.rollout.collector import Collector, episode_sums
 from holdfast.rollout.segment import Segment
@@ -267,7 +268,7 @@ class GraphCollector(Collector):
                     noise = self.noise.draw(noise, resets)
                 if fused is None:
                     dist, value, state = policy.step(obs, state, resets, in_place=policy.core.supports_advance)
-                    action = dist.sample() if self.noise is None else dist.sample(noise)
+                    action = draw_action(dist, None if self.noise is None else noise)
                     log_prob = dist.log_prob(action).float()
                 else:
                     action, log_prob, value, state = fused.act(t, obs, state, resets, noise)

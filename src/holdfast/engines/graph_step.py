@@ -18,6 +18,7 @@ from holdfast import state as state_ops
 from holdfast.engines.cuda_graph import NotCapturable, capturing, copy_into, rehearsal, side_stream
 from holdfast.policies.actor_critic import ActorCritic
 from holdfast.policies.base import RecurrentPolicy
+from holdfast.policies.heads import draw_action
 from holdfast.policies.precision import autocast
 from holdfast.rollout.collector import Collector
 from holdfast.rollout.exploration import CorrelatedNoise
@@ -148,7 +149,7 @@ class _StepGraphs:
                 action = dist.sample()
             else:
                 self.noise.copy_(self._correlated.draw(self.noise, self._resets))
-                action = dist.sample(self.noise)
+                action = draw_action(dist, self.noise)
             log_prob = dist.log_prob(action).float()
         if not self.in_place:
             copy_into(self.state, state)

@@ -19,6 +19,7 @@ from holdfast.kernels.cpu import recurrence as native
 from holdfast.kernels.operands import Resets
 from holdfast.policies.actor_critic import ActorCritic
 from holdfast.policies.base import RecurrentPolicy, Step
+from holdfast.policies.heads import draw_action
 from holdfast.rollout.collector import Collector
 from holdfast.rollout.segment import Segment
 from holdfast.state import State
@@ -89,7 +90,7 @@ class NativeSteps:
         value = self._value.flatten()
         value = value.clone() if policy.value_scale is None else policy.value_scale.to_reward_units(value)
         dist = policy.distribution(self._logits, mask)
-        action = dist.sample() if noise is None else dist.sample(noise)
+        action = draw_action(dist, noise)
         step = Step(action, dist.log_prob(action), value)
         states = {name: core.state() for name, core in self._cores.items()}
         return step, states.get("", states)

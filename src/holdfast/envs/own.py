@@ -23,12 +23,11 @@ from holdfast.config import TrainConfig
 from holdfast.envs.jax.protocol import is_jax_env
 from holdfast.envs.velocity_mask import VelocityMask
 from holdfast.envs.workers import WorkersVectorEnv, draw_other_numbers, global_entropy
-from holdfast.named_objects import name_of
+from holdfast.named_objects import OWN_ENV, name_of, stands_for_object
 
 VECTOR_ENV = ("num_envs", "single_observation_space", "single_action_space", "reset", "step")
 JAX_SUITES = ("gymnax", "craftax", "popgym-arcade", "brax")
 BRIDGES = ("popgym", "pettingzoo", "envpool", *JAX_SUITES)  # what else stands before a colon
-OBJECT = "own-env:"  # no module can have this name
 
 
 # --- what a run records -----------------------------------------------------------------------------------------------
@@ -51,9 +50,9 @@ def recorded_name(env: Any) -> str:
             name = name_of(env)
             if not name.startswith("__main__:"):  # another program has another main module
                 return name
-        return OBJECT + getattr(env, "__name__", type(env).__name__).strip("<>")
+        return OWN_ENV + getattr(env, "__name__", type(env).__name__).strip("<>")
     spec = getattr(env, "spec", None)
-    return OBJECT + (spec.id if spec is not None else type(getattr(env, "unwrapped", env)).__name__)
+    return OWN_ENV + (spec.id if spec is not None else type(getattr(env, "unwrapped", env)).__name__)
 
 
 def module_named(env_id: str) -> str | None:
@@ -63,7 +62,7 @@ def module_named(env_id: str) -> str | None:
     ('my_module', None, None)
     """
     module, colon, _ = env_id.rpartition(":")
-    return module if colon and module not in BRIDGES and not is_object_name(env_id) else None
+    return module if colon and module not in BRIDGES and not stands_for_object(env_id) else None
 
 
 def allow_imports_flag(config: TrainConfig) -> str:
@@ -84,14 +83,14 @@ def steps_all_at_once(env_id: str) -> bool:
 
 def is_object_name(env_id: str) -> bool:
     """Whether a recorded name stands for an environment that only the program that made it has."""
-    return env_id.startswith(OBJECT)
+    return env_id.startswith(OWN_ENV)
 
 
 def refuse_object_name(env_id: str) -> None:
     """Raise ValueError if nothing can be made from a recorded name."""
     if is_object_name(env_id):
         raise ValueError(
-            f"this run was trained on an environment that Trainer(env=...) was given ({env_id.removeprefix(OBJECT)}) and "
+            f"this run was trained on an environment that Trainer(env=...) was given ({env_id.removeprefix(OWN_ENV)}) and "
             "that cannot be made from its name: pass it again with env=, or name it with --env module:Name"
         )
 

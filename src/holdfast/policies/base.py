@@ -24,7 +24,7 @@ from holdfast import state as state_ops
 from holdfast.checks import is_debug, rows_are, values_are_readable
 from holdfast.cores.base import Core
 from holdfast.memory import EnvIds, Memory
-from holdfast.policies.heads import mask_tensors
+from holdfast.policies.heads import draw_action, mask_tensors
 from holdfast.policies.value_scale import ValueScale
 from holdfast.state import State, leaves, map_tensors, tree_map
 
@@ -155,7 +155,7 @@ class RecurrentPolicy(nn.Module):
             dist, value, state = self.step(obs, state, resets, action_mask=action_mask, in_place=True)
         else:
             dist, value, state = self._step_of_rows(obs, state, resets, action_mask, ids)
-        action = dist.mode if deterministic else dist.sample() if noise is None else dist.sample(noise)
+        action = dist.mode if deterministic else draw_action(dist, noise)
         log_prob = dist.log_prob(action)
         _check_batch_shape(log_prob, batch)
         memory.put(state, ids)  # last, so that an error above leaves memory as it was

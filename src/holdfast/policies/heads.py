@@ -341,3 +341,16 @@ _QUADRATURE = (
 def _log_slope(u: Tensor) -> Tensor:
     """log(1 - tanh(u)^2), exact for large u too."""
     return 2.0 * (math.log(2.0) - u - F.softplus(-2.0 * u))
+
+
+def draw_action(dist: Any, noise: Tensor | None) -> Tensor:
+    """An action of a policy's distribution. noise: standard normal numbers [N, n] for a Gaussian, ours or torch's; any other
+    distribution draws its own, as without noise."""
+    if noise is None:
+        return dist.sample()
+    if isinstance(dist, (Gaussian, SquashedGaussian)):
+        return dist.sample(noise)
+    base = dist.base_dist if isinstance(dist, torch.distributions.Independent) else dist
+    if isinstance(base, torch.distributions.Normal) and dist.mean.numel() == noise.numel():
+        return dist.mean + dist.stddev * noise.view_as(dist.mean)
+    return dist.sample()

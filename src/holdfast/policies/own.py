@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,13 +13,18 @@ from typing import Any
 from torch import nn
 
 from holdfast.config import TrainConfig
-from holdfast.named_objects import import_named, name_of
+from holdfast.named_objects import OWN_POLICY, import_named, name_of, stands_for_object
 from holdfast.policies.base import RecurrentPolicy
 
 
 def build(policy: Any, observation_space: Any, action_space: Any, config: TrainConfig) -> RecurrentPolicy:
     """The policy that a class or function makes. It is given the arguments it names out of `observation_space`,
     `action_space` and `config`."""
+    if isinstance(policy, str) and stands_for_object(policy):
+        raise ValueError(
+            f"this run was trained with a policy that Trainer(policy=...) was given ({policy.removeprefix(OWN_POLICY)}) and that "
+            "cannot be made from its name: pass it again with policy=, or name it with --policy module:Name"
+        )
     make = import_named(policy, kind="policy") if isinstance(policy, str) else policy
     name = policy if isinstance(policy, str) else getattr(policy, "__qualname__", repr(policy))
     expected = "expected a class or function that makes an hf.RecurrentPolicy"
@@ -49,14 +55,14 @@ def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
-def recorded_name(policy: Any) -> str | None:
-    """`module:Name` of what was passed as a policy, if another program can find it there; None otherwise."""
+def recorded_name(policy: Any) -> str:
+    """What a run's config says about what was passed as a policy: `module:Name` if another program can find it there."""
     if isinstance(policy, str):
         return policy
-    if isinstance(policy, RecurrentPolicy) or not callable(policy):
-        return None
-    try:
-        name = name_of(policy)
-    except (ValueError, AttributeError):
-        return None
-    return None if name.startswith("__main__:") else name
+    if not isinstance(policy, RecurrentPolicy) and callable(policy):
+        with contextlib.suppress(ValueError, AttributeError):
+            name = name_of(policy)
+            if not name.startswith("__main__:"):  # another program has another main module
+                return name
+        return OWN_POLICY + getattr(policy, "__name__", type(policy).__name__).strip("<>")
+    return OWN_POLICY + type(policy).__name__

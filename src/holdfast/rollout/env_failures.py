@@ -27,6 +27,7 @@ from torch import Tensor
 
 from holdfast import envs
 from holdfast.config import TrainConfig
+from holdfast.distributed.termination import Terminated
 from holdfast.envs.base import TorchVectorEnv
 from holdfast.envs.own import allow_imports_flag, can_be_made_again
 from holdfast.envs.workers import WorkerFailedError, what_happened
@@ -91,6 +92,8 @@ class RebuildingEnv(VectorWrapper):  # generic in newer gymnasium only
         try:
             self._obs, info = self._wait("reset", seed=seed, options=options)
             return self._obs, self._with_masks(info)
+        except Terminated:  # the process is told to end while an environment works
+            raise
         except FAILURES as error:
             failure = error
         info = self._rebuild(failure)
@@ -102,6 +105,8 @@ class RebuildingEnv(VectorWrapper):  # generic in newer gymnasium only
             info = self._with_masks(info)
             self._obs = obs
             return obs, rewards, terminated, truncated, info
+        except Terminated:  # the process is told to end while an environment works
+            raise
         except FAILURES as error:
             failure = error  # handled outside: new processes would inherit it as the context of their own errors
         last, count = self._obs, self.num_envs
@@ -177,6 +182,8 @@ class RebuildingEnv(VectorWrapper):  # generic in newer gymnasium only
                 seed = None if self._seed is None else self._seed + 7_919 * self.failures  # other episodes than before
                 self._obs, info = self._wait("reset", seed=seed)
                 return self._with_masks(info)
+            except Terminated:
+                raise
             except FAILURES as another:
                 error = another
 

@@ -48,7 +48,7 @@ def from_data(data: dict[str, Any]) -> spaces.Space[Any]:
 
 def require_fit(trained: Any, now: spaces.Space[Any], name: str) -> None:
     """Raise ValueError if the environment's space is not one that a policy was made for. Unknown if `trained` is no space."""
-    if isinstance(trained, spaces.Space) and not _fits(trained, now):
+    if isinstance(trained, spaces.Space) and not _fits(trained, now, same_bounds=name == "action_space"):
         text = f"the environment's {name} is {now}, and the policy was made for {trained}"
         raise ValueError(" ".join(text.split()) + _inputs_hint(trained, now))
 
@@ -63,10 +63,13 @@ def _inputs_hint(trained: spaces.Space[Any], now: spaces.Space[Any]) -> str:
     return f"; pass inputs={('obs', *fed_back)}"
 
 
-def _fits(trained: spaces.Space[Any], now: spaces.Space[Any]) -> bool:
-    """Bounds and dtype of a Box may differ, and a Dict may have more keys."""
+def _fits(trained: spaces.Space[Any], now: spaces.Space[Any], same_bounds: bool = False) -> bool:
+    """The dtype of a Box may differ, and a Dict may have more keys. same_bounds: of a Box, because actions are in units of them."""
     if isinstance(trained, spaces.Box):
-        return isinstance(now, spaces.Box) and trained.shape == now.shape
+        if not isinstance(now, spaces.Box) or trained.shape != now.shape:
+            return False
+        pairs = ((trained.low, now.low), (trained.high, now.high))
+        return not same_bounds or all(np.allclose(was, is_now) for was, is_now in pairs)
     if isinstance(trained, spaces.Dict):
         return isinstance(now, spaces.Dict) and all(
             k in now.spaces and _fits(part, now[k]) for k, part in trained.items()

@@ -14,11 +14,11 @@ from typing import Any, Literal
 import numpy as np
 
 from holdfast.config import TrainConfig
+from holdfast.distributed.termination import Terminated
 from holdfast.runs import checkpoint, imports
 from holdfast.runs.log import read_progress
 from holdfast.sweep.study import REPORTS, Study
 from holdfast.training.callbacks import Callback
-from holdfast.training.stop_signal import Terminated
 from holdfast.training.trainer import Trainer
 
 Objective = Literal["area", "final"]

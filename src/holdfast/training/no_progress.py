@@ -55,6 +55,8 @@ class ProgressCheck:
 
     def _remedy(self) -> str:
         config = self.config
+        if config.core == "none" and config.policy is None:
+            return "The policy has no memory (--core none); if the task needs one, try --core lstm."
         if not config.normalize_obs or not (config.normalize_value or config.normalize_reward):
             return "Try --normalize-obs --normalize-value."
         if (config.bptt or config.num_steps) < 128:

@@ -17,6 +17,7 @@ from holdfast.engines.cuda_graph import gpu_turn
 from holdfast.envs.base import TorchVectorEnv
 from holdfast.envs.jax.protocol import is_jax_env
 from holdfast.envs.own import can_be_made_again, is_vector_env, recorded_name, steps_all_at_once
+from holdfast.named_objects import stands_for_object
 from holdfast.policies import own as own_policy
 from holdfast.policies.actor_critic import ActorCritic
 from holdfast.policies.base import RecurrentPolicy
@@ -112,7 +113,7 @@ def _build(
         env=env,
         make_env=make_env if env_given is None or can_be_made_again(env_given) else None,
         policy=policy,
-        policy_from_config=policy_given is None or config.policy is not None,
+        policy_from_config=policy_given is None or not stands_for_object(str(config.policy)),
         collector=collector,
         ppo=ppo,
         reward_scale=RewardScale(len(share), config.gamma, device) if _scales_rewards(config, policy) else None,

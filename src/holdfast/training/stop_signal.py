@@ -12,15 +12,9 @@ from typing import Any
 import torch
 
 from holdfast.distributed.ranks import Ranks, launcher
+from holdfast.distributed.termination import Terminated
 
 REASONS = ("callback", "target", "interrupt", "SIGTERM", "the end of torchrun")
-
-
-class Terminated(SystemExit):
-    """The process was told to end (SIGTERM), or its torchrun is gone; everything is saved."""
-
-    def __init__(self) -> None:
-        super().__init__(128 + signal.SIGTERM)  # 143, as shells count
 
 
 class StopSignal:

@@ -23,6 +23,7 @@ from holdfast.config import TrainConfig
 from holdfast.display.first_lines import first_lines
 from holdfast.display.live import Display
 from holdfast.distributed.ranks import RankLostError, is_lost_rank
+from holdfast.distributed.termination import Terminated
 from holdfast.engines import choose
 from holdfast.engines.cuda_graph import gpu_turn
 from holdfast.envs.bridge import UnknownEnvError
@@ -42,7 +43,7 @@ from holdfast.training.evaluation import EvalResult, evaluate
 from holdfast.training.iteration import Iteration
 from holdfast.training.nonfinite import NonFiniteGuard
 from holdfast.training.progress import RunProgress
-from holdfast.training.stop_signal import StopSignal, Terminated
+from holdfast.training.stop_signal import StopSignal
 
 MOST_EVALUATION_STEPS = 200_000
 """An evaluation that is longer than this and than the training is cut off: some episodes never end."""
