@@ -396,3 +396,13 @@ def test_a_saved_memory_comes_back_with_every_dtype_and_number(accumulating, tmp
     before, after = accumulating.read(), other.read()
     assert dtypes(after) == dtypes(before)
     assert all(torch.equal(after[name], before[name]) for name in before)
+
+
+def test_a_slice_without_an_end_is_of_the_known_ids_however_far_apart_they_are():
+    memory = hf.Memory(hf.GRU(2, 3))
+    memory.write({"h": torch.ones(2, 1, 3)}, [4, 300_000_000])
+    assert len(memory.read(slice(None))["h"]) == 2
+    memory.reset(slice(5, None))
+    assert [float(memory.read([i])["h"].sum()) for i in (4, 300_000_000)] == [3.0, 0.0]
+    memory.forget(slice(None))
+    assert memory.num_envs == 0

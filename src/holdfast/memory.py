@@ -231,6 +231,9 @@ class Memory:
         self._follow_core()
         if env_ids is None:
             return None
+        if isinstance(env_ids, slice) and env_ids.stop is None and self._row_of is not None:
+            first, step = env_ids.start or 0, env_ids.step or 1  # of the known ids alone: they may be far apart
+            env_ids = sorted(i for i in self._row_of if i >= first and (i - first) % step == 0)
         end = self._last_id() + 1 if isinstance(env_ids, slice) else 0
         ids = as_env_ids(env_ids, end)
         if self._row_of is None:
