@@ -103,7 +103,13 @@ def test_stopped_seeds_say_what_was_done_and_how_to_continue(tmp_path: Path, num
 
 
 @pytest.mark.parametrize(
-    ("flags", "words"), [(["--seeds", "1", "1"], "names a seed twice"), (["--seeds", "1", "2"], "leave out torchrun")]
+    ("flags", "words"),
+    [
+        (["--seeds", "1", "1"], "names a seed twice"),
+        (["--seeds", "1", "2"], "leave out torchrun"),
+        (["--seeds", "1", "2", "--seed", "3"], "--seed and --seeds cannot be combined; name all seeds with --seeds"),
+        (["--seed=3", "--seeds", "1"], "--seed and --seeds cannot be combined; name all seeds with --seeds"),
+    ],
 )
 def test_seeds_that_cannot_be_trained_together_are_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any, flags: list[str], words: str
