@@ -159,6 +159,35 @@ def test_a_mistake_is_one_line(run, folder, capsys, flags, says):
     assert not (folder / "runs").exists()
 
 
+@pytest.mark.parametrize(
+    ("env", "says"),
+    [
+        ("CartPole-v7", "no environment 'CartPole-v7'; did you mean CartPole-v"),
+        ("holdfast/TMase-v0", "no environment 'holdfast/TMase-v0'; did you mean holdfast/TMaze-v0"),
+        ("nowhere:MyEnv", "'nowhere:MyEnv': "),
+        ("bench_mazes:Mase", "no environment 'Mase' in bench_mazes"),
+    ],
+)
+def test_an_environment_that_does_not_exist_is_named_before_anything_trains(
+    run, folder, capsys, monkeypatch, env, says
+):
+    monkeypatch.setattr(Pool, "run", lambda *_: pytest.fail("a run was started"))
+    Path("bench_mazes.py").write_text("class Maze:\n    pass\n")
+    tasks = [{"name": "Good", "env": "holdfast/TMaze-v0"}, {"name": "Bad", "env": env}]
+    Path("s.json").write_text(json.dumps(dict(name="s", steps=32, tasks=tasks)))
+    assert run("bench", "s.json", "--device", "cpu", "--allow-imports") == 2
+    said = capsys.readouterr().err
+    assert said.startswith("holdfast bench: s.json, task Bad: ") and says in said and said.count("\n") == 1
+    assert not (folder / "runs").exists()
+
+
+def test_a_module_of_a_suite_is_not_imported_to_check_its_environments(run, folder, capsys):
+    Path("loud.py").write_text("raise SystemExit('imported')\n")
+    Path("s.json").write_text(json.dumps(dict(name="s", steps=32, tasks=[{"name": "A", "env": "loud:Maze"}])))
+    assert run("bench", "s.json", "--device", "cpu") == 2
+    assert "add --allow-imports" in capsys.readouterr().err
+
+
 def test_a_folder_takes_one_command_at_a_time(run, folder, capsys):
     lock = RunLock(folder / "out")
     lock.claim()

@@ -34,7 +34,7 @@ sys.exit(main(sys.argv[1:]))
 def test_seeds_make_a_run_each_and_one_plot(train: Any, folder: Path):
     train("--seeds", 1, 2, "--quiet", steps=512)
     runs = folder / "runs/RepeatPreviousEasy-v0"
-    assert sorted(path.name for path in runs.iterdir()) == ["lstm-h8-seed1", "lstm-h8-seed2", "seeds.png"]
+    assert sorted(path.name for path in runs.iterdir()) == ["lstm-h8-seed1", "lstm-h8-seed2", "lstm-h8-seeds.png"]
     configs = [json.loads((runs / f"lstm-h8-seed{seed}/config.json").read_text()) for seed in (1, 2)]
     assert [config["seed"] for config in configs] == [1, 2]
 
@@ -44,7 +44,7 @@ def test_seeds_side_by_side_are_the_runs_they_would_be_alone(tmp_path: Path, mon
     assert main([*FLAGS, "--seeds", "3", "5"]) == 0
     said = capsys.readouterr().out
     assert "seed 3  return" in said and "seed 5  return" in said
-    assert "over 2 seeds (interquartile mean, 95% bootstrap interval)" in said
+    assert "over 2 seeds (mean, range)" in said, "which is what the numbers are"
     runs = tmp_path / "runs" / "TMaze-v0"
     results = [json.loads((runs / f"lstm-h8-length3-seed{seed}" / "result.json").read_text()) for seed in (3, 5)]
     assert [result["steps"] for result in results] == [128, 128]
@@ -57,6 +57,32 @@ def test_seeds_side_by_side_are_the_runs_they_would_be_alone(tmp_path: Path, mon
             k: v for k, v in other.items() if "time/" not in k
         }
     assert results[1]["mean_return"] == json.loads((tmp_path / "alone" / "result.json").read_text())["mean_return"]
+
+
+def test_every_command_with_seeds_draws_a_figure_of_its_own(tmp_path: Path, monkeypatch: Any, capsys: Any):
+    monkeypatch.chdir(tmp_path)
+
+    def fake(config: Any, folder: Path, threads: int) -> tuple[str, str]:
+        config.folder.mkdir(parents=True, exist_ok=True)
+        (config.folder / "result.json").write_text(json.dumps({"mean_return": float(config.seed)}))
+        return "return 1.000", ""
+
+    def draw(runs: list[Path], out: Path, aggregate: str) -> Path:
+        out.write_text(" ".join(run.name for run in runs))
+        return out
+
+    monkeypatch.setattr(seeds, "train_in_process", fake)
+    monkeypatch.setattr(seeds, "draw", draw)
+    for flags in ([], [], ["--learning-rate", "0.01"], ["--name", "mine"]):
+        assert main([*FLAGS, *flags, "--seeds", "1", "2", "3", "4"]) == 0
+    assert "return 2.500 [1.000, 4.000] over 4 seeds (interquartile mean, 95% bootstrap" in capsys.readouterr().out
+    figures = {path.name: path.read_text().split()[0] for path in Path("runs/TMaze-v0").glob("*.png")}
+    assert figures == {
+        "lstm-h8-length3-seeds.png": "lstm-h8-length3-seed1",
+        "lstm-h8-length3-seeds-2.png": "lstm-h8-length3-seed1-2",
+        "lstm-h8-length3-lr0.01-seeds.png": "lstm-h8-length3-lr0.01-seed1",
+        "mine-seeds.png": "mine-seed1",
+    }
 
 
 def test_a_seed_that_fails_is_named_and_the_others_are_kept(
@@ -103,7 +129,13 @@ def test_stopped_seeds_say_what_was_done_and_how_to_continue(tmp_path: Path, num
 
 
 @pytest.mark.parametrize(
-    ("flags", "words"), [(["--seeds", "1", "1"], "names a seed twice"), (["--seeds", "1", "2"], "leave out torchrun")]
+    ("flags", "words"),
+    [
+        (["--seeds", "1", "1"], "names a seed twice"),
+        (["--seeds", "1", "2"], "leave out torchrun"),
+        (["--seeds", "1", "2", "--seed", "3"], "--seed and --seeds cannot be combined; name all seeds with --seeds"),
+        (["--seed=3", "--seeds", "1"], "--seed and --seeds cannot be combined; name all seeds with --seeds"),
+    ],
 )
 def test_seeds_that_cannot_be_trained_together_are_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any, flags: list[str], words: str

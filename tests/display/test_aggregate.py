@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from holdfast.display.aggregate import bootstrap_interval, interquartile_mean
+from holdfast.display.aggregate import bootstrap_interval, interquartile_mean, is_mean_and_range
 
 
 def test_the_interquartile_mean_leaves_out_the_lowest_and_highest_quarter():
@@ -26,3 +26,12 @@ def test_runs_are_resampled_within_their_task():
     np.testing.assert_array_equal(bootstrap_interval([zeros, ones]), [0.5, 0.5])
     low, high = bootstrap_interval([np.concatenate([zeros, ones])])
     assert low < 0.4 and high > 0.6
+
+
+def test_few_runs_have_their_mean_and_their_range():
+    scores = np.random.default_rng(0).normal(size=(4, 50))
+    for runs in (2, 3, 4):
+        some = scores[:runs]
+        is_range = np.allclose(bootstrap_interval([some]), [some.min(0), some.max(0)])
+        is_mean = np.allclose(interquartile_mean(some), some.mean(0))
+        assert is_mean_and_range(runs) == (is_range and is_mean), runs

@@ -97,13 +97,64 @@ def test_the_band_of_two_runs_is_their_range_however_they_are_averaged(tmp_path,
     np.testing.assert_allclose(curve.interval[:, -1], [2.0, 6.0])
 
 
-def test_labels_name_as_few_settings_as_tell_the_groups_apart(tmp_path):
+def lines_of(folders, env="holdfast/TMaze-v0", group="auto"):
+    """The labels of the lines that runs are drawn as."""
+    runs = [read_run(folder, "rollout/ep_rew_mean") for folder in folders]
+    return [curve.label for curve in group_runs(runs, group)[env]]
+
+
+def test_labels_show_the_settings_that_differ_between_the_lines_of_a_panel(tmp_path):
     settings = [dict(learning_rate=1e-3, gamma=0.9, epochs=4), dict(learning_rate=2e-3, gamma=0.9, epochs=8)]
     folders = [write_run(tmp_path / f"a{i}", 1, [0.0, 1.0], **each, eval_every=i) for i, each in enumerate(settings)]
     folders.append(write_run(tmp_path / "b", 1, [0.0, 1.0], **settings[0], env="holdfast/RepeatFirstEasy-v0"))
-    panels = group_runs([read_run(folder, "rollout/ep_rew_mean") for folder in folders])
-    assert [curve.label for curve in panels["holdfast/TMaze-v0"]] == ["learning_rate 0.001", "learning_rate 0.002"]
-    assert [curve.label for curve in panels["holdfast/RepeatFirstEasy-v0"]] == ["lstm"]
+    assert lines_of(folders) == ["learning_rate 0.001, epochs 4", "learning_rate 0.002, epochs 8"]
+    assert lines_of(folders, "holdfast/RepeatFirstEasy-v0") == ["lstm"]
+
+
+def test_labels_begin_with_the_task_and_the_network_and_end_with_dots_if_more_settings_differ(tmp_path):
+    one = dict(total_steps=100, num_envs=8, gae_lambda=0.9, gamma=0.9, learning_rate=1e-3, mask_velocity=False)
+    other = dict(total_steps=200, num_envs=16, gae_lambda=0.8, gamma=0.8, learning_rate=2e-3, mask_velocity=True)
+    folders = [write_run(tmp_path / "a", 1, [0.0, 1.0], **one), write_run(tmp_path / "b", 1, [0.0, 1.0], **other)]
+    assert lines_of(folders) == [
+        "no mask_velocity, gae_lambda 0.9, gamma 0.9, learning_rate 0.001",
+        "mask_velocity, gae_lambda 0.8, gamma 0.8, learning_rate 0.002",
+    ]
+    folders.append(write_run(tmp_path / "c", 1, [0.0, 1.0], **other, core="gru"))
+    assert lines_of(folders)[2] == "mask_velocity, gru, gae_lambda 0.8, gamma 0.8, …"
+
+
+def test_labels_tell_all_lines_apart_also_by_later_settings(tmp_path):
+    names = ("hidden_size", "learning_rate", "gamma", "gae_lambda", "clip_range")
+    first = write_run(tmp_path / "first", 1, [0.0, 1.0], **dict.fromkeys(names, 1))
+    folders = [first, *(write_run(tmp_path / n, 1, [0.0, 1.0], **{**dict.fromkeys(names, 1), n: 2}) for n in names)]
+    assert len(set(lines_of(folders))) == 6
+
+
+def test_labels_have_the_number_of_steps_only_if_nothing_else_tells_lines_apart(tmp_path):
+    folders = [
+        write_run(tmp_path / f"{core}{steps}", 1, [0.0, 1.0], core=core, total_steps=steps)
+        for core, steps in (("lstm", 10), ("gru", 20))
+    ]
+    assert lines_of(folders) == ["lstm", "gru"]
+    folders.append(write_run(tmp_path / "long", 1, [0.0, 1.0], core="gru", total_steps=30))
+    assert lines_of(folders) == ["lstm, total_steps 10", "gru, total_steps 20", "gru, total_steps 30"]
+
+
+def test_labels_name_a_policy_of_the_users_own_and_the_core_of_a_line_without_one(tmp_path):
+    policies = (None, "own:Transformer", "mine:Net")
+    folders = [write_run(tmp_path / f"p{i}", 1, [0.0, 1.0], policy=policy) for i, policy in enumerate(policies)]
+    assert lines_of(folders) == ["lstm", "Transformer", "mine:Net"]
+    assert lines_of(folders, group="core") == ["lstm", "Transformer", "mine:Net"], "their core is not the LSTM"
+    assert lines_of(folders, group="policy") == ["Holdfast's policy", "Transformer", "mine:Net"]
+    assert lines_of(folders[1:2]) == ["Transformer"]
+    folders.append(write_run(tmp_path / "gru", 1, [0.0, 1.0], policy="mine:Net", core="gru"))
+    assert lines_of(folders) == ["lstm", "Transformer", "mine:Net, lstm", "mine:Net, gru"], "it reads the core itself"
+
+
+def test_labels_name_the_arguments_of_the_environment_that_differ(tmp_path):
+    arguments = ({}, {"length": 40, "size": 3}, {"length": 80})
+    folders = [write_run(tmp_path / f"e{i}", 1, [0.0, 1.0], env_kwargs=each) for i, each in enumerate(arguments)]
+    assert lines_of(folders) == ["length default, size default", "length 40, size 3", "length 80, size default"]
 
 
 def test_labels_list_several_values_as_a_flag_does(tmp_path):
@@ -127,13 +178,13 @@ def test_folders_without_data_are_left_out_and_named(tmp_path):
         plot_runs([empty, tmp_path / "none"], tmp_path / "curves.png")
 
 
-def drawn(folders, monkeypatch):
+def drawn(folders, monkeypatch, **options):
     """The axes of a figure of runs."""
     from matplotlib.figure import Figure
 
     figures = []
     monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
-    plot_runs(folders, "unused/curves.png")
+    plot_runs(folders, "unused/curves.png", **options)
     return figures[0].axes
 
 
@@ -157,3 +208,36 @@ def test_one_curve_needs_no_legend(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (axes,) = drawn([write_run(tmp_path / "a", 7, [0.0, 1.0])], monkeypatch)
     assert axes.get_legend() is None and axes.get_title() == "TMaze-v0, lstm, seed 7"
+
+
+def test_the_title_counts_seeds_and_says_if_runs_repeat_them(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folders = [write_run(tmp_path / f"r{i}", seed, [0.0, 1.0]) for i, seed in enumerate((1, 1, 2))]
+    (axes,) = drawn(folders[:2], monkeypatch)
+    assert axes.get_title() == "TMaze-v0, lstm, 2 runs of 1 seed\nmean, range"
+    (axes,) = drawn(folders, monkeypatch)
+    assert axes.get_title() == "TMaze-v0, lstm, 3 runs of 2 seeds\nmean, 95% interval"
+    others = [write_run(tmp_path / f"g{seed}", seed, [0.0, 1.0], core="gru") for seed in (1, 2)]
+    (axes,) = drawn([*folders[:2], *others], monkeypatch)
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["lstm (2 runs of 1 seed)", "gru (2 seeds)"]
+
+
+def test_the_title_says_what_the_bands_of_few_and_of_many_runs_are(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folders = [write_run(tmp_path / f"r{seed}", seed, [0.0, 1.0]) for seed in (1, 2, 3, 4)]
+    title = drawn(folders[:3], monkeypatch, aggregate="iqm")[0].get_title()
+    assert title == "TMaze-v0, lstm, 3 seeds\nmean, range", "a bootstrap of three gives nothing else"
+    title = drawn(folders, monkeypatch, aggregate="iqm")[0].get_title()
+    assert title == "TMaze-v0, lstm, 4 seeds\ninterquartile mean, 95% interval"
+    others = [write_run(tmp_path / f"g{seed}", seed, [0.0, 1.0], core="gru") for seed in (1, 2)]
+    assert drawn([*folders, *others], monkeypatch)[0].get_title() == "TMaze-v0\nmean, 95% interval, range of 2 runs"
+
+
+def test_a_legend_of_many_lines_leaves_the_curves_their_room(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folders = [write_run(tmp_path / f"r{i}", 1, [0.0, 1.0], learning_rate=i, gamma=i, clip_range=i) for i in range(30)]
+    (axes,) = drawn(folders, monkeypatch)
+    axes.figure.canvas.draw()
+    size = axes.get_window_extent().transformed(axes.figure.dpi_scale_trans.inverted())
+    assert size.width > 4 and size.height > 3
+    assert axes.get_legend().get_window_extent().y1 < axes.get_window_extent().y0

@@ -32,6 +32,17 @@ def test_the_default_space_has_valid_settings_around_those_it_starts_from(preset
     assert read_space(tmp_path / "space.json") == space
 
 
+@pytest.mark.parametrize("gamma", [0.6, 0.8, 0.9, 0.95, 0.97, 0.99, 0.995, 0.999, 0.9999, 0.99999])
+def test_numbers_of_the_default_space_have_few_digits(gamma: float, tmp_path: Path):
+    base = dataclasses.replace(BASE, gamma=gamma, gae_lambda=0.9, learning_rate=3e-4)
+    space = default_space(base)
+    write_space(space, tmp_path / "space.json")
+    ends = [end for parameter in space if not parameter.choices for end in (parameter.low, parameter.high)]
+    assert max(len(f"{end!r}".partition(".")[2]) for end in ends) <= 8, ends
+    (found,) = (parameter for parameter in space if parameter.name == "gamma")
+    assert found.low < gamma < found.high < 1
+
+
 @pytest.mark.parametrize(
     "num_envs, minibatches, bptt", [(8, 8, None), (1, 1, None), (2, 8, 32), (3, 2, 64), (16, 4, 1)]
 )
@@ -47,6 +58,7 @@ def test_what_is_sampled_becomes_the_setting_and_back():
     gamma = Parameter("gamma", low=0.9, high=0.999, scale="log(1-x)")
     assert gamma.bounds() == pytest.approx((0.001, 0.1)) and gamma.label == "1 - gamma"
     assert gamma.setting(gamma.number(0.97)) == 0.97
+    assert gamma.setting(0.000025) == 0.999975, "four digits of the distance to 1, not of the number"
     core = Parameter("core", choices=("lstm", "gru"))
     assert core.setting(core.number("gru")) == "gru"
     sizes = Parameter("head_sizes", choices=([], [64, 64]))
@@ -67,7 +79,9 @@ def test_a_value_outside_widens_the_space():
         ({"lr": {"choices": [1]}}, "lr is not a setting that can be varied"),
         ({"seed": {"choices": [1, 2]}}, "seed is not a setting that can be varied"),
         ({"gamma": {"low": 0.9}}, 'needs either "choices", or "low" and "high"'),
-        ({"gamma": {"low": 0.9, "high": 0.8}}, "is not a range of numbers"),
+        ({"gamma": {"low": 0.9, "high": 0.8}}, "gamma: low must be below high, got low 0.9 and high 0.8"),
+        ({"gamma": {"low": 0.9, "high": 0.9}}, "low must be below high, got low 0.9 and high 0.9"),
+        ({"core": {"low": 1, "high": 2}}, 'core is not a number, so it has no "low" and "high"; give it "choices"'),
         ({"gamma": {"low": 0.9, "high": 1.0, "scale": "log(1-x)"}}, "needs high below 1"),
         ({"gamma": {"low": 0.9, "high": 1.5}}, "--gamma must be between 0 and 1, got 1.5"),
         ({"learning_rate": {"low": 0.0, "high": 1.0, "scale": "log"}}, "needs low above 0"),

@@ -71,6 +71,23 @@ def jobs(
     ]
 
 
+def require_known_envs(jobs: Sequence[Job], where: str) -> None:
+    """Refuse an environment that does not exist, before anything trains. where: the file, for messages.
+
+    It imports the modules that ids name, so the user must have allowed that. Suites in JAX are left to the runs: importing
+    JAX takes long, and it may claim the GPU.
+    """
+    from holdfast.envs import bridge, own
+
+    for env, task in {job.config["env"]: job.task for job in reversed(jobs)}.items():
+        if env.partition(":")[0] in own.JAX_SUITES:
+            continue
+        try:
+            bridge.find(env)
+        except (ValueError, ImportError) as error:
+            raise SuiteError(f"{where}, task {task}: {error}") from error
+
+
 def _job(
     suite: Suite, task: Task, core: str, seed: int, steps: int, device: str, tuned: bool, changed: Mapping[str, Any]
 ) -> Job:

@@ -73,12 +73,14 @@ class BenchFlags:
 def main(argv: list[str]) -> int:
     flags = parse(BenchFlags, argv, "bench")
     from holdfast.bench import suite as suites
+    from holdfast.bench.jobs import require_known_envs
 
     with user_errors():
         suite = suites.load(flags.suite)
         jobs = _jobs(suite, flags)
         if not flags.report:
             _require_imports_allowed(jobs, flags)
+            require_known_envs(jobs, flags.suite)
     out = Path(flags.out or FOLDER / suite.name)
     with _claimed(out):
         try:

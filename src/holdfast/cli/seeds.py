@@ -45,7 +45,7 @@ def train_seeds(configs: list[TrainConfig]) -> None:
         print("\n".join(_what_was_done(config) for config in configs), flush=True)
         raise
     with user_errors():
-        _report([config.folder for config in configs])
+        _report(configs)
 
 
 def _with_free_folder(config: TrainConfig) -> TrainConfig:
@@ -93,21 +93,33 @@ def _what_was_done(config: TrainConfig) -> str:
     return f"seed {config.seed}  {done}; continue with   {resume}"
 
 
-def _report(runs: list[Path]) -> None:
+def _report(configs: list[TrainConfig]) -> None:
     import numpy as np
 
-    from holdfast.display.aggregate import bootstrap_interval, interquartile_mean
+    from holdfast.display.aggregate import bootstrap_interval, interquartile_mean, is_mean_and_range
     from holdfast.display.dashboard import number
     from holdfast.runs.log import RESULT_NAME
 
+    runs = [config.folder for config in configs]
     scores = np.array([json.loads((run / RESULT_NAME).read_text())["mean_return"] for run in runs])
     low, high = bootstrap_interval([scores])
+    what = "mean, range" if is_mean_and_range(len(runs)) else "interquartile mean, 95% bootstrap interval"
     print(
         f"return {number(float(interquartile_mean(scores)))} [{number(low)}, {number(high)}] over {len(runs)} seeds "
-        "(interquartile mean, 95% bootstrap interval)"
+        f"({what})"
     )
-    plot = draw(runs, runs[0].parent / "seeds.png", aggregate="iqm")
+    plot = draw(runs, _figure_of(configs[0]), aggregate="iqm")
     print(f"all seeds  {plot}" if plot else "")
+
+
+def _figure_of(config: TrainConfig) -> Path:
+    """Named as the runs without their seeds, and free: an earlier command may have drawn other runs."""
+    name = Path(config.name or config.automatic_name).name.removesuffix(f"-seed{config.seed}")
+    path, number = config.folder.parent / f"{name}-seeds.png", 1
+    while path.exists():
+        number += 1
+        path = path.with_name(f"{name}-seeds-{number}.png")
+    return path
 
 
 def num_cores() -> int:

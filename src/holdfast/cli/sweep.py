@@ -48,7 +48,7 @@ class SweepFlags:
     objective: Literal["area", "final"] = "area"
     """The mean of the learning curve over all steps (fast learning counts), or the return at the end."""
     confirm: int = 3
-    """Fresh seeds on which the best settings and trial 0 are compared at the end; 0: none."""
+    """Fresh seeds on which trial 0 and the best two other trials are compared at the end; 0: none."""
     prune: bool = True
     """Stop a trial whose learning curve is below the median of the earlier ones."""
     study: str | None = None

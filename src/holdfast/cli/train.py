@@ -84,6 +84,8 @@ def _start(argv: list[str], defaults: TrainConfig, config_file: str | None) -> N
     if flags.num_envs_per_rank is not None:
         with user_errors():
             config = dataclasses.replace(config, num_envs=_envs_of_all_ranks(argv, flags.num_envs_per_rank))
+    if flags.seeds and value_of(argv, "--seed") is not None:
+        raise UserError("--seed and --seeds cannot be combined; name all seeds with --seeds")
     if flags.seeds and config.run_dir:
         raise UserError("--run-dir is one folder, but --seeds makes several runs; use --name, or leave it out")
     with user_errors():

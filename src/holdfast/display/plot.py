@@ -18,22 +18,18 @@ from typing import Any, Literal
 
 import numpy as np
 
-from holdfast.display.aggregate import bootstrap_interval, interquartile_mean
+from holdfast.display.aggregate import bootstrap_interval, interquartile_mean, is_mean_and_range
 from holdfast.display.dashboard import compact
+from holdfast.display.plot_labels import differing, labels, values
 from holdfast.runs.log import CSV_NAME, read_progress
 
 # 97.5% quantiles of Student's t by degrees of freedom, from 1; beyond the table, that of the normal distribution.
 _T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120)
-# Runs of one group may differ in these settings, which say nothing about what is learned.
-_NOT_A_GROUP = {
-    "env", "seed", "name", "run_dir", "quiet", "track", "tensorboard", "threads", "device", "checkpoint_every",
-    "keep_checkpoints", "eval_every", "eval_episodes", "final_eval_episodes", "replay_check_every", "env_timeout",
-    "env_failure", "max_env_failures", "max_bad_updates",
-}  # fmt: skip
 _COLORS = ("#0072b2", "#d55e00", "#009e73", "#000000", "#cc79a7", "#8c6d1f", "#56b4e9")
 _DASHES = ("-", "--", "-.", (0, (1, 1)), (0, (5, 1, 1, 1, 1, 1)))
 _MARKERS = ("o", "s", "^", "D", "v", "X")
 _POINTS_WITH_MARKERS = 8
+_INCHES_PER_LETTER, _INCHES_PER_ROW = 0.075, 0.2  # of a legend
 GRID_POINTS = 200
 
 Aggregate = Literal["mean", "iqm"]
@@ -53,8 +49,8 @@ class Run:
 class Curve:
     """The mean over a group of runs on a common grid of n steps, with its 95% interval ([2, n]; None for one run).
 
-    aggregate: "mean" with Student's interval, or "iqm", the interquartile mean with a bootstrap interval. With two runs
-    the interval is their range.
+    aggregate: "mean" with Student's interval, or "iqm", the interquartile mean with a bootstrap interval. With few runs
+    (`is_range`) these are their mean and range.
     """
 
     label: str
@@ -73,6 +69,11 @@ class Curve:
             self.mean, self.interval = interquartile_mean(table), bootstrap_interval([table])
         else:
             self.mean, self.interval = confidence_interval(table)
+
+    @property
+    def is_range(self) -> bool:
+        """Whether there are so few runs that they have their mean and range."""
+        return is_mean_and_range(len(self.runs)) if self.aggregate == "iqm" else len(self.runs) <= 2
 
 
 def confidence_interval(table: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any] | None]:
@@ -108,13 +109,29 @@ def plot_runs(
     except ImportError as missing:
         raise ModuleNotFoundError("plots need matplotlib: pip install 'holdfast[plot]'") from missing
     panels = group_runs(_read_runs(run_dirs, metric, notify), group, aggregate)
-    figure = Figure(figsize=(1.5 + 5.5 * len(panels), 4.6), layout="constrained")
+    figure = Figure(figsize=_size(list(panels.values())), layout="constrained")
     for axes, (env, curves) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items()):
         _draw_panel(axes, env, curves, metric)
     out = Path(out)
     out.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(out, dpi=150, bbox_inches="tight")
     return out
+
+
+def _size(panels: list[list[Curve]]) -> tuple[float, float]:
+    """Width and height in inches, such that legends leave the curves their room."""
+    width = max(5.5, *(_INCHES_PER_LETTER * (_longest(curves) + 8) for curves in panels))
+    rows = max(-(-len(curves) // _columns(curves)) for curves in panels)
+    return 1.5 + width * len(panels), 4.4 + _INCHES_PER_ROW * rows
+
+
+def _longest(curves: list[Curve]) -> int:
+    """Letters of the longest text in the legend; 0 if there is no legend."""
+    return max(len(_legend_text(curve, curves)) for curve in curves) if len(curves) > 1 else 0
+
+
+def _columns(curves: list[Curve]) -> int:
+    return min(len(curves), max(1, 70 // (_longest(curves) + 6)))
 
 
 def _read_runs(run_dirs: Iterable[str | Path], metric: str, notify: Callable[[str], None]) -> list[Run]:
@@ -158,63 +175,30 @@ def group_runs(
     runs: Sequence[Run], group: str | Sequence[str] = "auto", aggregate: Aggregate = "mean"
 ) -> dict[str, list[Curve]]:
     """Curves by environment. Runs of a group share the environment and the settings named by `group`."""
-    settings = list(dict.fromkeys(key for run in runs for key in run.config))
-    if group == "auto":
-        names = [key for key in settings if key not in _NOT_A_GROUP and _differs(runs, key)]
-        names.sort(key=lambda key: key != "core")  # core first
-    else:
-        names = [name.strip() for name in (group.split(",") if isinstance(group, str) else group)]
-        unknown = [name for name in names if name not in settings]
-        if unknown:
-            raise ValueError(f"group by {unknown[0]!r}: no such setting in these runs; they have {', '.join(settings)}")
     panels: dict[str, list[Run]] = {}
     for run in runs:
         panels.setdefault(str(run.config.get("env", "")), []).append(run)
-    return {env: _curves(members, names, aggregate, shorten=group == "auto") for env, members in panels.items()}
+    if group == "auto":
+        by_env = [differing([run.config for run in members]) for members in panels.values()]
+        names = list(dict.fromkeys(name for found in by_env for name in found))
+    else:
+        names = [name.strip() for name in (group.split(",") if isinstance(group, str) else group)]
+        settings = list(dict.fromkeys(key for run in runs for key in run.config))
+        unknown = [name for name in names if name not in settings]
+        if unknown:
+            raise ValueError(f"group by {unknown[0]!r}: no such setting in these runs; they have {', '.join(settings)}")
+        if "core" in names and "policy" not in names and any(run.config.get("policy") is not None for run in runs):
+            names.insert(names.index("core"), "policy")  # a policy of the user's own has another network
+    return {env: _curves(members, names, aggregate, group == "auto") for env, members in panels.items()}
 
 
-def _curves(runs: list[Run], names: list[str], aggregate: Aggregate, shorten: bool) -> list[Curve]:
-    """A curve per group of one environment, labeled by as few settings as tell the groups apart."""
+def _curves(runs: list[Run], names: list[str], aggregate: Aggregate, automatic: bool) -> list[Curve]:
+    """A curve per group of one environment."""
     members: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
-        members.setdefault(_values(run, names), []).append(run)
-    shown: list[str] = []
-    for name in names if shorten else ():
-        if _num_different(runs, [*shown, name]) > _num_different(runs, shown):
-            shown.append(name)
-    shown = shown if shorten else names
-    curves = []
-    for group in members.values():
-        config = group[0].config
-        label = ", ".join(_label(name, config.get(name)) for name in shown) or _label("core", config.get("core", "run"))
-        curves.append(Curve(label, group, aggregate))
-    return curves
-
-
-def _values(run: Run, names: Sequence[str]) -> tuple[str, ...]:
-    return tuple(_as_text(run.config.get(name)) for name in names)
-
-
-def _num_different(runs: Sequence[Run], names: Sequence[str]) -> int:
-    return len({_values(run, names) for run in runs})
-
-
-def _differs(runs: Sequence[Run], setting: str) -> bool:
-    """Whether runs of one environment have different values of a setting."""
-    values: dict[str, set[str]] = {}
-    for run in runs:
-        values.setdefault(str(run.config.get("env")), set()).add(_as_text(run.config.get(setting)))
-    return any(len(found) > 1 for found in values.values())
-
-
-def _as_text(value: Any) -> str:
-    return json.dumps(value, sort_keys=True)
-
-
-def _label(name: str, value: Any) -> str:
-    if name == "core":
-        return "no memory" if value == "none" else str(value)
-    return f"{name} {' '.join(map(str, value)) if isinstance(value, list) else value}"
+        members.setdefault(values(run.config, names), []).append(run)
+    lines = labels([group[0].config for group in members.values()], None if automatic else names)
+    return [Curve(label, group, aggregate) for label, group in zip(lines, members.values())]
 
 
 def _draw_panel(axes: Any, env: str, curves: list[Curve], metric: str) -> None:
@@ -247,22 +231,25 @@ def _draw_panel(axes: Any, env: str, curves: list[Curve], metric: str) -> None:
     axes.grid(alpha=0.25, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
     if len(curves) > 1:
-        longest = max(len(_legend_text(curve, curves)) for curve in curves)
-        columns = min(len(curves), max(1, 70 // (longest + 6)))
-        axes.legend(
-            frameon=False, fontsize=9, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=columns, handlelength=3.5
-        )
+        place: dict[str, Any] = dict(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=_columns(curves))
+        axes.legend(frameon=False, fontsize=9, handlelength=3.5, **place)
 
 
 def _legend_text(curve: Curve, curves: list[Curve]) -> str:
     """The group; the number of its runs only if that differs too."""
-    same = len({len(each.runs) for each in curves}) == 1
+    same = len({_num_runs_and_seeds(each) for each in curves}) == 1
     return curve.label if same else f"{curve.label} ({_seeds(curve)})"
 
 
+def _num_runs_and_seeds(curve: Curve) -> tuple[int, int]:
+    return len(curve.runs), len({str(run.config.get("seed", run.folder)) for run in curve.runs})
+
+
 def _seeds(curve: Curve) -> str:
-    count = len(curve.runs)
-    return f"{count} seeds" if count > 1 else f"seed {curve.runs[0].config.get('seed', '?')}"
+    runs, seeds = _num_runs_and_seeds(curve)
+    if runs == 1:
+        return f"seed {curve.runs[0].config.get('seed', '?')}"
+    return f"{seeds} seeds" if seeds == runs else f"{runs} runs of {seeds} seed{'s' if seeds > 1 else ''}"
 
 
 def _title(env: str, curves: list[Curve]) -> str:
@@ -271,15 +258,16 @@ def _title(env: str, curves: list[Curve]) -> str:
     counts = {len(curve.runs) for curve in curves}
     if len(curves) == 1:
         title += f", {curves[0].label}, {_seeds(curves[0])}"
-    elif counts == {1} and len({str(curve.runs[0].config.get("seed")) for curve in curves}) == 1:
+    elif len({_seeds(curve) for curve in curves}) == 1:
         title += f", {_seeds(curves[0])}"
-    elif len(counts) == 1:
-        title += f", {_seeds(curves[0])}" if counts != {1} else ""
     if counts == {1}:
         return title
-    middle = "interquartile mean" if curves[0].aggregate == "iqm" and max(counts) > 2 else "mean"
-    bands = "range" if max(counts) == 2 else "95% interval" + (", range of two seeds" if 2 in counts else "")
-    return f"{title}\n{middle}, {bands}"
+    if all(curve.is_range for curve in curves):
+        return f"{title}\nmean, range"
+    middle = "interquartile mean" if curves[0].aggregate == "iqm" else "mean"
+    ranges = sorted({len(curve.runs) for curve in curves if curve.is_range} - {1})
+    few = f", range of {' or '.join(map(str, ranges))} runs" if ranges else ""
+    return f"{title}\n{middle}, 95% interval{few}"
 
 
 def _draw_known_returns(axes: Any, env: str, metric: str) -> None:

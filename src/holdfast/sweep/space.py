@@ -68,7 +68,7 @@ class Parameter:
         """The inverse of `number`."""
         if self.choices:
             return json.loads(number)
-        return _rounded(1 - number) if self.scale == "log(1-x)" else number if self.is_whole else _rounded(number)
+        return _below_one(number) if self.scale == "log(1-x)" else number if self.is_whole else _rounded(number)
 
     def bounds(self) -> tuple[float, float]:
         """The range of what is sampled."""
@@ -106,8 +106,8 @@ def default_space(base: TrainConfig) -> Space:
     minibatches = [n for n in _halves_and_doubles(base.minibatches) if n <= min(map(sequences, lengths))]
     found = [
         _around("learning_rate", base.learning_rate, 5),
-        Parameter("gamma", low=max(0.0, 1 - 4 * (1 - base.gamma)), high=1 - (1 - base.gamma) / 4, scale="log(1-x)"),
-        Parameter("gae_lambda", low=max(0.5, 1 - 4 * (1 - base.gae_lambda)), high=1 - (1 - base.gae_lambda) / 4, scale="log(1-x)"),
+        _around_distance_to_one("gamma", base.gamma, 4, least=0.0),
+        _around_distance_to_one("gae_lambda", base.gae_lambda, 4, least=0.5),
         _around("entropy_coef", base.entropy_coef, 8),
         _around("max_grad_norm", base.max_grad_norm, 4),
         Parameter("clip_range", low=0.1, high=0.3),
@@ -122,6 +122,11 @@ def default_space(base: TrainConfig) -> Space:
 
 def _around(name: str, value: float, factor: float) -> Parameter:
     return Parameter(name, low=_rounded(value / factor), high=_rounded(value * factor), scale="log")
+
+
+def _around_distance_to_one(name: str, value: float, factor: float, least: float) -> Parameter:
+    far, near = _below_one((1 - value) * factor), _below_one((1 - value) / factor)
+    return Parameter(name, low=max(least, far), high=near, scale="log(1-x)")
 
 
 def _halves_and_doubles(value: int) -> tuple[int, ...]:
@@ -166,8 +171,10 @@ def _parameter(name: str, entry: Any, where: str) -> Parameter:
     scale = entry.get("scale", "linear")
     if scale not in SCALES:
         raise ValueError(f"{where}.scale is {scale!r}, expected one of {', '.join(SCALES)}")
-    if name not in RANGES or not low < high:
-        raise ValueError(f"{where} is not a range of numbers")
+    if name not in RANGES:
+        raise ValueError(f'{where} is not a number, so it has no "low" and "high"; give it "choices"')
+    if not low < high:
+        raise ValueError(f"{where}: low must be below high, got low {low:g} and high {high:g}")
     if (scale == "log" and low <= 0) or (scale == "log(1-x)" and high >= 1):
         raise ValueError(f"{where}: the scale {scale} needs {'low above 0' if scale == 'log' else 'high below 1'}")
     for end in (low, high):
@@ -178,3 +185,12 @@ def _parameter(name: str, entry: Any, where: str) -> Parameter:
 def _rounded(number: float) -> float:
     """Four digits: nothing depends on more, and people read these files."""
     return float(f"{number:.4g}") if math.isfinite(number) else number
+
+
+def _below_one(distance: float) -> float:
+    """1 minus a distance of four digits, without the digits that a float adds.
+
+    >>> _below_one(0.4 + 1e-16), _below_one(0.7), _below_one(0.000025)
+    (0.6, 0.3, 0.999975)
+    """
+    return round(1 - _rounded(distance), 12)

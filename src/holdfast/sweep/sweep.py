@@ -101,7 +101,7 @@ class Sweep:
                 self._report(study)
 
     def _queue_finals(self) -> None:
-        """The best settings and trial 0, once per fresh seed."""
+        """Trial 0 and the best other settings, once per fresh seed."""
         outcomes = {outcome.index: outcome for outcome in self.search.outcomes()}
         if 0 in outcomes and outcomes[0].state == "failed":
             raise ValueError(f"the settings that the sweep starts from do not train: {outcomes[0].error}")

@@ -1,0 +1,130 @@
+"""What the lines of a plot are called: the settings that differ between them, the most telling first.
+
+It gets the settings of runs as plain data, as `config.json` holds them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from holdfast.config import TrainConfig
+
+Config = Mapping[str, Any]
+
+# Runs of one group may differ in these settings, which say nothing about what is learned.
+_NOT_A_GROUP = {
+    "env", "seed", "name", "run_dir", "quiet", "track", "tensorboard", "threads", "device", "checkpoint_every",
+    "keep_checkpoints", "eval_every", "eval_episodes", "final_eval_episodes", "replay_check_every", "env_timeout",
+    "env_failure", "max_env_failures", "max_bad_updates",
+}  # fmt: skip
+_FIRST = ("mask_velocity", "env_kwargs", "policy", "core", "hidden_size")  # the task, then the network
+_LATER = ("bptt", "num_steps", "epochs", "minibatches", "precision")  # mostly chosen for the task
+# These make a group, but a label has them only if nothing else tells two groups apart.
+_BOOKKEEPING = ("stop_at", "vectorization", "num_envs", "total_steps")
+MOST_SHOWN = 4
+
+
+def differing(configs: Sequence[Config]) -> list[str]:
+    """The settings that differ between runs and say something about what is learned, the most telling first."""
+    names = list(dict.fromkeys(name for config in configs for name in config))
+    found = [name for name in names if name not in _NOT_A_GROUP and _num_different(configs, [name]) > 1]
+    return sorted(found, key=lambda name: (_rank(name), names.index(name)))
+
+
+def _rank(name: str) -> int:
+    if name in _FIRST:
+        return _FIRST.index(name)
+    later = (*_LATER, *_BOOKKEEPING)
+    return len(_FIRST) + (1 + later.index(name) if name in later else 0)
+
+
+def values(config: Config, names: Sequence[str]) -> tuple[str, ...]:
+    """The values of settings as texts that can be compared."""
+    return tuple(json.dumps(config.get(name), sort_keys=True) for name in names)
+
+
+def labels(lines: Sequence[Config], names: Sequence[str] | None = None) -> list[str]:
+    """A label per line from the settings of each. names: the settings to show; None: those that differ, at most four, but
+    as many as it takes to tell the lines apart. "…" stands for others."""
+    shown, more = (list(names), False) if names is not None else _shown(lines)
+    found = []
+    for line in lines:
+        parts = [part for name in shown if (part := _part(name, line, lines, shown))]
+        found.append(", ".join([*parts, "…"] if more else parts) or _network(line))
+    return found
+
+
+def _shown(lines: Sequence[Config]) -> tuple[list[str], bool]:
+    """The settings to show, and whether others differ too."""
+    names = differing(lines)
+    needed: list[str] = []
+    for name in names:
+        if _num_different(lines, [*needed, name]) > _num_different(lines, needed):
+            needed.append(name)
+    telling = [name for name in names if name not in _BOOKKEEPING]
+    most = MOST_SHOWN + ("policy" in names and "core" in names)  # a line has one of the two
+    extra = [name for name in telling if name not in needed][: max(0, most - len(needed))]
+    shown = sorted([*needed, *extra], key=names.index)
+    more = any(name not in shown for name in telling)
+    if "policy" in shown and "core" not in shown:
+        shown.insert(shown.index("policy") + 1, "core")  # what a line without a policy of its own is called
+    return shown, more
+
+
+def _num_different(configs: Sequence[Config], names: Sequence[str]) -> int:
+    return len({values(config, names) for config in configs})
+
+
+def _part(name: str, line: Config, lines: Sequence[Config], shown: Sequence[str]) -> str:
+    """One setting of a line; "" if the others that are shown say it."""
+    value = line.get(name)
+    if name == "policy":
+        return _network(line) if value is not None else "" if "core" in shown else "Holdfast's policy"
+    if name == "core":
+        # A policy of the user's own replaces the core, unless it reads that setting itself.
+        alike = [other for other in lines if other.get("policy") == line.get("policy")]
+        replaced = line.get("policy") is not None and _num_different(alike, ["core"]) == 1
+        return "" if replaced and "policy" in shown else _core(value)
+    if name == "env_kwargs":
+        return _env_kwargs(value or {}, [other.get(name) or {} for other in lines])
+    if isinstance(value, bool):
+        return name if value else f"no {name}"
+    return f"{name} {_text(value, name)}"
+
+
+def _network(line: Config) -> str:
+    policy = line.get("policy")
+    return _core(line.get("core")) if policy is None else str(policy).removeprefix("own:")
+
+
+def _core(value: Any) -> str:
+    return {"none": "no memory", None: "run"}.get(value, str(value))
+
+
+def _env_kwargs(value: Config, all_values: Sequence[Config]) -> str:
+    """The arguments that differ; all if none does."""
+    keys = dict.fromkeys(key for each in all_values for key in each)
+    differ = [key for key in keys if _num_different(all_values, [key]) > 1] or list(keys)
+    return ", ".join(f"{key} {_text(value[key])}" if key in value else f"{key} default" for key in differ)
+
+
+def _text(value: Any, name: str = "") -> str:
+    """
+    >>> _text(0.0007), _text([64, 64]), _text(None, "bptt"), _text([], "encoder_sizes")
+    ('0.0007', '64 64', 'default', 'none')
+    """
+    if value is None or value == []:
+        return "default" if value is None or _is_default(name, value) else "none"
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    if isinstance(value, float):
+        return f"{value:g}" if float(f"{value:g}") == value else str(value)
+    return str(value)
+
+
+def _is_default(name: str, value: Any) -> bool:
+    found = {field.name: field.default for field in dataclasses.fields(TrainConfig)}.get(name)
+    return found is not None and (list(found) if isinstance(found, tuple) else found) == value
