@@ -80,6 +80,18 @@ def test_a_sweep_of_two_processes_that_is_killed_goes_on_where_it_was_and_loses_
     assert not any(path.name.endswith("-again") for path in (folder / STUDY / "trials").iterdir())
 
 
+def test_a_study_that_begins_again_trains_its_own_settings(run: Any, folder: Path, capsys: Any):
+    flags = [*FLAGS, "--trials", 1, "--workers", 1, "--confirm", 0]
+    assert run("sweep", *flags, "--learning-rate", 1e-3) == 0
+    (STUDY / "study.db").unlink()
+    (STUDY / "space.json").unlink()
+    assert run("sweep", *flags, "--learning-rate", 0.05) == 0
+    rates = {
+        path.parent.name: json.loads(path.read_text())["learning_rate"] for path in STUDY.glob("trials/*/config.json")
+    }
+    assert rates == {"0000": 1e-3, "0000-again": 0.05}
+
+
 def test_a_time_limit_ends_a_sweep_with_what_it_has(run: Any, folder: Path, capsys: Any):
     flags = [*FLAGS, "--trials", "500", "--workers", "1", "--confirm", "0", "--time", "4s"]
     assert run("sweep", *flags) == 0
