@@ -92,6 +92,34 @@ def test_a_study_that_begins_again_trains_its_own_settings(run: Any, folder: Pat
     assert rates == {"0000": 1e-3, "0000-again": 0.05}
 
 
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"core": {"choices": ["gru"]}}, "learning_rate {'low': 0.001, 'high': 0.01, 'scale': 'log'}, now missing"),
+        ({"learning_rate": {"low": 1e-3, "high": 1e-2}}, "now {'low': 0.001, 'high': 0.01, 'scale': 'linear'}"),
+        (
+            {"learning_rate": {"low": 1e-3, "high": 1e-2, "scale": "log"}, "epochs": {"choices": [1]}},
+            "epochs missing, now",
+        ),
+    ],
+)
+def test_a_study_whose_space_was_edited_is_refused_before_anything_trains(
+    changed: dict[str, Any], says: str, run: Any, folder: Path, capsys: Any
+):
+    flags = [*FLAGS, "--workers", 1, "--confirm", 0]
+    STUDY.mkdir(parents=True)
+    (STUDY / "space.json").write_text(json.dumps({"learning_rate": {"low": 1e-3, "high": 1e-2, "scale": "log"}}))
+    assert run("sweep", *flags, "--trials", 1) == 0
+    best = (STUDY / "best.json").read_bytes()
+    (STUDY / "space.json").write_text(json.dumps(changed))
+    capsys.readouterr()
+    assert run("sweep", *flags, "--trials", 2) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "the space of the study 'TMaze-v0' changed" in line and says in line
+    assert line.endswith("or start a new study: --study NAME")
+    assert (STUDY / "best.json").read_bytes() == best and len(list((STUDY / "trials").iterdir())) == 1
+
+
 def test_a_time_limit_ends_a_sweep_with_what_it_has(run: Any, folder: Path, capsys: Any):
     flags = [*FLAGS, "--trials", "500", "--workers", "1", "--confirm", "0", "--time", "4s"]
     assert run("sweep", *flags) == 0

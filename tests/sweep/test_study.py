@@ -192,7 +192,7 @@ def test_a_process_says_that_it_lives(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_study_goes_on_only_with_the_settings_it_was_started_with(tmp_path: Path):
     open_study(tmp_path, settings={"env": "a", "gamma": 0.9})
     open_study(tmp_path, settings={"env": "a", "gamma": 0.9})
-    with pytest.raises(ValueError, match=r"other settings \(gamma 0.9, now 0.8\); .* choose another --study"):
+    with pytest.raises(ValueError, match=r"the settings .* \(gamma 0.9, now 0.8\); .* --study NAME"):
         open_study(tmp_path, settings={"env": "a", "gamma": 0.8})
 
 

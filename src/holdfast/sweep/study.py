@@ -77,8 +77,8 @@ class Study:
                 self._study.set_user_attr(name, value)
             elif recorded[name] != value:
                 raise ValueError(
-                    f"the study {self.name!r} was started with other {name} ({_difference(recorded[name], value)}); continue it "
-                    "with the same, or choose another --study"
+                    f"the {name} of the study {self.name!r} changed ({_difference(recorded[name], value)}); continue it with "
+                    "what it was started with, or start a new study: --study NAME"
                 )
 
     # --- who does what -----------------------------------------------------------------------------------------------
@@ -306,6 +306,7 @@ def _is_abandoned(trial: Any) -> bool:
 
 def _difference(old: Any, new: Any) -> str:
     if isinstance(old, dict) and isinstance(new, dict):
-        changed = [key for key in {**old, **new} if old.get(key) != new.get(key)]
-        return f"{changed[0]} {old.get(changed[0])!r}, now {new.get(changed[0])!r}" if changed else ""
+        changed = [key for key in {**old, **new} if (key in old, old.get(key)) != (key in new, new.get(key))]
+        before, now = (repr(data[changed[0]]) if changed[0] in data else "missing" for data in (old, new))
+        return f"{changed[0]} {before}, now {now}"
     return f"{old!r}, now {new!r}"
