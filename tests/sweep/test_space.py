@@ -10,7 +10,7 @@ import pytest
 
 import holdfast as hf
 from holdfast.config import PRESETS
-from holdfast.sweep.space import Parameter, default_space, read_space, write_space
+from holdfast.sweep.space import Parameter, Scale, default_space, read_space, write_space
 from holdfast.training.chosen import Task, choose_sizes
 
 BASE = hf.TrainConfig(num_envs=16, num_steps=64, epochs=4, minibatches=8)
@@ -53,6 +53,25 @@ def test_what_is_sampled_becomes_the_setting_and_back():
     assert sizes.setting(sizes.number([64, 64])) == [64, 64]
     layers = Parameter("num_layers", low=1, high=3)
     assert layers.is_whole and layers.setting(2) == 2
+
+
+@pytest.mark.parametrize("scale", ["log(1-x)", "linear", "log"])
+def test_a_number_close_to_1_is_never_rounded_to_1(scale: Scale):
+    gamma = Parameter("gamma", low=0.9, high=0.99999, scale=scale)
+    assert gamma.setting(gamma.number(0.99995)) == 0.99995
+    assert gamma.setting(gamma.number(0.99999)) == pytest.approx(0.99999, abs=1e-12)
+    assert gamma.setting(gamma.number(0.9) * (1 + 1e-9)) == pytest.approx(0.9, abs=1e-6)
+    for low, high in ((0.900004, 0.900005), (0.999996, 0.999997)):
+        narrow = Parameter("gamma", low=low, high=high, scale=scale)
+        assert low - 1e-12 <= narrow.setting(narrow.number((low + high) / 2)) <= high + 1e-12
+        assert narrow.setting(narrow.number(low)) != narrow.setting(narrow.number(high))
+
+
+def test_settings_have_digits_that_people_read():
+    rate = Parameter("learning_rate", low=1e-4, high=1e-2, scale="log")
+    assert rate.setting(0.00123456789) == 0.001235
+    gamma = Parameter("gamma", low=0.9, high=0.999, scale="log(1-x)")
+    assert gamma.setting(0.0123456789) == 0.98765
 
 
 def test_a_value_outside_widens_the_space():

@@ -65,10 +65,14 @@ class Parameter:
         return 1 - setting if self.scale == "log(1-x)" else setting
 
     def setting(self, number: Any) -> Any:
-        """The inverse of `number`."""
+        """The inverse of `number`, with digits that people read. It stays in the range."""
         if self.choices:
             return json.loads(number)
-        return _rounded(1 - number) if self.scale == "log(1-x)" else number if self.is_whole else _rounded(number)
+        if self.is_whole:
+            return number
+        low, high = self.bounds()
+        short = min(max(_shortened(number, high - low), low), high)
+        return round(1 - short, 15) if self.scale == "log(1-x)" else short
 
     def bounds(self) -> tuple[float, float]:
         """The range of what is sampled."""
@@ -173,6 +177,16 @@ def _parameter(name: str, entry: Any, where: str) -> Parameter:
     for end in (low, high):
         TrainConfig.from_dict({name: end})
     return Parameter(name, low=low, high=high, scale=scale)
+
+
+def _shortened(number: float, span: float) -> float:
+    """Four digits, or as many as tell a thousandth of the range.
+
+    >>> _shortened(0.00123456, 0.01), _shortened(0.999951234, 0.09), _shortened(12345.6, 1e5)
+    (0.001235, 0.99995, 12350.0)
+    """
+    unit = min(abs(number) or span, span or abs(number))
+    return round(number, 3 - math.floor(math.log10(unit))) if unit else number
 
 
 def _rounded(number: float) -> float:

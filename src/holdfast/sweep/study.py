@@ -84,9 +84,10 @@ class Study:
     # --- who does what -----------------------------------------------------------------------------------------------
 
     def queue(self, index: int, settings: dict[str, Any], **attributes: Any) -> None:
-        """Let a process run these settings next."""
+        """Let a process run these settings next, with all their digits."""
+        exact = {parameter.name: settings[parameter.name] for parameter in self.space}
         params = {parameter.label: parameter.number(settings[parameter.name]) for parameter in self.space}
-        self._study.enqueue_trial(params, user_attrs={"index": index, **attributes})
+        self._study.enqueue_trial(params, user_attrs={"index": index, "settings": exact, **attributes})
 
     def take(self, trials: int | None) -> Any | None:
         """The next trial, which is now this process's: a queued one, or a new one while there are fewer than `trials`.
@@ -119,7 +120,8 @@ class Study:
 
     def settings(self, trial: Any) -> dict[str, Any]:
         """What a trial tries; sampled here if it is a new one."""
-        return {parameter.name: parameter.setting(self._suggest(trial, parameter)) for parameter in self.space}
+        found = {parameter.name: parameter.setting(self._suggest(trial, parameter)) for parameter in self.space}
+        return {**found, **_queued(trial)}
 
     def _suggest(self, trial: Any, parameter: Parameter) -> Any:
         if parameter.choices:
@@ -198,7 +200,7 @@ class Study:
         return list(last.values())
 
     def _requeue(self, trial: Any, attempts: int) -> None:
-        kept = {name: value for name, value in trial.user_attrs.items() if name in ("index", "seed")}
+        kept = {name: value for name, value in trial.user_attrs.items() if name in ("index", "seed", "settings")}
         params = {**trial.system_attrs.get("fixed_params", {}), **trial.params}
         self._study.enqueue_trial(params, user_attrs={**kept, "attempts": attempts})
 
@@ -234,6 +236,7 @@ class Study:
             state = {states.COMPLETE: "complete", states.PRUNED: "pruned", states.FAIL: failed}.get(trial.state)
             if state and not _is_surplus(trial):
                 settings = {p.name: p.setting(trial.params[p.label]) for p in self.space if p.label in trial.params}
+                settings |= {name: value for name, value in _queued(trial).items() if name in settings}
                 score = trial.value if state == "complete" else None
                 found.append(Outcome(_index(trial), settings, score, state, error, trial.user_attrs.get("seed")))
         return sorted(found, key=lambda outcome: (outcome.index, outcome.seed or 0))
@@ -275,6 +278,11 @@ def database_reason(error: BaseException) -> str:
 
 def _index(trial: Any) -> int:
     return int(trial.user_attrs.get("index", trial.number))
+
+
+def _queued(trial: Any) -> dict[str, Any]:
+    """The settings of a trial that was queued; a sampled one has none."""
+    return dict(trial.user_attrs.get("settings", {}))
 
 
 def _key(trial: Any) -> tuple[int, int | None]:
