@@ -174,6 +174,14 @@ def test_the_space_is_written_for_editing(run: Any, folder: Path, capsys: Any):
     assert not (STUDY / "study.db").exists()
 
 
+def test_a_space_that_cannot_include_the_start_is_refused_before_anything_trains(run: Any, folder: Path, capsys: Any):
+    (folder / "space.json").write_text(json.dumps({"entropy_coef": {"low": 1e-3, "high": 1e-2, "scale": "log"}}))
+    assert run("sweep", *FLAGS, "--space", "space.json", "--entropy-coef", 0, "--trials", 2, "--workers", 1) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "entropy_coef has a range with the scale log in the search space, and the sweep starts from 0" in line
+    assert not (folder / STUDY).exists()
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [

@@ -80,6 +80,33 @@ def test_a_value_outside_widens_the_space():
 
 
 @pytest.mark.parametrize(
+    ("parameter", "start", "says"),
+    [
+        (
+            Parameter("entropy_coef", low=1e-3, high=1e-2, scale="log"),
+            0.0,
+            "entropy_coef has a range with the scale log in",
+        ),
+        (
+            Parameter("gamma", low=0.9, high=0.99, scale="log(1-x)"),
+            1.0,
+            "starts from 1, .* a number in the range \\(--gamma\\)",
+        ),
+        (Parameter("memory_span", low=1, high=9), None, "memory_span has a range in .* starts from none, .* choices"),
+        (Parameter("target_kl", low=0.01, high=0.1, scale="log"), None, "target_kl has a range in .*--target-kl"),
+    ],
+)
+def test_a_range_that_cannot_include_the_start_is_refused_by_name(parameter: Parameter, start: float | None, says: str):
+    with pytest.raises(ValueError, match=says) as error:
+        parameter.including(start)
+    assert "\n" not in str(error.value)
+
+
+def test_choices_include_none():
+    assert Parameter("memory_span", choices=(8,)).including(None).choices == (8, None)
+
+
+@pytest.mark.parametrize(
     ("data", "message"),
     [
         ({}, "names no settings"),

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
-from holdfast.config import RANGES, TrainConfig
+from holdfast.config import RANGES, TrainConfig, flag_of
 from holdfast.runs import plain_checks
 
 Scale = Literal["linear", "log", "log(1-x)"]
@@ -79,11 +79,21 @@ class Parameter:
         return (1 - self.high, 1 - self.low) if self.scale == "log(1-x)" else (self.low, self.high)
 
     def including(self, setting: Any) -> Parameter:
-        """The same, widened where it must be to include a value."""
+        """The same, widened where it must be to include a value. Raises a ValueError if its scale cannot."""
         if self.choices:
             if setting in self.choices:
                 return self
             return replace(self, choices=(*self.choices, setting))
+        outside = (
+            setting is None or (self.scale == "log" and setting <= 0) or (self.scale == "log(1-x)" and setting >= 1)
+        )
+        if outside:
+            kind = "a range" if setting is None else f"a range with the scale {self.scale}"
+            start = "none" if setting is None else f"{setting:g}"
+            raise ValueError(
+                f"{self.name} has {kind} in the search space, and the sweep starts from {start}, which no such range includes; "
+                f"start from a number in the range ({flag_of(self.name)}), or give the setting choices"
+            )
         return replace(self, low=min(self.low, setting), high=max(self.high, setting))
 
     def to_data(self) -> dict[str, Any]:
