@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.cli import sweep as sweep_command
 from holdfast.runs.log import read_progress
 from holdfast.sweep.trial_run import _Watch
 
@@ -197,6 +198,18 @@ def test_a_sweep_that_would_do_harm_is_refused_in_one_line(
     assert run("sweep", *FLAGS, *flags) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert said in line and list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("storage", ["sqlite://", "sqlite:///:memory:"])
+def test_a_database_in_memory_is_refused_for_several_workers(run: Any, folder: Path, capsys: Any, storage: str):
+    assert run("sweep", *FLAGS, "--storage", storage, "--workers", 2) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"--storage {storage} is in the memory of one process, so 2 workers cannot share it" in line
+
+
+def test_the_command_that_continues_a_sweep_is_shown_without_a_password():
+    said = sweep_command._go_on(["--trials", "3", "--storage=postgresql://me:S3cret@host/db"])
+    assert "S3cret" not in said and "holdfast sweep --trials 3" in said
 
 
 @pytest.mark.parametrize(

@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.runs.lock import may_live, this_process
+from holdfast.sweep.database import is_in_memory, open_database, require_optuna
 from holdfast.sweep.space import Parameter, Space
 
 SECONDS_BETWEEN_BEATS, SECONDS_UNTIL_GONE = 10, 120
-MOST_ATTEMPTS, ATTEMPTS_TO_OPEN = 3, 5
+MOST_ATTEMPTS = 3
 REPORTS = 20  # points of the learning curve that trials are compared at
-NEEDS_OPTUNA = "sweeps need Optuna: pip install 'holdfast[sweep]'"
 
 
 @dataclass(frozen=True)
@@ -39,15 +39,6 @@ class Outcome:
     seed: int | None
 
 
-def require_optuna() -> Any:
-    try:
-        import optuna
-    except ImportError as missing:
-        raise ModuleNotFoundError(NEEDS_OPTUNA) from missing
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    return optuna
-
-
 class Study:
     """The trials of one sweep. facts: plain data that every process must agree on, such as the base settings."""
 
@@ -56,8 +47,9 @@ class Study:
         self.space, self.name = space, name
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # "experimental"
-            self._storage = _open_database(url)
-            file = url.removeprefix("sqlite:///") if url.startswith("sqlite:///") and os.name == "posix" else None
+            self._storage = open_database(url)
+            in_a_file = url.startswith("sqlite:///") and not is_in_memory(url)
+            file = url.removeprefix("sqlite:///") if in_a_file and os.name == "posix" else None
             self._lock_file = None if file is None else Path(f"{file}.lock")
             pruner = optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=REPORTS // 4, n_min_trials=3)
             self._study = optuna.create_study(
@@ -251,29 +243,6 @@ class Study:
                 return dict(optuna.importance.get_param_importances(self._study, evaluator=evaluator))
             except (ValueError, RuntimeError):
                 return {}
-
-
-def _open_database(url: str) -> Any:
-    """Optuna's storage. Processes that start at the same time may get in each other's way when they make its tables."""
-    optuna = require_optuna()
-    if url.startswith("sqlite:///"):
-        Path(url.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
-    options = {"connect_args": {"timeout": 60}} if url.startswith("sqlite") else {"pool_pre_ping": True}
-    for attempt in range(ATTEMPTS_TO_OPEN):
-        try:
-            return optuna.storages.RDBStorage(url, engine_kwargs=options)
-        except Exception as error:  # SQLAlchemy's, or the database driver's
-            if attempt == ATTEMPTS_TO_OPEN - 1:
-                raise ValueError(f"--storage {url} cannot be opened: {database_reason(error)}") from error
-            time.sleep(0.2 * (attempt + 1))
-    raise AssertionError
-
-
-def database_reason(error: BaseException) -> str:
-    """What the database said: Optuna wraps SQLAlchemy's errors, and these add the statement."""
-    while (cause := getattr(error, "orig", None) or error.__cause__) is not None:
-        error = cause
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
 def _index(trial: Any) -> int:
