@@ -335,7 +335,7 @@ def sweep(folder: Path, draw: random.Random, count: int, env: str) -> Iterator[s
 
 
 def _trials_of(place: Path, out: str) -> str:
-    from holdfast.sweep.study import require_optuna
+    from holdfast.sweep.database import require_optuna
 
     studies = place / "runs/sweeps/TMaze-v0"
     optuna = require_optuna()

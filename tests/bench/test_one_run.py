@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from holdfast.bench import results
 from holdfast.bench.jobs import jobs
 from holdfast.bench.one_run import EPISODES, MEAN_RETURN, train
 from holdfast.bench.suite import parse
 from holdfast.runs import checkpoint
 from holdfast.runs.log import read_progress
+from holdfast.training.evaluation import EvalResult
+from holdfast.training.trainer import Trainer
 
 TIMES = ("seconds", "wall_seconds", "steps_per_second", "phases")
 
@@ -93,3 +96,24 @@ def test_a_damaged_checkpoint_starts_the_run_again(tmp_path):
     file.write_bytes(file.read_bytes()[:-9])
     again = train(job(), tmp_path / "run")
     assert (again["best"], again["final"], again["curve"]) == (whole["best"], whole["final"], whole["curve"])
+
+
+@pytest.mark.parametrize(
+    ("returns", "says"),
+    [([], "no episode of the evaluation ended; give"), ([float("inf")], "the mean return of the evaluation is inf")],
+)
+def test_a_run_without_a_return_to_report_has_failed(tmp_path, monkeypatch, returns, says):
+    monkeypatch.setattr(Trainer, "evaluate", lambda *_, **__: EvalResult.of(returns, [1] * len(returns)))
+    with pytest.raises(RuntimeError, match=says):
+        train(job(steps=256), tmp_path / "run")
+
+
+def test_a_result_in_which_only_the_most_likely_actions_end_no_episode_can_be_read_back(tmp_path, monkeypatch):
+    def evaluate(self, episodes, deterministic=False):
+        return EvalResult.of([], []) if deterministic else EvalResult.of([0.5, 1.5], [3, 3])
+
+    monkeypatch.setattr(Trainer, "evaluate", evaluate)
+    found = train(job(steps=256), tmp_path / "run")
+    assert (found["final"], found["final_deterministic"]) == (1.0, None)
+    results.append(tmp_path / "results.jsonl", found)
+    assert results.read(tmp_path / "results.jsonl")[1] == 0

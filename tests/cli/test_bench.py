@@ -188,6 +188,26 @@ def test_a_module_of_a_suite_is_not_imported_to_check_its_environments(run, fold
     assert "add --allow-imports" in capsys.readouterr().err
 
 
+def test_a_report_leaves_out_results_of_the_environment_that_a_task_had_before(run, folder, capsys):
+    settings = dict(hidden_size=4, num_envs=4, num_steps=16, minibatches=1, epochs=1, final_eval_episodes=1)
+    suite = {"name": "s", "steps": 64, "settings": settings, "device": "cpu"}
+
+    def bench(length, *flags):
+        task = {"name": "T", "env": "holdfast/TMaze-v0", "settings": {"env_kwargs": {"length": length}}}
+        Path("s.json").write_text(json.dumps({**suite, "tasks": [task]}))
+        return run("bench", "s.json", "--jobs", 1, "--quiet", *flags)
+
+    assert bench(3) == 0
+    capsys.readouterr()
+    assert bench(4, "--report") == 2
+    said = capsys.readouterr().err
+    assert "holds no results of this suite and number of steps; 1 out of date (the task has another environment" in said
+    assert bench(4, "--first-seed", 2) == 0
+    assert "results.jsonl; 1 out of date" in capsys.readouterr().out
+    assert "runs: 1;" in Path("runs/bench/s/table.md").read_text()
+    assert bench(3, "--report") == 0 and "runs: 1;" in Path("runs/bench/s/table.md").read_text()
+
+
 def test_a_folder_takes_one_command_at_a_time(run, folder, capsys):
     lock = RunLock(folder / "out")
     lock.claim()

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.cli import sweep as sweep_command
 from holdfast.runs.log import read_progress
 from holdfast.sweep.trial_run import _Watch
 
@@ -80,6 +81,46 @@ def test_a_sweep_of_two_processes_that_is_killed_goes_on_where_it_was_and_loses_
     assert not any(path.name.endswith("-again") for path in (folder / STUDY / "trials").iterdir())
 
 
+def test_a_study_that_begins_again_trains_its_own_settings(run: Any, folder: Path, capsys: Any):
+    flags = [*FLAGS, "--trials", 1, "--workers", 1, "--confirm", 0]
+    assert run("sweep", *flags, "--learning-rate", 1e-3) == 0
+    (STUDY / "study.db").unlink()
+    (STUDY / "space.json").unlink()
+    assert run("sweep", *flags, "--learning-rate", 0.05) == 0
+    rates = {
+        path.parent.name: json.loads(path.read_text())["learning_rate"] for path in STUDY.glob("trials/*/config.json")
+    }
+    assert rates == {"0000": 1e-3, "0000-again": 0.05}
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"core": {"choices": ["gru"]}}, "learning_rate {'low': 0.001, 'high': 0.01, 'scale': 'log'}, now missing"),
+        ({"learning_rate": {"low": 1e-3, "high": 1e-2}}, "now {'low': 0.001, 'high': 0.01, 'scale': 'linear'}"),
+        (
+            {"learning_rate": {"low": 1e-3, "high": 1e-2, "scale": "log"}, "epochs": {"choices": [1]}},
+            "epochs missing, now",
+        ),
+    ],
+)
+def test_a_study_whose_space_was_edited_is_refused_before_anything_trains(
+    changed: dict[str, Any], says: str, run: Any, folder: Path, capsys: Any
+):
+    flags = [*FLAGS, "--workers", 1, "--confirm", 0]
+    STUDY.mkdir(parents=True)
+    (STUDY / "space.json").write_text(json.dumps({"learning_rate": {"low": 1e-3, "high": 1e-2, "scale": "log"}}))
+    assert run("sweep", *flags, "--trials", 1) == 0
+    best = (STUDY / "best.json").read_bytes()
+    (STUDY / "space.json").write_text(json.dumps(changed))
+    capsys.readouterr()
+    assert run("sweep", *flags, "--trials", 2) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "the space of the study 'TMaze-v0' changed" in line and says in line
+    assert line.endswith("or start a new study: --study NAME")
+    assert (STUDY / "best.json").read_bytes() == best and len(list((STUDY / "trials").iterdir())) == 1
+
+
 def test_a_time_limit_ends_a_sweep_with_what_it_has(run: Any, folder: Path, capsys: Any):
     flags = [*FLAGS, "--trials", "500", "--workers", "1", "--confirm", "0", "--time", "4s"]
     assert run("sweep", *flags) == 0
@@ -134,6 +175,14 @@ def test_the_space_is_written_for_editing(run: Any, folder: Path, capsys: Any):
     assert not (STUDY / "study.db").exists()
 
 
+def test_a_space_that_cannot_include_the_start_is_refused_before_anything_trains(run: Any, folder: Path, capsys: Any):
+    (folder / "space.json").write_text(json.dumps({"entropy_coef": {"low": 1e-3, "high": 1e-2, "scale": "log"}}))
+    assert run("sweep", *FLAGS, "--space", "space.json", "--entropy-coef", 0, "--trials", 2, "--workers", 1) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "entropy_coef has a range with the scale log in the search space, and the sweep starts from 0" in line
+    assert not (folder / STUDY).exists()
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
@@ -149,6 +198,18 @@ def test_a_sweep_that_would_do_harm_is_refused_in_one_line(
     assert run("sweep", *FLAGS, *flags) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert said in line and list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("storage", ["sqlite://", "sqlite:///:memory:"])
+def test_a_database_in_memory_is_refused_for_several_workers(run: Any, folder: Path, capsys: Any, storage: str):
+    assert run("sweep", *FLAGS, "--storage", storage, "--workers", 2) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"--storage {storage} is in the memory of one process, so 2 workers cannot share it" in line
+
+
+def test_the_command_that_continues_a_sweep_is_shown_without_a_password():
+    said = sweep_command._go_on(["--trials", "3", "--storage=postgresql://me:S3cret@host/db"])
+    assert "S3cret" not in said and "holdfast sweep --trials 3" in said
 
 
 @pytest.mark.parametrize(

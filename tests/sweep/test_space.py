@@ -10,7 +10,7 @@ import pytest
 
 import holdfast as hf
 from holdfast.config import PRESETS
-from holdfast.sweep.space import Parameter, default_space, read_space, write_space
+from holdfast.sweep.space import Parameter, Scale, default_space, read_space, write_space
 from holdfast.training.chosen import Task, choose_sizes
 
 BASE = hf.TrainConfig(num_envs=16, num_steps=64, epochs=4, minibatches=8)
@@ -58,7 +58,8 @@ def test_what_is_sampled_becomes_the_setting_and_back():
     gamma = Parameter("gamma", low=0.9, high=0.999, scale="log(1-x)")
     assert gamma.bounds() == pytest.approx((0.001, 0.1)) and gamma.label == "1 - gamma"
     assert gamma.setting(gamma.number(0.97)) == 0.97
-    assert gamma.setting(0.000025) == 0.999975, "four digits of the distance to 1, not of the number"
+    near = Parameter("gamma", low=0.9, high=0.99999, scale="log(1-x)")
+    assert near.setting(0.000025) == 0.999975, "four digits of the distance to 1, not of the number"
     core = Parameter("core", choices=("lstm", "gru"))
     assert core.setting(core.number("gru")) == "gru"
     sizes = Parameter("head_sizes", choices=([], [64, 64]))
@@ -67,9 +68,55 @@ def test_what_is_sampled_becomes_the_setting_and_back():
     assert layers.is_whole and layers.setting(2) == 2
 
 
+@pytest.mark.parametrize("scale", ["log(1-x)", "linear", "log"])
+def test_a_number_close_to_1_is_never_rounded_to_1(scale: Scale):
+    gamma = Parameter("gamma", low=0.9, high=0.99999, scale=scale)
+    assert gamma.setting(gamma.number(0.99995)) == 0.99995
+    assert gamma.setting(gamma.number(0.99999)) == pytest.approx(0.99999, abs=1e-12)
+    assert gamma.setting(gamma.number(0.9) * (1 + 1e-9)) == pytest.approx(0.9, abs=1e-6)
+    for low, high in ((0.900004, 0.900005), (0.999996, 0.999997)):
+        narrow = Parameter("gamma", low=low, high=high, scale=scale)
+        assert low - 1e-12 <= narrow.setting(narrow.number((low + high) / 2)) <= high + 1e-12
+        assert narrow.setting(narrow.number(low)) != narrow.setting(narrow.number(high))
+
+
+def test_settings_have_digits_that_people_read():
+    rate = Parameter("learning_rate", low=1e-4, high=1e-2, scale="log")
+    assert rate.setting(0.00123456789) == 0.001235
+    gamma = Parameter("gamma", low=0.9, high=0.999, scale="log(1-x)")
+    assert gamma.setting(0.0123456789) == 0.98765
+
+
 def test_a_value_outside_widens_the_space():
     assert Parameter("learning_rate", low=1e-3, high=1e-2, scale="log").including(5e-4).low == 5e-4
     assert Parameter("epochs", choices=(2, 4)).including(10).choices == (2, 4, 10)
+
+
+@pytest.mark.parametrize(
+    ("parameter", "start", "says"),
+    [
+        (
+            Parameter("entropy_coef", low=1e-3, high=1e-2, scale="log"),
+            0.0,
+            "entropy_coef has a range with the scale log in",
+        ),
+        (
+            Parameter("gamma", low=0.9, high=0.99, scale="log(1-x)"),
+            1.0,
+            "starts from 1, .* a number in the range \\(--gamma\\)",
+        ),
+        (Parameter("memory_span", low=1, high=9), None, "memory_span has a range in .* starts from none, .* choices"),
+        (Parameter("target_kl", low=0.01, high=0.1, scale="log"), None, "target_kl has a range in .*--target-kl"),
+    ],
+)
+def test_a_range_that_cannot_include_the_start_is_refused_by_name(parameter: Parameter, start: float | None, says: str):
+    with pytest.raises(ValueError, match=says) as error:
+        parameter.including(start)
+    assert "\n" not in str(error.value)
+
+
+def test_choices_include_none():
+    assert Parameter("memory_span", choices=(8,)).including(None).choices == (8, None)
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,18 @@ def test_the_first_trial_has_the_settings_it_starts_from_and_the_others_stay_in_
     assert [(outcome.index, outcome.score) for outcome in study.outcomes()] == [(0, 0.5), (1, 0.1), (2, 0.2), (3, 0.3)]
 
 
+def test_queued_settings_keep_all_their_digits(tmp_path: Path):
+    study = open_study(tmp_path)
+    exact = {**BASE, "learning_rate": 1.23456789e-3, "gamma": 0.987654321}
+    study.queue(0, exact)
+    study.put_back(study.take(1))
+    trial = study.take(1)
+    assert study.settings(trial) == exact
+    study.complete(trial, 0.5)
+    (outcome,) = study.outcomes()
+    assert outcome.settings == exact
+
+
 def test_several_workers_do_every_trial_once_and_no_more_than_asked_for(tmp_path: Path):
     open_study(tmp_path).queue(0, BASE)
     done: list[int] = []
@@ -192,7 +204,7 @@ def test_a_process_says_that_it_lives(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_study_goes_on_only_with_the_settings_it_was_started_with(tmp_path: Path):
     open_study(tmp_path, settings={"env": "a", "gamma": 0.9})
     open_study(tmp_path, settings={"env": "a", "gamma": 0.9})
-    with pytest.raises(ValueError, match=r"other settings \(gamma 0.9, now 0.8\); .* choose another --study"):
+    with pytest.raises(ValueError, match=r"the settings .* \(gamma 0.9, now 0.8\); .* --study NAME"):
         open_study(tmp_path, settings={"env": "a", "gamma": 0.8})
 
 

@@ -24,7 +24,7 @@ from holdfast.runs.log import read_progress
 from holdfast.runs.metadata import cpu_name, git_state, package_versions
 from holdfast.training.callbacks import Callback
 from holdfast.training.progress import RECENT_EPISODES
-from holdfast.training.trainer import Trainer
+from holdfast.training.trainer import Trainer, TrainResult
 
 MEAN_RETURN, EPISODES = "bench/mean_return", "bench/episodes"
 CHECKPOINT_SECONDS = 30.0
@@ -43,6 +43,7 @@ def train(
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
 ) -> Row | None:
     """The results of a job, or None if it was stopped before its end. folder: the run's own, removed by nobody here.
+    Raises an error if there is no return to report.
 
     look: called after every update with the number of steps so far; False saves and stops the run.
     """
@@ -53,6 +54,7 @@ def train(
     result = trainer.run()
     if result.stopped_by in ("interrupt", "callback"):
         return None
+    _require_return(result)
     ended = time.perf_counter()
     greedy = trainer.evaluate(job.config["final_eval_episodes"], deterministic=True) if job.deterministic else None
     curve = _curve(folder)
@@ -70,8 +72,8 @@ def train(
         "best": best,
         "best_at": best_at,
         "final": result.mean_return,
-        "final_std_error": None if math.isnan(result.std_error) else result.std_error,
-        **({} if greedy is None else {"final_deterministic": greedy.mean_return}),
+        "final_std_error": _or_none(result.std_error),
+        **({} if greedy is None else {"final_deterministic": _or_none(greedy.mean_return)}),
         "trained_steps": result.steps,
         "steps_per_second": round(result.steps / result.seconds, 1),
         "seconds": round(result.seconds, 2),
@@ -89,6 +91,21 @@ def train(
         "config": config,
         "curve": [[steps, _short(value)] for steps, value, _ in _thinned(curve)],
     }
+
+
+def _require_return(result: TrainResult) -> None:
+    if result.episodes == 0:
+        raise RuntimeError(
+            "no episode of the evaluation ended; give the environment a time limit (its max_episode_steps)"
+        )
+    if not math.isfinite(result.mean_return):
+        raise RuntimeError(
+            f"the mean return of the evaluation is {result.mean_return}; the rewards must be finite numbers"
+        )
+
+
+def _or_none(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 class _Watch(Callback):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -22,12 +23,13 @@ _LONGEST = 40
 
 
 def name_of(tuned: bool, changed: Mapping[str, Any]) -> str:
-    """The name of a setting, by which results are told apart. changed: the settings of the command.
+    """The name of a setting, by which results are told apart. changed: the settings of the command. A long value is cut, and
+    ends in a digest of all of it.
 
     >>> name_of(False, {}), name_of(True, {}), name_of(False, {"num_steps": 128, "gamma": 0.9})
     ('default', 'tuned', 'gamma=0.9 num_steps=128')
     """
-    parts = [f"{name}={_text(changed[name])}" for name in sorted(changed)]
+    parts = [f"{name}={_short(_text(changed[name]))}" for name in sorted(changed)]
     return " ".join([TUNED, *parts] if tuned else parts) or DEFAULT
 
 
@@ -76,5 +78,14 @@ def _text(value: Any) -> str:
     >>> _text(0.0007), _text(128), _text("linear"), _text([64, 64]), _text(None)
     ('0.0007', '128', 'linear', '[64, 64]', 'none')
     """
-    text = "none" if value is None else value if isinstance(value, str) else json.dumps(value)
-    return text[:_LONGEST]
+    return "none" if value is None else value if isinstance(value, str) else json.dumps(value)
+
+
+def _short(text: str) -> str:
+    """
+    >>> _short("[64, 64]"), _short("a" * 60)
+    ('[64, 64]', 'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa...11ee391211')
+    """
+    if len(text) <= _LONGEST:
+        return text
+    return f"{text[:_LONGEST]}...{hashlib.sha256(text.encode()).hexdigest()[:10]}"

@@ -93,13 +93,15 @@ def main(argv: list[str]) -> int:
                 f"{out} cannot be written ({error}); free some space, then run the same command again"
             ) from error
         with user_errors():
-            written = _write_report(suite, out, flags.steps)
+            written, outdated = _write_report(suite, jobs, out, flags.steps)
     if failed:
         raise UserError(
             f"{len(failed)} of {len(jobs)} runs failed ({failed[0]}); run the same command again to retry them"
         )
     if not written and not left:
-        raise UserError(f"{out} holds no results of this suite and number of steps")
+        raise UserError(
+            f"{out} holds no results of this suite and number of steps{outdated}; train it without --report"
+        )
     return 0
 
 
@@ -239,20 +241,22 @@ def _sigterm_stops() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _write_report(suite: Suite, out: Path, steps: int | None) -> bool:
-    """Table and page of all results in the folder; False if there are none."""
+def _write_report(suite: Suite, jobs: list[Job], out: Path, steps: int | None) -> tuple[bool, str]:
+    """Table and page of all results in the folder. Returns whether there are any, and what is left out, in words."""
     from holdfast.bench import results
+    from holdfast.bench.choices import of_the_suite
     from holdfast.bench.comparison import compare
     from holdfast.bench.page import page
     from holdfast.bench.table import markdown
     from holdfast.runs.writing import write_whole
 
-    rows, _ = results.read(out / results.FILE_NAME)
+    rows, others = of_the_suite(suite, results.read(out / results.FILE_NAME)[0], {job.id for job in jobs})
+    outdated = f"; {others} out of date (the task has another environment or other settings now)" if others else ""
     comparisons = compare(suite, rows, steps)
     if not comparisons:
-        return False
+        return False, outdated
     text = markdown(suite, comparisons)
     write_whole(out / "table.md", [text.encode(errors="replace")])
     write_whole(out / "index.html", [page(suite, comparisons).encode(errors="replace")])
-    print(f"results  {out / results.FILE_NAME}\ntable    {out / 'table.md'}\npage     {out / 'index.html'}")
-    return True
+    print(f"results  {out / results.FILE_NAME}{outdated}\ntable    {out / 'table.md'}\npage     {out / 'index.html'}")
+    return True, outdated

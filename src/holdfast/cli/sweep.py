@@ -20,6 +20,7 @@ from holdfast.cli.flags import parse, value_of
 from holdfast.cli.seeds import num_cores
 from holdfast.cli.train import Settings, config_from, defaults_from
 from holdfast.config import PRESETS, TrainConfig
+from holdfast.sweep.database import database_reason, require_shared, without_password
 
 WORKER = "HOLDFAST_SWEEP_WORKER"  # the number of a process that another one has started
 MOST_WORKERS, MOST_SEEDS = 1024, 1000
@@ -96,6 +97,7 @@ def main(argv: list[str]) -> int:
         base.threads = max(1, min(num_cores() // workers, threads_for(base, base.num_envs)))
     parent = os.getppid()
     with _study_errors(folder):
+        require_shared(flags.storage, workers)
         sweep = Sweep(
             base,
             space,
@@ -197,8 +199,6 @@ def _seconds(text: str | None) -> float | None:
 @contextmanager
 def _study_errors(folder: Path) -> Iterator[None]:
     """What a trial raises is recorded in the study. Any other error is in the study itself: its database or its files."""
-    from holdfast.sweep.study import database_reason
-
     try:
         with user_errors():
             yield
@@ -274,7 +274,7 @@ def _conclude(sweep: Any, argv: list[str]) -> None:
 
 
 def _go_on(argv: list[str]) -> str:
-    return f"continue with   {shlex.join(['holdfast', 'sweep', *argv])}"
+    return f"continue with   {shlex.join(['holdfast', 'sweep', *map(without_password, argv)])}"
 
 
 def _plots(sweep: Any) -> list[tuple[str, str]]:

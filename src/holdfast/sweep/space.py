@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
-from holdfast.config import RANGES, TrainConfig
+from holdfast.config import RANGES, TrainConfig, flag_of
 from holdfast.runs import plain_checks
 
 Scale = Literal["linear", "log", "log(1-x)"]
@@ -65,21 +65,35 @@ class Parameter:
         return 1 - setting if self.scale == "log(1-x)" else setting
 
     def setting(self, number: Any) -> Any:
-        """The inverse of `number`."""
+        """The inverse of `number`, with digits that people read. It stays in the range."""
         if self.choices:
             return json.loads(number)
-        return _below_one(number) if self.scale == "log(1-x)" else number if self.is_whole else _rounded(number)
+        if self.is_whole:
+            return number
+        low, high = self.bounds()
+        short = min(max(_shortened(number, high - low), low), high)
+        return round(1 - short, 15) if self.scale == "log(1-x)" else short
 
     def bounds(self) -> tuple[float, float]:
         """The range of what is sampled."""
         return (1 - self.high, 1 - self.low) if self.scale == "log(1-x)" else (self.low, self.high)
 
     def including(self, setting: Any) -> Parameter:
-        """The same, widened where it must be to include a value."""
+        """The same, widened where it must be to include a value. Raises a ValueError if its scale cannot."""
         if self.choices:
             if setting in self.choices:
                 return self
             return replace(self, choices=(*self.choices, setting))
+        outside = (
+            setting is None or (self.scale == "log" and setting <= 0) or (self.scale == "log(1-x)" and setting >= 1)
+        )
+        if outside:
+            kind = "a range" if setting is None else f"a range with the scale {self.scale}"
+            start = "none" if setting is None else f"{setting:g}"
+            raise ValueError(
+                f"{self.name} has {kind} in the search space, and the sweep starts from {start}, which no such range includes; "
+                f"start from a number in the range ({flag_of(self.name)}), or give the setting choices"
+            )
         return replace(self, low=min(self.low, setting), high=max(self.high, setting))
 
     def to_data(self) -> dict[str, Any]:
@@ -180,6 +194,16 @@ def _parameter(name: str, entry: Any, where: str) -> Parameter:
     for end in (low, high):
         TrainConfig.from_dict({name: end})
     return Parameter(name, low=low, high=high, scale=scale)
+
+
+def _shortened(number: float, span: float) -> float:
+    """Four digits, or as many as tell a thousandth of the range.
+
+    >>> _shortened(0.00123456, 0.01), _shortened(0.999951234, 0.09), _shortened(12345.6, 1e5)
+    (0.001235, 0.99995, 12350.0)
+    """
+    unit = min(abs(number) or span, span or abs(number))
+    return round(number, 3 - math.floor(math.log10(unit))) if unit else number
 
 
 def _rounded(number: float) -> float:

@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.runs.lock import may_live, this_process
+from holdfast.sweep.database import is_in_memory, open_database, require_optuna
 from holdfast.sweep.space import Parameter, Space
 
 SECONDS_BETWEEN_BEATS, SECONDS_UNTIL_GONE = 10, 120
-MOST_ATTEMPTS, ATTEMPTS_TO_OPEN = 3, 5
+MOST_ATTEMPTS = 3
 REPORTS = 20  # points of the learning curve that trials are compared at
-NEEDS_OPTUNA = "sweeps need Optuna: pip install 'holdfast[sweep]'"
 
 
 @dataclass(frozen=True)
@@ -39,15 +39,6 @@ class Outcome:
     seed: int | None
 
 
-def require_optuna() -> Any:
-    try:
-        import optuna
-    except ImportError as missing:
-        raise ModuleNotFoundError(NEEDS_OPTUNA) from missing
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    return optuna
-
-
 class Study:
     """The trials of one sweep. facts: plain data that every process must agree on, such as the base settings."""
 
@@ -56,8 +47,9 @@ class Study:
         self.space, self.name = space, name
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # "experimental"
-            self._storage = _open_database(url)
-            file = url.removeprefix("sqlite:///") if url.startswith("sqlite:///") and os.name == "posix" else None
+            self._storage = open_database(url)
+            in_a_file = url.startswith("sqlite:///") and not is_in_memory(url)
+            file = url.removeprefix("sqlite:///") if in_a_file and os.name == "posix" else None
             self._lock_file = None if file is None else Path(f"{file}.lock")
             pruner = optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=REPORTS // 4, n_min_trials=3)
             self._study = optuna.create_study(
@@ -77,16 +69,17 @@ class Study:
                 self._study.set_user_attr(name, value)
             elif recorded[name] != value:
                 raise ValueError(
-                    f"the study {self.name!r} was started with other {name} ({_difference(recorded[name], value)}); continue it "
-                    "with the same, or choose another --study"
+                    f"the {name} of the study {self.name!r} changed ({_difference(recorded[name], value)}); continue it with "
+                    "what it was started with, or start a new study: --study NAME"
                 )
 
     # --- who does what -----------------------------------------------------------------------------------------------
 
     def queue(self, index: int, settings: dict[str, Any], **attributes: Any) -> None:
-        """Let a process run these settings next."""
+        """Let a process run these settings next, with all their digits."""
+        exact = {parameter.name: settings[parameter.name] for parameter in self.space}
         params = {parameter.label: parameter.number(settings[parameter.name]) for parameter in self.space}
-        self._study.enqueue_trial(params, user_attrs={"index": index, **attributes})
+        self._study.enqueue_trial(params, user_attrs={"index": index, "settings": exact, **attributes})
 
     def take(self, trials: int | None) -> Any | None:
         """The next trial, which is now this process's: a queued one, or a new one while there are fewer than `trials`.
@@ -119,7 +112,8 @@ class Study:
 
     def settings(self, trial: Any) -> dict[str, Any]:
         """What a trial tries; sampled here if it is a new one."""
-        return {parameter.name: parameter.setting(self._suggest(trial, parameter)) for parameter in self.space}
+        found = {parameter.name: parameter.setting(self._suggest(trial, parameter)) for parameter in self.space}
+        return {**found, **_queued(trial)}
 
     def _suggest(self, trial: Any, parameter: Parameter) -> Any:
         if parameter.choices:
@@ -198,7 +192,7 @@ class Study:
         return list(last.values())
 
     def _requeue(self, trial: Any, attempts: int) -> None:
-        kept = {name: value for name, value in trial.user_attrs.items() if name in ("index", "seed")}
+        kept = {name: value for name, value in trial.user_attrs.items() if name in ("index", "seed", "settings")}
         params = {**trial.system_attrs.get("fixed_params", {}), **trial.params}
         self._study.enqueue_trial(params, user_attrs={**kept, "attempts": attempts})
 
@@ -234,6 +228,7 @@ class Study:
             state = {states.COMPLETE: "complete", states.PRUNED: "pruned", states.FAIL: failed}.get(trial.state)
             if state and not _is_surplus(trial):
                 settings = {p.name: p.setting(trial.params[p.label]) for p in self.space if p.label in trial.params}
+                settings |= {name: value for name, value in _queued(trial).items() if name in settings}
                 score = trial.value if state == "complete" else None
                 found.append(Outcome(_index(trial), settings, score, state, error, trial.user_attrs.get("seed")))
         return sorted(found, key=lambda outcome: (outcome.index, outcome.seed or 0))
@@ -250,31 +245,13 @@ class Study:
                 return {}
 
 
-def _open_database(url: str) -> Any:
-    """Optuna's storage. Processes that start at the same time may get in each other's way when they make its tables."""
-    optuna = require_optuna()
-    if url.startswith("sqlite:///"):
-        Path(url.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
-    options = {"connect_args": {"timeout": 60}} if url.startswith("sqlite") else {"pool_pre_ping": True}
-    for attempt in range(ATTEMPTS_TO_OPEN):
-        try:
-            return optuna.storages.RDBStorage(url, engine_kwargs=options)
-        except Exception as error:  # SQLAlchemy's, or the database driver's
-            if attempt == ATTEMPTS_TO_OPEN - 1:
-                raise ValueError(f"--storage {url} cannot be opened: {database_reason(error)}") from error
-            time.sleep(0.2 * (attempt + 1))
-    raise AssertionError
-
-
-def database_reason(error: BaseException) -> str:
-    """What the database said: Optuna wraps SQLAlchemy's errors, and these add the statement."""
-    while (cause := getattr(error, "orig", None) or error.__cause__) is not None:
-        error = cause
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-
-
 def _index(trial: Any) -> int:
     return int(trial.user_attrs.get("index", trial.number))
+
+
+def _queued(trial: Any) -> dict[str, Any]:
+    """The settings of a trial that was queued; a sampled one has none."""
+    return dict(trial.user_attrs.get("settings", {}))
 
 
 def _key(trial: Any) -> tuple[int, int | None]:
@@ -306,6 +283,7 @@ def _is_abandoned(trial: Any) -> bool:
 
 def _difference(old: Any, new: Any) -> str:
     if isinstance(old, dict) and isinstance(new, dict):
-        changed = [key for key in {**old, **new} if old.get(key) != new.get(key)]
-        return f"{changed[0]} {old.get(changed[0])!r}, now {new.get(changed[0])!r}" if changed else ""
+        changed = [key for key in {**old, **new} if (key in old, old.get(key)) != (key in new, new.get(key))]
+        before, now = (repr(data[changed[0]]) if changed[0] in data else "missing" for data in (old, new))
+        return f"{changed[0]} {before}, now {now}"
     return f"{old!r}, now {new!r}"

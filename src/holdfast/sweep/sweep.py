@@ -56,7 +56,8 @@ class Sweep:
         now = time.monotonic()
         self._deadline = deadline_after(self.seconds)
         self._search_deadline = now + SEARCH_SHARE * (self._deadline - now) if self.seeds else self._deadline
-        facts = {"settings": _compared(self.base), "objective": self.objective}
+        space = {parameter.name: parameter.to_data() for parameter in self.space}
+        facts = {"settings": _compared(self.base), "objective": self.objective, "space": space}
         self.search = self._study(self.name, facts)
         self.finals = self._study(f"{self.name}: fresh seeds", facts)
         self._seen: set[int] = set()
@@ -178,7 +179,7 @@ def space_of(folder: Path, given: Path | None, default: Callable[[], Space]) -> 
         return read_space(own)
     space = default()
     write_space(space, own)
-    return space
+    return read_space(own)  # as later commands read it
 
 
 def _compared(base: TrainConfig) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,7 +16,7 @@ import numpy as np
 
 from holdfast.config import TrainConfig
 from holdfast.distributed.termination import Terminated
-from holdfast.runs import checkpoint, imports
+from holdfast.runs import checkpoint, imports, saved_policy
 from holdfast.runs.log import read_progress
 from holdfast.sweep.study import REPORTS, Study
 from holdfast.training.callbacks import Callback
@@ -23,6 +24,10 @@ from holdfast.training.trainer import Trainer
 
 Objective = Literal["area", "final"]
 METRIC = "rollout/ep_rew_mean"
+NOT_COMPARED = {
+    "run_dir", "name", "quiet", "track", "tensorboard", "device", "threads", "checkpoint_every", "keep_checkpoints",
+}  # fmt: skip
+"""Settings that do not change what a trial learns."""
 
 
 class OutOfTimeError(Exception):
@@ -91,12 +96,35 @@ def trial_config(study: Study, trial: Any, base: TrainConfig, folder: Path, obje
 
 
 def _trainer(config: TrainConfig, watch: _Watch) -> Trainer:
-    """A new run, or the one that an earlier attempt has left."""
-    if checkpoint.rolling(config.folder):
-        with suppress(checkpoint.CheckpointError):  # damaged: from the beginning, in a folder of its own
-            return Trainer.resume(config.folder, callbacks=[watch], allow_imports=imports.named_in(config))
-        config.run_dir = f"{config.run_dir}-again"
+    """A new run, or the one that an earlier attempt has left, in the first folder that does not hold another run.
+
+    A folder may hold a trial of an earlier study of the same name, with other settings, or a damaged checkpoint.
+    """
+    first = config.run_dir
+    for number in count():
+        config.run_dir = f"{first}-again{number if number > 1 else ''}" if number else first
+        if checkpoint.rolling(config.folder):
+            with suppress(checkpoint.CheckpointError):
+                if _is_of(config, saved_policy.settings(*saved_policy.read(config.folder))):
+                    return Trainer.resume(config.folder, callbacks=[watch], allow_imports=imports.named_in(config))
+        elif not read_progress(config.folder) or _is_recorded(config):
+            break
     return Trainer(config, callbacks=[watch])
+
+
+def _is_recorded(config: TrainConfig) -> bool:
+    """Whether a run without a checkpoint is one of these settings."""
+    try:
+        return _is_of(config, TrainConfig.load(config.folder / "config.json"))
+    except (OSError, ValueError):
+        return False
+
+
+def _is_of(config: TrainConfig, saved: TrainConfig) -> bool:
+    """Whether a saved run has the settings of a trial. What the trial leaves to the run, its inputs, is chosen there."""
+    left_out = NOT_COMPARED if config.inputs else NOT_COMPARED | {"inputs"}
+    asked, found = config.to_dict(), saved.to_dict()
+    return all(asked[name] == found[name] for name in asked.keys() - left_out)
 
 
 def area(run: Path, total_steps: int) -> float:
