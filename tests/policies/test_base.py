@@ -62,6 +62,17 @@ def test_a_policy_is_an_encoder_and_a_decoder(policy):
     assert policy.evaluate(torch.randn(4, 2, 3), torch.zeros(4, 2), None, starts).state is None
 
 
+class SuperTooLate(Small):
+    def __init__(self):
+        self.inner = nn.Linear(3, 4)
+        super().__init__()
+
+
+def test_a_policy_that_begins_without_super_is_told_what_to_write():
+    with pytest.raises(TypeError, match=r"SuperTooLate.* sets inner too early; write super\(\)\.__init__\(core=.*first"):
+        SuperTooLate()
+
+
 def test_an_encoder_for_other_observations_is_named_with_the_shape_it_got(policy):
     words = r"Small\.encode failed on observations of shape \[2, 5\], .*mat1 and mat2 shapes .* observation_space"
     with pytest.raises(ValueError, match=words) as refused:

@@ -70,6 +70,16 @@ class RecurrentPolicy(nn.Module):
         self.value_scale: ValueScale | None = None  # a critic that learns normalized values has one
         self.decode_takes_mask = "action_mask" in inspect.signature(self.decode).parameters
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        try:
+            super().__setattr__(name, value)
+        except AttributeError as error:
+            if "before Module.__init__" not in str(error):
+                raise
+            raise TypeError(
+                f"{type(self).__name__}.__init__ sets {name} too early; write super().__init__(core=hf.LSTM(...)) as its first line"
+            ) from error
+
     # --- what users write -------------------------------------------------------------------------------------------
 
     def encode(self, obs: Any) -> Tensor:
