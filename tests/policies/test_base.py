@@ -69,7 +69,9 @@ class SuperTooLate(Small):
 
 
 def test_a_policy_that_begins_without_super_is_told_what_to_write():
-    with pytest.raises(TypeError, match=r"SuperTooLate.* sets inner too early; write super\(\)\.__init__\(core=.*first"):
+    with pytest.raises(
+        TypeError, match=r"SuperTooLate.* sets inner too early; write super\(\)\.__init__\(core=.*first"
+    ):
         SuperTooLate()
 
 
