@@ -26,7 +26,7 @@ def check_actions(action: Tensor, space: spaces.Space[Any]) -> None:
     if not isinstance(space, (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, spaces.Box)):
         return
     whole = isinstance(space, (spaces.Discrete, spaces.MultiDiscrete))
-    expected = (len(action), *space.shape) if action.dim() else space.shape
+    expected = (*action.shape[:1], *(space.shape or ()))
     if tuple(action.shape) != expected or (whole and (action.is_floating_point() or action.dtype == torch.bool)):
         kind = "integers" if whole else "numbers"
         raise ValueError(

@@ -75,7 +75,8 @@ def _load_weights(policy: RecurrentPolicy, file: Path, saved: dict[str, Any]) ->
         if saved["own_policy"]:
             config = settings(file, saved)
             trained = f"; the run was trained with {config.policy or f'hf.ActorCritic, core {config.core}'}"
-        found = " ".join(str(error).split()).partition(": ")[2] or str(error)
+        text = " ".join(str(error).split())
+        found = (text.partition(": ")[2] or text).partition(". ")[0]  # the first of what may be many
         raise ValueError(
             f"{file}: its weights do not fit the policy {type(policy).__name__}{trained} ({found[:200]})"
         ) from error
