@@ -45,6 +45,27 @@ def test_a_setting_that_cannot_work_is_refused_by_the_name_of_its_flag(settings:
         hf.TrainConfig(**settings)
 
 
+class Mine:
+    pass
+
+
+@pytest.mark.parametrize(
+    "settings, words",
+    [
+        (dict(env=Mine), r'env is the class Mine, .* env="my_module:MyEnv"; .*hf\.Trainer\(config, env=\.\.\.\)'),
+        (dict(env=Mine()), r'env is a Mine, expected a name: env="my_module:MyEnv"'),
+        (dict(policy=Mine), r'policy is the class Mine, .* policy="my_module:MyPolicy"'),
+        (dict(seed=None), "--seed is None, but it needs a value"),
+        (dict(core=Mine), r'core is the class .*Mine, which is no hf\.Core; .* core="lstm", or .* hf\.LSTM'),
+        (dict(encoder_sizes=64), r"--encoder-sizes must be a tuple, such as \(64,\), got 64"),
+        (dict(inputs="obs"), r"--inputs must be a tuple, such as \(\"obs\",\), got 'obs'"),
+    ],
+)
+def test_a_value_of_another_kind_is_refused_when_the_config_is_made(settings: dict[str, Any], words: str):
+    with pytest.raises(ValueError, match=words):
+        hf.TrainConfig(**settings)
+
+
 def test_every_number_has_a_range_or_a_reason_to_have_none():
     kinds = {field.name: str(field.type) for field in dataclasses.fields(hf.TrainConfig)}
     numbers = {name for name, kind in kinds.items() if "int" in kind or "float" in kind}

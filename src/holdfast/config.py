@@ -10,10 +10,11 @@ import dataclasses
 import json
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
-from types import UnionType
+from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from holdfast.named_objects import is_import_name, name_of
@@ -159,11 +160,11 @@ class TrainConfig:
     """Print only the result."""
 
     def __post_init__(self) -> None:
-        self.inputs = tuple(self.inputs)  # lists, when they come from JSON
-        self.actor_obs, self.critic_obs = tuple(self.actor_obs), tuple(self.critic_obs)
-        self.head_sizes = tuple(self.head_sizes)
-        self.encoder_sizes = None if self.encoder_sizes is None else tuple(self.encoder_sizes)
+        _check_objects(self)
+        _check_none(self)
+        _check_sequences(self)  # tuples from here on
         if isinstance(self.core, type):
+            _check_core_class(self.core)
             self.core = name_of(self.core)
         _check_core(self)
         _check_choices(self)
@@ -394,6 +395,46 @@ def flag_of(name: str) -> str:
     '--num-envs'
     """
     return "--" + name.replace("_", "-")
+
+
+def _check_objects(config: TrainConfig) -> None:
+    """An environment and a policy are given by name here, and as an object to the trainer."""
+    for name, known_as in (("env", "MyEnv"), ("policy", "MyPolicy")):
+        value = getattr(config, name)
+        if not isinstance(value, str) and not (name == "policy" and value is None):
+            what = f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
+            raise ValueError(
+                f'{name} is {what}, expected a name: {name}="my_module:{known_as}"; or pass it to the trainer, '
+                f"hf.Trainer(config, {name}=...)"
+            )
+
+
+def _check_none(config: TrainConfig) -> None:
+    for name, kind in _HINTS.items():
+        if getattr(config, name) is None and NoneType not in get_args(kind):
+            raise ValueError(f"{flag_of(name)} is None, but it needs a value; leave it out for its default")
+
+
+def _check_sequences(config: TrainConfig) -> None:
+    """Settings of several values become tuples; in JSON they are lists."""
+    for name, kind in _HINTS.items():
+        value = getattr(config, name)
+        of = next((member for member in (kind, *get_args(kind)) if get_origin(member) is tuple), None)
+        if of is None or value is None:
+            continue
+        if isinstance(value, str) or not isinstance(value, Iterable):
+            several = "(64,)" if get_args(of)[0] is int else '("obs",)'
+            raise ValueError(f"{flag_of(name)} must be a tuple, such as {several}, got {value!r:.40}")
+        setattr(config, name, tuple(value))
+
+
+def _check_core_class(core: type) -> None:
+    # Known by its name: this module imports no torch.
+    if not any((base.__module__, base.__name__) == ("holdfast.cores.base", "Core") for base in core.__mro__):
+        raise ValueError(
+            f"core is the class {core.__module__}.{core.__qualname__}, which is no hf.Core; use one by its name, "
+            'core="lstm", or a class such as hf.LSTM'
+        )
 
 
 def _check_core(config: TrainConfig) -> None:

@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode
 from torch import Tensor, nn
 
 import holdfast as hf
-from counting_env import vector_env
+from counting_env import SumPolicy, vector_env
 from holdfast import envs
 from holdfast.algorithms.ppo import LossSettings, normalize_advantage, ppo_terms
 from holdfast.engines.choose import make_ppo
@@ -362,3 +362,10 @@ def test_the_entropy_bonus_stays_or_falls_linearly_over_the_run(schedule: Any, e
     policy = hf.ActorCritic(spaces.Box(-1, 1, (3,)), spaces.Discrete(2), "gru", 8)
     ppo, _ = make_ppo(policy, config)
     assert [ppo.loss_settings(progress).entropy_coef for progress in (0.0, 0.5, 1.0)] == pytest.approx(expected)
+
+
+def test_policy_and_segment_in_the_wrong_order_are_named():
+    policy = SumPolicy()
+    segment = next(hf.collect(vector_env(AutoresetMode.SAME_STEP, {}), policy, steps=4))
+    with pytest.raises(TypeError, match=r"got a Segment and a SumPolicy; write hf\.ppo_loss\(policy, segment\)"):
+        hf.ppo_loss(segment, policy)  # type: ignore[arg-type]

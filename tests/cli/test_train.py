@@ -130,7 +130,7 @@ def test_a_core_of_the_users_own_is_trained_saved_and_loaded(run, train, folder,
     capsys.readouterr()
     for flags, words in (
         ("--core own_core:Mne", "core 'own_core:Mne': own_core has no Mne; did you mean Mine?"),
-        ("--core own_core:NoCore", "core own_core:NoCore made a NoCore; a core is a subclass of hf.Core"),
+        ("--core own_core:NoCore", "core own_core:NoCore: the class NoCore is no hf.Core"),
         ("--core own_core:something", "core own_core:something: expected a class, got a int"),
         (
             "--core own_core:Mine --num-layers 2",

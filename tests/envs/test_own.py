@@ -207,3 +207,35 @@ def test_processes_of_environments_do_not_draw_the_same_random_numbers(vectoriza
     first, again, other = drawn(1), drawn(1), drawn(2)
     assert len({number for pair in first for number in pair}) == 8, "no two are equal"
     assert first == again != other, "and the program's seed decides which"
+
+
+class WithoutSpaces(gym.Env):
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(1, np.float32), {}
+
+
+class SpaceIsNone(WithoutSpaces):
+    observation_space = gym.spaces.Discrete(2)
+    action_space = None
+
+
+@pytest.mark.parametrize(
+    ("env", "said"),
+    [
+        (
+            WithoutSpaces,
+            r"WithoutSpaces has no observation_space; set it .* self\.observation_space = gymnasium\.spaces",
+        ),
+        (SpaceIsNone, "SpaceIsNone has no action_space"),
+    ],
+)
+def test_an_environment_without_a_space_is_told_to_set_it(env, said):
+    with pytest.raises(ValueError, match=said):
+        make(env, 2)
+
+
+@pytest.mark.parametrize("num_envs", [0, -1, "8", 2.0, None, True])
+@pytest.mark.parametrize("env", ["CartPole-v1", CountingEnv])
+def test_a_number_of_environments_is_an_integer_of_at_least_1(env, num_envs):
+    with pytest.raises(ValueError, match=f"num_envs must be an integer of at least 1, got {num_envs!r}"):
+        make(env, num_envs)

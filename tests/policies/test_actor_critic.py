@@ -355,3 +355,16 @@ def test_an_observation_without_what_is_fed_back_is_refused_in_words():
             TypeError, match=r"as a Tensor, expected a dict with 'obs', 'prev_action', .* hf.Runner, and hf.collect"
         ):
             call(np.zeros((3, 2), np.float32))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [
+        (dict(hidden_size=-1), "hidden_size must be a positive integer, got -1"),
+        (dict(num_layers=0), "num_layers must be a positive integer, got 0"),
+        (dict(head_sizes=(8, 0)), "each of encoder_sizes and head_sizes must be a positive integer, got 0"),
+    ],
+)
+def test_sizes_that_no_layer_can_have_are_refused_by_name(sizes, words):
+    with pytest.raises(ValueError, match=words):
+        hf.ActorCritic(spaces.Box(-1, 1, (3,)), spaces.Discrete(2), **sizes)

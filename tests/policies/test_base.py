@@ -34,6 +34,11 @@ class Small(hf.RecurrentPolicy):
         return Categorical(logits=self.actor(features)), self.critic(features)
 
 
+class Eyes(Small):
+    def encode(self, obs):
+        return self.inner(obs["eyes"])
+
+
 @pytest.fixture
 def policy():
     torch.manual_seed(0)
@@ -55,6 +60,28 @@ def test_a_policy_is_an_encoder_and_a_decoder(policy):
     assert ev.state["h"].shape == (2, 1, 5)
     starts = torch.ones(4, 2, dtype=torch.bool)
     assert policy.evaluate(torch.randn(4, 2, 3), torch.zeros(4, 2), None, starts).state is None
+
+
+class SuperTooLate(Small):
+    def __init__(self):
+        self.inner = nn.Linear(3, 4)
+        super().__init__()
+
+
+def test_a_policy_that_begins_without_super_is_told_what_to_write():
+    with pytest.raises(
+        TypeError, match=r"SuperTooLate.* sets inner too early; write super\(\)\.__init__\(core=.*first"
+    ):
+        SuperTooLate()
+
+
+def test_an_encoder_for_other_observations_is_named_with_the_shape_it_got(policy):
+    words = r"Small\.encode failed on observations of shape \[2, 5\], .*mat1 and mat2 shapes .* observation_space"
+    with pytest.raises(ValueError, match=words) as refused:
+        policy.act(torch.randn(2, 5))
+    assert isinstance(refused.value.__cause__, RuntimeError)
+    with pytest.raises(ValueError, match=r"encode failed on observations of shape \{'eyes': \[2, 5\]\}"):
+        Eyes().act({"eyes": torch.randn(2, 5)})
 
 
 def test_forward_is_evaluate(policy):
@@ -161,7 +188,7 @@ BAD_STEPS = {
         ValueError,
         "takes no action_mask",
     ),
-    "features": (lambda: {"obs": torch.randn(3, 4)}, RuntimeError, "shapes cannot be multiplied"),
+    "features": (lambda: {"obs": torch.randn(3, 4)}, ValueError, "shapes cannot be multiplied"),
 }
 
 

@@ -98,6 +98,17 @@ def test_rewards_and_parts_of_observations_are_named_too(env: type, rule: str, t
         train(env, tmp_path / "run")
 
 
+class RewardsWithNone(Steps):
+    def step(self, action: Any) -> Any:
+        return self.seen(), None, False, False, {}
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async", "workers"])
+def test_none_is_no_reward(vectorization: str, tmp_path: Path):
+    with pytest.raises(BrokenEnvError, match="must return the reward as one number, got None"):
+        train(RewardsWithNone, tmp_path / "run", vectorization=vectorization)
+
+
 def test_an_error_of_the_environments_own_is_no_broken_rule(tmp_path: Path):
     class Unlucky(Steps):
         def step(self, action: Any) -> Any:

@@ -200,6 +200,15 @@ def test_a_folder_that_cannot_be_made_is_one_clear_error(tmp_path: Path):
         folder(tmp_path / "file" / "run", []).prepare({})
 
 
+def test_a_file_in_place_of_the_folder_is_named(tmp_path: Path):
+    (tmp_path / "notes").write_text("mine")
+    with pytest.raises(
+        FileExistsError, match="notes is a file, expected a folder for the run; choose another --run-dir"
+    ):
+        folder(tmp_path / "notes", []).prepare({})
+    assert (tmp_path / "notes").read_text() == "mine"
+
+
 def test_a_disk_that_refuses_is_retried_and_at_the_end_the_checkpoint_goes_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

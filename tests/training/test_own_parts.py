@@ -224,3 +224,22 @@ def test_what_is_no_policy_is_refused_in_one_line(tmp_path: Path, policy: Any, s
 def test_settings_that_are_no_config_are_refused():
     with pytest.raises(TypeError, match=r"Trainer takes an hf.TrainConfig, got a dict; write hf.TrainConfig"):
         hf.Trainer({"env": "CartPole-v1"})
+
+
+class TwoSlopes(SumPolicy):
+    def __init__(self) -> None:
+        super().__init__()
+        self.slope = torch.nn.Parameter(torch.zeros(2))
+
+
+def test_weights_of_another_class_are_refused_with_the_class_of_the_run(tmp_path: Path):
+    hf.Trainer(config(tmp_path), CountingEnv, SumPolicy).run()
+    words = r"its weights do not fit the policy TwoSlopes; the run was trained with counting_env:SumPolicy \(.*size mismatch"
+    with pytest.raises(ValueError, match=words) as refused:
+        hf.load(tmp_path / "run", TwoSlopes)
+    assert "\n" not in str(refused.value) and isinstance(refused.value.__cause__, RuntimeError)
+    with pytest.raises(
+        ValueError, match="do not fit the policy ActorCritic; the run was trained with counting_env:Sum"
+    ):
+        spaces = gym.spaces.Box(-1, 1, (1,)), gym.spaces.Discrete(2)
+        hf.load(tmp_path / "run", hf.ActorCritic(*spaces))

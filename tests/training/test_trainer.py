@@ -300,7 +300,7 @@ def test_callbacks_see_every_update_and_none_of_them_has_to_answer(tmp_path: Pat
         def on_update_end(self, trainer: hf.Trainer, row: dict[str, float]) -> None:
             seen.append(row["update"])
 
-    hf.Trainer(config(tmp_path / "run", total_steps=64), callbacks=[Watch(), object()]).run()
+    hf.Trainer(config(tmp_path / "run", total_steps=64), callbacks=[Watch(), hf.Callback()]).run()
     assert seen == [(8, 4), 1, (8, 4), 2]
 
 

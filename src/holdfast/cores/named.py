@@ -122,6 +122,10 @@ def _make_own(make: Any, name: str, input_size: int, hidden_size: int, num_layer
     """A core of the user's own: make(input_size, hidden_size), with num_layers= and reset= where it takes them."""
     if not callable(make):
         raise ValueError(f"core {name}: expected a class, got a {type(make).__name__}")
+    if isinstance(make, type) and not issubclass(make, Core):
+        raise ValueError(
+            f'core {name}: the class {make.__name__} is no hf.Core; use one by its name, core="lstm", or a class such as hf.LSTM'
+        )
     parameters = inspect.signature(make).parameters.values()
     takes = {p.name for p in parameters} | {"**" for p in parameters if p.kind is p.VAR_KEYWORD}
     options: dict[str, Any] = {}

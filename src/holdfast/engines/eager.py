@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from holdfast.algorithms.ppo import PPOTerms, in_loss_units, normalize_advantage, ppo_terms
 from holdfast.engines.minibatch import Minibatches
@@ -21,6 +21,11 @@ def ppo_loss(policy: RecurrentPolicy, segment: Segment, **options: Any) -> Tenso
 
     loss = hf.ppo_loss(policy, segment); loss.backward()
     """
+    if not isinstance(policy, nn.Module) or not isinstance(segment, Segment):
+        raise TypeError(
+            f"ppo_loss takes a policy and a segment, got a {type(policy).__name__} and a {type(segment).__name__}; "
+            "write hf.ppo_loss(policy, segment)"
+        )
     scale = policy.value_scale
     segment = in_loss_units(normalize_advantage(segment), scale)
     return ppo_terms(policy, segment, value_scale=scale, objective=fused_objective, **options).loss

@@ -59,6 +59,7 @@ def make(
     """
     if vectorization not in get_args(Vectorization):
         raise ValueError(f'vectorization is {vectorization!r}; expected "sync", "async" or "workers"')
+    own.check_num_envs(num_envs)
     source, kwargs = find(env) if isinstance(env, str) else env, dict(env_kwargs or {})
     if is_jax_env(source):
         source = _jax_maker(source)

@@ -13,6 +13,7 @@ import signal
 from collections.abc import Callable, Iterator
 from difflib import get_close_matches
 from functools import partial
+from numbers import Integral
 from types import ModuleType
 from typing import Any
 
@@ -28,6 +29,7 @@ from holdfast.named_objects import OWN_ENV, name_of, stands_for_object
 VECTOR_ENV = ("num_envs", "single_observation_space", "single_action_space", "reset", "step")
 JAX_SUITES = ("gymnax", "craftax", "popgym-arcade", "brax")
 BRIDGES = ("popgym", "pettingzoo", "envpool", *JAX_SUITES)  # what else stands before a colon
+NO_REWARD = "step() returned None as the reward"
 
 
 # --- what a run records -----------------------------------------------------------------------------------------------
@@ -220,6 +222,12 @@ def constructor_errors(env: Any, kwargs: dict[str, Any]) -> Iterator[None]:
         raise ValueError(f"{name}{f' with {arguments}' if arguments else ''}: {kind}{text}{hint}") from error
 
 
+def check_num_envs(num_envs: Any) -> None:
+    """Raise ValueError unless this is a number of environments."""
+    if isinstance(num_envs, bool) or not isinstance(num_envs, Integral) or num_envs < 1:
+        raise ValueError(f"num_envs must be an integer of at least 1, got {num_envs!r}")
+
+
 def check_arguments(constructor: Callable[..., Any], kwargs: dict[str, Any]) -> None:
     """Raise ValueError for an argument that the constructor does not take, or whose type is not what it says."""
     parameters = _parameters(constructor)
@@ -265,10 +273,24 @@ def _is_env_class(kind: type, module: ModuleType) -> bool:
 def wrappers(mask_velocity: bool) -> list[Any]:
     """What every copy of a gymnasium environment is wrapped in."""
     return [
+        _require_spaces,
         *([VelocityMask] if mask_velocity else []),
         _tuple_to_array,
+        NoneRefused,
         partial(_prepare_worker, entropy=global_entropy()),
     ]
+
+
+def _require_spaces(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
+    for name in ("observation_space", "action_space"):
+        space = getattr(env, name, None)
+        if not isinstance(space, gym.spaces.Space):
+            has = f"has no {name}" if space is None else f"has a {type(space).__name__} as {name}"
+            raise TypeError(
+                f"{type(env.unwrapped).__name__} {has}; set it in __init__ to a space of gymnasium: "
+                f"self.{name} = gymnasium.spaces.Box(...) or Discrete(...)"
+            )
+    return env
 
 
 def _prepare_worker(env: gym.Env[Any, Any], entropy: int) -> gym.Env[Any, Any]:
@@ -277,6 +299,20 @@ def _prepare_worker(env: gym.Env[Any, Any], entropy: int) -> gym.Env[Any, Any]:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         draw_other_numbers(entropy)
     return env
+
+
+class NoneRefused(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructorArgs):
+    """Refuses None as a reward: gymnasium's vector environments take it for NaN, and a run would go on with that."""
+
+    def __init__(self, env: gym.Env[Any, Any]) -> None:
+        gym.utils.RecordConstructorArgs.__init__(self)
+        gym.Wrapper.__init__(self, env)
+
+    def step(self, action: Any) -> Any:
+        result = self.env.step(action)
+        if isinstance(result, tuple) and len(result) == 5 and result[1] is None:
+            raise TypeError(NO_REWARD)
+        return result
 
 
 class TupleAsMultiDiscrete(gym.ObservationWrapper[Any, Any, Any], gym.utils.RecordConstructorArgs):

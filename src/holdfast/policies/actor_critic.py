@@ -17,6 +17,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from holdfast.cores import Core, Parallel
+from holdfast.cores.base import check_sizes
 from holdfast.cores.chrono import chrono_init_
 from holdfast.cores.named import CORES, make_core
 from holdfast.distributed.ranks import ALONE, Ranks
@@ -73,6 +74,9 @@ class ActorCritic(Actor):
         critic_obs: Sequence[str] | None = None,
     ) -> None:
         given = {name: value for name, value in locals().items() if name not in _NOT_ARGUMENTS}
+        check_sizes(hidden_size=hidden_size, num_layers=num_layers)
+        for size in (*(encoder_sizes or ()), *head_sizes):
+            check_sizes(**{"each of encoder_sizes and head_sizes": size})
         # The order in which parts are made and set is part of what a seed and a checkpoint mean.
         own_view = actor_obs is not None or critic_obs is not None
         actor_space = encoders.part_of(observation_space, actor_obs, "actor_obs")

@@ -70,6 +70,16 @@ class RecurrentPolicy(nn.Module):
         self.value_scale: ValueScale | None = None  # a critic that learns normalized values has one
         self.decode_takes_mask = "action_mask" in inspect.signature(self.decode).parameters
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        try:
+            super().__setattr__(name, value)
+        except AttributeError as error:
+            if "before Module.__init__" not in str(error):
+                raise
+            raise TypeError(
+                f"{type(self).__name__}.__init__ sets {name} too early; write super().__init__(core=hf.LSTM(...)) as its first line"
+            ) from error
+
     # --- what users write -------------------------------------------------------------------------------------------
 
     def encode(self, obs: Any) -> Tensor:
@@ -318,12 +328,26 @@ class RecurrentPolicy(nn.Module):
     # --- inside -----------------------------------------------------------------------------------------------------
 
     def _encode(self, obs: Any) -> Tensor:
-        x = self.encode(obs)
+        # The compiler needs no explanation, and not every version of it takes a `try`.
+        x = self.encode(obs) if torch.compiler.is_compiling() else self._encode_or_explain(obs)
         n = leaves(obs)[0].shape[0]
         if not isinstance(x, Tensor) or x.dim() != 2 or x.shape != (n, self.core.input_size):
             got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
             raise ValueError(f"encode returned {got}, expected [N, core.input_size] = ({n}, {self.core.input_size})")
         return x
+
+    def _encode_or_explain(self, obs: Any) -> Tensor:
+        try:
+            return self.encode(obs)
+        except RuntimeError as error:
+            # Subclasses (out of memory, encode not written) and errors of the GPU say enough, and others wait for them.
+            if type(error) is not RuntimeError or "CUDA" in str(error):
+                raise
+            shapes = tree_map(lambda o: list(o.shape), obs)
+            raise ValueError(
+                f"{type(self).__name__}.encode failed on observations of shape {shapes}, one row per step: "
+                f"{' '.join(str(error).split())}; compare encode with the environment's observation_space"
+            ) from error
 
     def _decode(self, y: Tensor, action_mask: Any) -> tuple[Any, Any]:
         if self.decode_takes_mask:

@@ -12,7 +12,10 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from holdfast.envs.own import NO_REWARD
+
 _FRAME = re.compile(r'  File "([^"]+)", line \d+, in \w+\n((?:    .*\n)*)')
+_ONE_NUMBER = "step() must return the reward as one number"
 _RESULTS = {
     "2": "reset() must return two things: observation, info",
     "5": "step() must return five things: observation, reward, terminated, truncated, info",
@@ -24,17 +27,19 @@ def broken_rule(report: str, vector_env: Any) -> str | None:
 
     report: a traceback. vector_env: the one it comes from.
     """
+    error = report.strip().splitlines()[-1]
+    if error.endswith(NO_REWARD):
+        return f"{_ONE_NUMBER}, got None"
     frames = [(file, code) for file, code in _FRAME.findall(report) if "numpy" not in file]
     if not frames or "gymnasium" not in frames[-1][0]:  # the environment's own code raised
         return None
     file, code = frames[-1]
-    error = report.strip().splitlines()[-1]
     if "unexpected keyword argument 'seed'" in error or "unexpected keyword argument 'options'" in error:
         return "reset() takes no seed; write reset(self, *, seed=None, options=None) and call super().reset(seed=seed)"
     if unpacked := re.search(r"to unpack \(expected (\d)", error):
         return _RESULTS.get(unpacked[1])
     if "_rewards[" in code:
-        return "step() must return the reward as one number"
+        return _ONE_NUMBER
     if file.endswith("shared_memory.py"):  # in a process of its own, which is gone
         return f"the observation does not fit observation_space ({error})"
     return _misfit(vector_env) if file.endswith("space_utils.py") else None

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from holdfast.checks import check_discrete
 from holdfast.envs.base import TorchVectorEnv
+from holdfast.rollout.action_check import CHECKED_STEPS, check_actions
 from holdfast.state import leaves, tree_map
 
 
@@ -85,6 +86,7 @@ class VectorEnvAdapter:
             if isinstance(space, spaces.Box)
             else None
         )
+        self._unchecked_steps = CHECKED_STEPS
         self._has_absent_rows = bool(getattr(env, "has_absent_rows", False))
         self.has_dummy_steps = self._has_absent_rows or self.mode == AutoresetMode.NEXT_STEP
         self._masks = masks_of(env)
@@ -158,6 +160,9 @@ class VectorEnvAdapter:
 
     def to_env(self, action: Tensor) -> Any:
         """The action as the environment takes it: clipped to its Box, numpy unless it returns tensors."""
+        if self._unchecked_steps:
+            check_actions(action, self.action_space)
+            self._unchecked_steps -= 1
         if self._bounds is not None:
             action = action.clamp(*self._bounds)
         if self._returns_tensors:

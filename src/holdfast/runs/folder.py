@@ -90,6 +90,8 @@ class RunFolder:
         # All ranks of a job, and the job restarted, must use the same folder.
         if new and config.run_dir is None and config.name is None and self._ranks.size == 1 and not launched():
             config.run_dir = str(new_folder(config.folder))
+        if self.path.exists() and not self.path.is_dir():
+            raise FileExistsError(f"{self.path} is a file, expected a folder for the run; choose another --run-dir")
         self._lock = RunLock(self.path)
         self._lock.claim()
 

@@ -62,8 +62,24 @@ def _policy_of(file: Path, saved: dict[str, Any], policy: Any, allow_imports: bo
                 policy.load_state_dict(saved["policy"])
                 return policy
         policy = own.build(policy, observation_space, action_space, config)
-    policy.load_state_dict(saved["policy"])
+    _load_weights(policy, file, saved)
     return policy
+
+
+def _load_weights(policy: RecurrentPolicy, file: Path, saved: dict[str, Any]) -> None:
+    """Into a policy that the user chose, which may be another one than the run's."""
+    try:
+        policy.load_state_dict(saved["policy"])
+    except RuntimeError as error:
+        trained = ""
+        if saved["own_policy"]:
+            config = settings(file, saved)
+            trained = f"; the run was trained with {config.policy or f'hf.ActorCritic, core {config.core}'}"
+        text = " ".join(str(error).split())
+        found = (text.partition(": ")[2] or text).partition(". ")[0]  # the first of what may be many
+        raise ValueError(
+            f"{file}: its weights do not fit the policy {type(policy).__name__}{trained} ({found[:200]})"
+        ) from error
 
 
 def spaces(saved: dict[str, Any]) -> tuple[Any, Any]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from holdfast.rollout.segment import Segment
@@ -31,3 +32,25 @@ class Callback:
 
     def on_run_end(self, trainer: Trainer) -> None:
         """Called however the training loop ended, also after an error."""
+
+
+HOOKS = tuple(name for name in vars(Callback) if name.startswith("on_"))
+
+
+def as_callbacks(given: Any) -> list[Any]:
+    """A list of callbacks; a TypeError for what is no list of them, and for an object that would never be called."""
+    if isinstance(given, (str, type)) or not isinstance(given, Iterable):
+        kind = f"the class {given.__name__}" if isinstance(given, type) else f"a {type(given).__name__}"
+        raise TypeError(f"callbacks is {kind}, expected a list of callbacks: callbacks=[...]")
+    callbacks = list(given)
+    for callback in callbacks:
+        if isinstance(callback, type):
+            raise TypeError(
+                f"the callback {callback.__name__} is a class, expected an object: callbacks=[{callback.__name__}(...)]"
+            )
+        if not any(callable(getattr(callback, hook, None)) for hook in HOOKS):
+            raise TypeError(
+                f"the callback {callback!r:.60} has no hook, so it would never be called; expected an hf.Callback, or an "
+                f"object with one of {', '.join(HOOKS)}"
+            )
+    return callbacks

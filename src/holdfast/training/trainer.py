@@ -37,7 +37,7 @@ from holdfast.runs.log import RunLog
 from holdfast.spans import span
 from holdfast.training import parts as run_parts
 from holdfast.training import run_state, telemetry
-from holdfast.training.callbacks import Callback
+from holdfast.training.callbacks import Callback, as_callbacks
 from holdfast.training.checkpoint_check import check_before_building
 from holdfast.training.evaluation import EvalResult, evaluate
 from holdfast.training.iteration import Iteration
@@ -91,7 +91,7 @@ class Trainer:
                 "evaluation during training needs separate environments: pass eval_env=, or set eval_every=0"
             )
         config = replace(config)  # the run's own: its folder is chosen when it starts
-        self.config, self.callbacks, self.eval_env = config, list(callbacks), eval_env
+        self.config, self.callbacks, self.eval_env = config, as_callbacks(callbacks), eval_env
         self.progress, self.stop_signal = RunProgress(), StopSignal()
         self.log: RunLog | None = None
         self.display: Display | None = None
