@@ -42,6 +42,9 @@ class TakesSize(nn.Module):
     def __init__(self, size):
         super().__init__()
 
+def boom():
+    raise RuntimeError("out of order")
+
 layer = make_healthy()
 number = 3
 """
@@ -86,6 +89,25 @@ def test_exit_codes(run, package, capsys):
 def test_what_cannot_be_examined_exits_with_two(run, package, capsys, target, says):
     assert run("doctor", target) == 2
     assert says in capsys.readouterr().err
+
+
+def test_the_name_of_a_factory_does_not_become_a_picture(run, package, capsys):
+    assert run("doctor", "somebodys_policy:boom") == 2
+    assert capsys.readouterr().err == "could not examine somebodys_policy:boom: RuntimeError: out of order\n"
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ("--bptt -1", "--bptt must be at least 1, got -1"),
+        ("--bptt 0", "--bptt must be at least 1, got 0"),
+        ("--tolerance -0.1", "--tolerance must be a finite number of at least 0, got -0.1"),
+        ("--tolerance nan", "--tolerance must be a finite number of at least 0, got nan"),
+    ],
+)
+def test_a_number_that_means_nothing_is_refused(run, package, capsys, flags, says):
+    assert run("doctor", "somebodys_policy:make_healthy", *flags.split()) == 2
+    assert capsys.readouterr() == ("", f"holdfast doctor: {says}\n")
 
 
 FACTORY = "name a function without arguments that makes the policy, such as def make(): return"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from holdfast.cli.commands import close_output
 from holdfast.cli.doctor_files import ReportFiles
-from holdfast.cli.errors import raised_by_holdfast
+from holdfast.cli.errors import UserError, raised_by_holdfast
 from holdfast.cli.flags import parse
 from holdfast.doctor.report import ci
 from holdfast.named_objects import import_named
@@ -73,13 +73,17 @@ class DoctorFlags:
 
 def main(argv: list[str]) -> int:
     flags = parse(DoctorFlags, argv, "doctor")
+    if flags.bptt is not None and flags.bptt < 1:
+        raise UserError(f"--bptt must be at least 1, got {flags.bptt}")
+    if flags.tolerance is not None and not 0 <= flags.tolerance < float("inf"):
+        raise UserError(f"--tolerance must be a finite number of at least 0, got {flags.tolerance}")
     files = ReportFiles(flags.html, flags.png, _json_file(flags), flags.sarif, flags.junit)
     files.require_writable()
     from rich.console import Console
 
     from holdfast.doctor.examine import CannotExamine, examine
 
-    errors = Console(stderr=True)
+    errors = Console(stderr=True, emoji=False)  # module:name: is no emoji
     try:
         obs_shape = flags.obs_shape or None
         subject = subject_of(flags.target, flags.seed, obs_shape, flags.policy, flags.allow_imports)

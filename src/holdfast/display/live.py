@@ -35,7 +35,7 @@ class Display:
             return
         from rich.console import Console
 
-        self._console = Console(highlight=False, soft_wrap=False) if console is None else console
+        self._console = Console(highlight=False, soft_wrap=False, emoji=False) if console is None else console
         self._folder = config.folder
         self.progress = dashboard.RunView(
             title=_title(config),

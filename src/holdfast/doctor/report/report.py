@@ -100,7 +100,7 @@ class Report:
 
         from rich.console import Console
 
-        console = Console(file=StringIO(), width=110, no_color=True)
+        console = Console(file=StringIO(), width=110, no_color=True, emoji=False)
         self.print(console)
         text: str = console.file.getvalue()  # type: ignore[attr-defined]
         return text
@@ -110,7 +110,7 @@ class Report:
         from rich.console import Console
         from rich.markup import escape
 
-        console = console or Console()
+        console = console or Console(emoji=False)  # names such as module:boom: stay as they are
         console.print(
             f"[bold {'green' if self.ok else 'red'}]{escape(self.verdict)}[/] [dim](seed {self.seed}, "
             f"{self.seconds:.1f} s)[/]"
