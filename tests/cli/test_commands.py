@@ -3,7 +3,9 @@ import os
 import sys
 
 import pytest
+from gymnasium import spaces
 
+import holdfast as hf
 from holdfast.cli import commands
 from holdfast.runs import checkpoint
 
@@ -56,7 +58,8 @@ def test_every_command_has_help(command, run, capsys):
         ),
         ("eval nowhere", "nowhere: there is no such file or run folder"),
         ("plot nowhere", "nowhere is not a run folder"),
-        ("info nowhere", "nowhere is not a run folder"),
+        ("info nowhere", "nowhere: there is no such file or run folder"),
+        ("info somewhere", "somewhere: this folder holds runs (2); name one of them, such as somewhere/CartPole/a"),
     ],
 )
 def test_a_mistake_ends_in_one_line_and_exit_code_2(argv, words, run, folder, capsys):
@@ -68,6 +71,23 @@ def test_a_mistake_ends_in_one_line_and_exit_code_2(argv, words, run, folder, ca
     assert out == ""
     assert err.count("\n") == 1 and err.startswith("holdfast")
     assert words in err
+
+
+@pytest.mark.parametrize("command", ["eval", "doctor", "doctor run:", "export", "train --resume", "plot"])
+def test_a_shared_policy_is_told_apart_from_a_run(command, run, folder, capsys):
+    pytest.importorskip("safetensors")
+    hf.save_pretrained(hf.ActorCritic(spaces.Box(-1, 1, (3,)), spaces.Discrete(2), "gru", 8), "shared")
+    argv = f"{command}shared" if command.endswith(":") else f"{command} shared"
+    assert run(*argv.split()) == 2
+    out, err = capsys.readouterr()
+    said = "this folder holds a policy that hf.save_pretrained wrote, not a run; it is read in Python, with"
+    assert out == "" and err.count("\n") == 1 and err.endswith(f"shared: {said} hf.load('shared')\n")
+
+
+def test_a_policy_on_the_hub_is_told_apart_from_a_run(run, folder, capsys):
+    assert run("eval", "hub:user/name") == 2
+    said = "this is a policy on the hub, not a run; it is read in Python, with hf.load('hub:user/name')"
+    assert capsys.readouterr().err == f"holdfast eval: hub:user/name: {said}\n"
 
 
 def test_a_traceback_is_shown_on_request(run, folder, monkeypatch):
