@@ -61,8 +61,8 @@ class Report:
         if errors:
             return f"{self.subject} mishandles its memory: {_count(errors, 'bug')} found"
         if warnings:
-            return f"{self.subject} is healthy in {checked} checks, with {_count(warnings, 'warning')}"
-        return f"{self.subject} is healthy: {checked} checks passed"
+            return f"{self.subject} is healthy in {_count(checked, 'check')}, with {_count(warnings, 'warning')}"
+        return f"{self.subject} is healthy: {_count(checked, 'check')} passed"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
