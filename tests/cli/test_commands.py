@@ -1,6 +1,8 @@
 import io
 import os
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from gymnasium import spaces
@@ -112,3 +114,21 @@ def test_a_terminal_that_knows_ascii_alone_gets_question_marks(run, monkeypatch)
     assert run("tra\u00efn") == 2
     sys.stderr.flush()
     assert raw.getvalue().startswith(b"holdfast: no command 'tra?n'")
+
+
+def test_ctrl_c_while_torch_is_imported_ends_the_command_and_stays_an_exception_elsewhere(folder):
+    (folder / "torch.py").write_text("raise KeyboardInterrupt\n")
+    (folder / "holdfast").write_text("import sys\nfrom holdfast.cli import main\nsys.exit(main())\n")
+    (folder / "mine.py").write_text("import holdfast\n")
+    paths = os.pathsep.join([str(folder), str(Path(hf.__file__).parent.parent)])
+
+    def python(*argv):
+        command = [sys.executable, *argv]
+        return subprocess.run(command, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True)
+
+    for argv in (["-m", "holdfast", "info"], ["holdfast", "info"]):
+        done = python(*argv)
+        assert (done.returncode, done.stderr) == (130, "stopped\n")
+    for argv in (["mine.py"], ["-m", "mine"], ["-c", "import holdfast"]):
+        done = python(*argv)
+        assert done.returncode != 130 and "KeyboardInterrupt" in done.stderr
