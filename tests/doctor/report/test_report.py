@@ -16,7 +16,11 @@ def test_json_holds_the_findings(reports, tmp_path):
 
 def test_text_says_what_and_how_to_repair_it(reports):
     text = reports["leaking"].to_text()
-    assert "reset-dropped-in-training" in text and "fix:" in text and "docs/doctor.md#replay" in text
+    assert (
+        "reset-dropped-in-training" in text
+        and "fix:" in text
+        and "see the documentation, docs/doctor.md#replay" in text
+    )
     assert "healthy" in reports["healthy"].to_text()
 
 

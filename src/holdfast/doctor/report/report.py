@@ -127,7 +127,7 @@ class Report:
                 console.print(
                     f"    [{_PATCH_COLORS.get(line[0], 'dim')}]{escape(line)}[/]", highlight=False, soft_wrap=True
                 )
-            console.print(f"  [dim]{found.url}[/]")
+            console.print(f"  [dim]see the documentation, {found.url}[/]")
             for inner in found.consequences:
                 console.print(f"  [dim]and so: {inner.check}: {inner.cause}: {escape(inner.evidence)}[/]")
         self._print_checks(console)
