@@ -7,28 +7,36 @@ says which.
 from __future__ import annotations
 
 import importlib
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from holdfast.checks import debug
-from holdfast.cores import (
-    FFM,
-    GRU,
-    LRU,
-    LSTM,
-    MLSTM,
-    Block,
-    Core,
-    Memoryless,
-    MinGRU,
-    Parallel,
-    Stack,
-    WindowAttention,
-)
-from holdfast.memory import Memory
-from holdfast.policies.base import Evaluation, PolicyOutput, RecurrentPolicy, Step
-from holdfast.rollout.advantages import gae, resets_from
-from holdfast.rollout.collector import Collector, collect
-from holdfast.rollout.segment import Segment
+try:
+    from holdfast.checks import debug
+    from holdfast.cores import (
+        FFM,
+        GRU,
+        LRU,
+        LSTM,
+        MLSTM,
+        Block,
+        Core,
+        Memoryless,
+        MinGRU,
+        Parallel,
+        Stack,
+        WindowAttention,
+    )
+    from holdfast.memory import Memory
+    from holdfast.policies.base import Evaluation, PolicyOutput, RecurrentPolicy, Step
+    from holdfast.rollout.advantages import gae, resets_from
+    from holdfast.rollout.collector import Collector, collect
+    from holdfast.rollout.segment import Segment
+except KeyboardInterrupt:  # torch takes its time, and the command has no other place to catch Ctrl-C meanwhile
+    if not (Path(sys.argv[0]).stem == "holdfast" or (sys.argv[0] == "-m" and "holdfast" in sys.orig_argv)):
+        raise
+    print("stopped", file=sys.stderr)
+    sys.exit(130)
 
 if TYPE_CHECKING:
     from holdfast import doctor as doctor

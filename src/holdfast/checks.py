@@ -186,5 +186,5 @@ def locate_nonfinite(y: Tensor, x: Tensor) -> None:
         "its input is already non-finite there" if x_bad else "its input there is finite: look at state and weights"
     )
     raise FloatingPointError(
-        f"non-finite core output at {step}environment {env} (first of {int(bad.sum())} bad rows); {source}"
+        f"non-finite core output at {step}environment {env} (first of {int(bad.sum())} bad row{'s' * (int(bad.sum()) != 1)}); {source}"
     )

@@ -62,7 +62,8 @@ class Memory:
         self.in_place = False  # see `update_in_place`
 
     def __repr__(self) -> str:
-        return f"Memory({self.num_envs} environments of {type(self.core).__name__}({self.core.extra_repr()}))"
+        envs = f"{self.num_envs} environment{'s' * (self.num_envs != 1)}"
+        return f"Memory({envs} of {type(self.core).__name__}({self.core.extra_repr()}))"
 
     @property
     def num_envs(self) -> int:
@@ -266,7 +267,8 @@ class Memory:
         if batch <= last:
             known = f"ids 0..{last}" if self._row_of is None else f"ids up to {last}"
             raise ValueError(
-                f"got {batch} rows, but this memory knows {self.num_envs} environments ({known}): "
+                f"got {batch} row{'s' * (batch != 1)}, but this memory knows {self.num_envs} "
+                f"environment{'s' * (self.num_envs != 1)} ({known}): "
                 "pass env_ids=, or memory= for another set of environments"
             )
 

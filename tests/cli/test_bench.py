@@ -83,7 +83,7 @@ def test_a_killed_command_goes_on_where_it_was(run, folder, capsys):
     assert run("bench", "mine.toml", "--jobs", 1) == 0
     said = capsys.readouterr().out
     assert "mine: 2 runs, 1 of them finished before, 1 at a time on cpu" in said
-    assert f"1 damaged lines of {results.relative_to(folder)} are ignored" in said
+    assert f"1 damaged line is ignored in {results.relative_to(folder)}" in said
     after = results.read_bytes()
     assert after.startswith(before)
     _, long = (json.loads(line) for line in after.splitlines() if b"torn" not in line)

@@ -1,9 +1,13 @@
 import io
 import os
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from gymnasium import spaces
 
+import holdfast as hf
 from holdfast.cli import commands
 from holdfast.runs import checkpoint
 
@@ -56,7 +60,8 @@ def test_every_command_has_help(command, run, capsys):
         ),
         ("eval nowhere", "nowhere: there is no such file or run folder"),
         ("plot nowhere", "nowhere is not a run folder"),
-        ("info nowhere", "nowhere is not a run folder"),
+        ("info nowhere", "nowhere: there is no such file or run folder"),
+        ("info somewhere", "somewhere: this folder holds runs (2); name one of them, such as somewhere/CartPole/a"),
     ],
 )
 def test_a_mistake_ends_in_one_line_and_exit_code_2(argv, words, run, folder, capsys):
@@ -68,6 +73,23 @@ def test_a_mistake_ends_in_one_line_and_exit_code_2(argv, words, run, folder, ca
     assert out == ""
     assert err.count("\n") == 1 and err.startswith("holdfast")
     assert words in err
+
+
+@pytest.mark.parametrize("command", ["eval", "doctor", "doctor run:", "export", "train --resume", "plot"])
+def test_a_shared_policy_is_told_apart_from_a_run(command, run, folder, capsys):
+    pytest.importorskip("safetensors")
+    hf.save_pretrained(hf.ActorCritic(spaces.Box(-1, 1, (3,)), spaces.Discrete(2), "gru", 8), "shared")
+    argv = f"{command}shared" if command.endswith(":") else f"{command} shared"
+    assert run(*argv.split()) == 2
+    out, err = capsys.readouterr()
+    said = "this folder holds a policy that hf.save_pretrained wrote, not a run; it is read in Python, with"
+    assert out == "" and err.count("\n") == 1 and err.endswith(f"shared: {said} hf.load('shared')\n")
+
+
+def test_a_policy_on_the_hub_is_told_apart_from_a_run(run, folder, capsys):
+    assert run("eval", "hub:user/name") == 2
+    said = "this is a policy on the hub, not a run; it is read in Python, with hf.load('hub:user/name')"
+    assert capsys.readouterr().err == f"holdfast eval: hub:user/name: {said}\n"
 
 
 def test_a_traceback_is_shown_on_request(run, folder, monkeypatch):
@@ -92,3 +114,21 @@ def test_a_terminal_that_knows_ascii_alone_gets_question_marks(run, monkeypatch)
     assert run("tra\u00efn") == 2
     sys.stderr.flush()
     assert raw.getvalue().startswith(b"holdfast: no command 'tra?n'")
+
+
+def test_ctrl_c_while_torch_is_imported_ends_the_command_and_stays_an_exception_elsewhere(folder):
+    (folder / "torch.py").write_text("raise KeyboardInterrupt\n")
+    (folder / "holdfast").write_text("import sys\nfrom holdfast.cli import main\nsys.exit(main())\n")
+    (folder / "mine.py").write_text("import holdfast\n")
+    paths = os.pathsep.join([str(folder), str(Path(hf.__file__).parent.parent)])
+
+    def python(*argv):
+        command = [sys.executable, *argv]
+        return subprocess.run(command, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True)
+
+    for argv in (["-m", "holdfast", "info"], ["holdfast", "info"]):
+        done = python(*argv)
+        assert (done.returncode, done.stderr) == (130, "stopped\n")
+    for argv in (["mine.py"], ["-m", "mine"], ["-c", "import holdfast"]):
+        done = python(*argv)
+        assert done.returncode != 130 and "KeyboardInterrupt" in done.stderr

@@ -1,12 +1,17 @@
 """`holdfast doctor`: targets, exit codes and files."""
 
+import errno
 import json
+import os
+import subprocess
 import sys
+from pathlib import Path
 
 import gymnasium as gym
 import pytest
 
 from holdfast.cli.doctor import find
+from holdfast.doctor import Report
 
 MODULE = """
 import torch
@@ -36,6 +41,9 @@ class TakesSpaces(nn.Module):
 class TakesSize(nn.Module):
     def __init__(self, size):
         super().__init__()
+
+def boom():
+    raise RuntimeError("out of order")
 
 layer = make_healthy()
 number = 3
@@ -83,6 +91,25 @@ def test_what_cannot_be_examined_exits_with_two(run, package, capsys, target, sa
     assert says in capsys.readouterr().err
 
 
+def test_the_name_of_a_factory_does_not_become_a_picture(run, package, capsys):
+    assert run("doctor", "somebodys_policy:boom") == 2
+    assert capsys.readouterr().err == "could not examine somebodys_policy:boom: RuntimeError: out of order\n"
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ("--bptt -1", "--bptt must be at least 1, got -1"),
+        ("--bptt 0", "--bptt must be at least 1, got 0"),
+        ("--tolerance -0.1", "--tolerance must be a finite number of at least 0, got -0.1"),
+        ("--tolerance nan", "--tolerance must be a finite number of at least 0, got nan"),
+    ],
+)
+def test_a_number_that_means_nothing_is_refused(run, package, capsys, flags, says):
+    assert run("doctor", "somebodys_policy:make_healthy", *flags.split()) == 2
+    assert capsys.readouterr() == ("", f"holdfast doctor: {says}\n")
+
+
 FACTORY = "name a function without arguments that makes the policy, such as def make(): return"
 
 
@@ -111,11 +138,64 @@ def test_files_are_written(run, package, capsys):
     assert (package / "r.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_report_that_cannot_be_written_is_one_line_after_the_result(run, package, capsys):
-    assert run("doctor", "somebodys_policy:make_healthy", "--quiet", "--html", "somebodys_policy.py/report.html") == 2
-    said = capsys.readouterr()
-    assert "healthy" in said.out
-    assert said.err.splitlines()[-1] == "holdfast doctor: somebodys_policy.py/report.html: Not a directory"
+def test_missing_folders_are_made_and_the_files_are_named(run, package, capsys):
+    files = ["--html", "new/a/r.html", "--sarif", "new/b/r.sarif", "--junit", "r.xml"]
+    assert run("doctor", "somebodys_policy:make_sick", *files) == 1
+    assert capsys.readouterr().err == "written: new/a/r.html, new/b/r.sarif, r.xml\n"
+    assert all((package / name).is_file() for name in files[1::2])
+
+
+@pytest.mark.parametrize(
+    ("place", "says"),
+    [
+        ("somebodys_policy.py/r.html", "somebodys_policy.py is a file, not a folder; choose another place"),
+        ("folder", "this is a folder; name a file in it"),
+        ("locked/new/r.html", "locked cannot be written; choose another place"),
+        ("locked.html", "locked.html cannot be written; choose another place"),
+    ],
+)
+def test_a_file_that_cannot_be_written_is_refused_before_the_examination(
+    run, package, capsys, monkeypatch, place, says
+):
+    (package / "folder").mkdir()
+    (package / "locked").mkdir()
+    (package / "locked.html").touch()
+    monkeypatch.setattr(os, "access", lambda path, mode: not Path(path).name.startswith("locked"))
+    assert run("doctor", "nothing_here:make", "--html", place) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1
+    assert err.startswith(f"holdfast doctor: --html {place}: ") and err.endswith(f"{says}\n")
+    assert not (package / "locked/new").exists()
+
+
+def test_a_picture_without_matplotlib_is_refused_before_the_examination(run, package, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert run("doctor", "nothing_here:make", "--png", "r.png") == 2
+    assert capsys.readouterr() == ("", "holdfast doctor: --png needs matplotlib: pip install 'holdfast[plot]'\n")
+
+
+def test_a_disk_that_is_full_after_the_examination_costs_one_file_and_not_the_report(run, package, capsys, monkeypatch):
+    def full(report, path):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Report, "to_html", full)
+    files = ["--html", "r.html", "--junit", "r.xml"]
+    assert run("doctor", "somebodys_policy:make_healthy", "--quiet", *files) == 2
+    out, err = capsys.readouterr()
+    assert "is healthy" in out and err == "holdfast doctor: r.html: No space left on device\n"
+    assert (package / "r.xml").exists()
+    assert run("doctor", "somebodys_policy:make_sick", "--quiet", *files) == 1
+
+
+@pytest.mark.parametrize("form", ["text", "github"])
+def test_a_reader_that_leaves_early_loses_neither_files_nor_the_exit_code(package, form):
+    command = [sys.executable, "-m", "holdfast", "doctor", "somebodys_policy:make_sick", "--format", form]
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run([*command, "--html", "r.html"], stdout=write, stderr=subprocess.PIPE, text=True)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (1, "written: r.html\n")
+    assert (package / "r.html").exists()
 
 
 def test_json_to_standard_output_is_json_alone(run, package, capsys):

@@ -92,3 +92,11 @@ def test_eval_refuses_arguments_of_the_environment_as_train_does(run, train, fol
         assert run(*command, "--env-args", env_args) == 2
         said.append(capsys.readouterr().err.strip().partition(": ")[2])
     assert said[0] == said[1] and message in said[0]
+
+
+def test_one_episode_is_reported_in_the_singular_and_without_a_standard_error(run, train, folder, capsys):
+    train("--run-dir", "run", "--env", "TenSteps-v0", "--final-eval-episodes", 1)
+    assert " over 1 fresh episode, " in capsys.readouterr().out
+    assert run("eval", "run", "--episodes", 1) == 0
+    out = capsys.readouterr().out
+    assert "return  10.000 (mean), 10.000 to 10.000\n" in out and "\n1 episode, sampled actions" in out

@@ -2,6 +2,7 @@ import json
 
 import pytest
 
+import holdfast as hf
 from holdfast.cli import info
 from holdfast.cores.named import CORES
 from holdfast.runs import metadata
@@ -50,6 +51,39 @@ def test_info_of_a_run_from_before_engines_were_recorded(run, train, folder, cap
     file.write_text(json.dumps(meta))
     assert run("info", "run") == 0
     assert "\nupdate " not in capsys.readouterr().out
+
+
+def test_info_of_a_checkpoint_that_was_copied_elsewhere_says_what_is_in_it(run, train, folder, capsys):
+    train("--quiet", "--run-dir", "run", "--core", "gru", steps=64)
+    (checkpoint,) = (folder / "run/checkpoints").glob("*.pt")
+    (folder / "copied.pt").write_bytes(checkpoint.read_bytes())
+    capsys.readouterr()
+    assert run("info", "copied.pt") == 0
+    out = capsys.readouterr().out
+    assert out.startswith("checkpoint  copied.pt, without the meta.json of its run\n")
+    assert "task        holdfast/RepeatPreviousEasy-v0, gru 8, seed 1\n" in out
+    assert "trained     64 of 64 steps, 2 of 2 updates\n" in out
+
+
+def test_info_of_another_file_of_a_run_names_the_run(run, train, folder, capsys):
+    train("--quiet", "--run-dir", "runs/x")
+    capsys.readouterr()
+    assert run("info", "runs/x/config.json") == 2
+    assert capsys.readouterr().err.endswith("It lies in a run: name the run's folder, runs/x\n")
+
+
+def test_info_of_a_shared_policy_says_how_to_read_it(run, train, folder, capsys):
+    pytest.importorskip("safetensors")
+    train("--quiet", "--run-dir", "run", "--core", "gru")
+    hf.save_pretrained(hf.load("run"), "shared")
+    capsys.readouterr()
+    assert run("info", "shared") == 0
+    out = capsys.readouterr().out
+    assert "class    ActorCritic\ntask     holdfast/RepeatPreviousEasy-v0, gru 8, seed 1\n" in out
+    assert out.endswith("read it  hf.load('shared')\n")
+    (folder / "shared/model.safetensors").write_bytes(b"junk")
+    assert run("info", "shared") == 2
+    assert "damaged, cut short or changed" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("core", CORES)

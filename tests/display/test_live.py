@@ -93,6 +93,11 @@ def test_a_note_stays_above_the_dashboard(tmp_path):
     assert text.index("cannot save; retrying") < text.rindex("RepeatPreviousEasy-v0")
 
 
+def test_a_name_between_colons_does_not_become_a_picture(tmp_path, capsys):
+    Display(config(tmp_path), NUM_UPDATES).note("my_envs:boom: made")
+    assert capsys.readouterr().out == "my_envs:boom: made\n"
+
+
 def test_quiet_prints_nothing(tmp_path, capsys):
     shown = Display(config(tmp_path, quiet=True), NUM_UPDATES)
     shown.update(row(1), ["a warning"])

@@ -7,6 +7,7 @@ import io
 import os
 import pickle
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -169,6 +170,23 @@ def test_a_lone_damaged_checkpoint_says_that_there_is_no_other(tmp_path: Path):
     path.write_bytes(b"junk")
     with pytest.raises(CheckpointError, match="This run has no earlier checkpoint"):
         hf.load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["config.json", "policy.onnx", "videos/first.gif"])
+def test_another_file_of_a_run_is_no_damaged_checkpoint_and_the_run_is_named(tmp_path: Path, name: str):
+    checkpoint.save(checkpoint.path_for(tmp_path, 5), {})
+    file = tmp_path / name
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("{}")
+    said = f"{file}: this is not a Holdfast checkpoint. It lies in a run: name the run's folder, {tmp_path}"
+    with pytest.raises(CheckpointError, match=f"^{re.escape(said)}$"):
+        hf.load(file)
+
+
+def test_a_damaged_file_outside_of_a_run_is_said_without_a_word_on_runs(tmp_path: Path):
+    (tmp_path / "copied.pt").write_bytes(b"junk")
+    with pytest.raises(CheckpointError, match=r"not a Holdfast checkpoint, or its first bytes are damaged$"):
+        hf.load(tmp_path / "copied.pt")
 
 
 def test_what_is_not_there_is_said(tmp_path: Path):

@@ -6,7 +6,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,7 +96,7 @@ def main(argv: list[str]) -> int:
             written, outdated = _write_report(suite, jobs, out, flags.steps)
     if failed:
         raise UserError(
-            f"{len(failed)} of {len(jobs)} runs failed ({failed[0]}); run the same command again to retry them"
+            f"{len(failed)} of {_runs(jobs)} failed ({failed[0]}); run the same command again to retry them"
         )
     if not written and not left:
         raise UserError(
@@ -130,6 +130,10 @@ def _jobs(suite: Suite, flags: BenchFlags) -> list[Job]:
         tuned=flags.tuned,
         changed=named_values("--set", flags.set, "hidden_size=256"),
     )
+
+
+def _runs(jobs: Sequence[Job]) -> str:
+    return f"{len(jobs)} run{'' if len(jobs) == 1 else 's'}"
 
 
 def _require_imports_allowed(jobs: list[Job], flags: BenchFlags) -> None:
@@ -186,8 +190,8 @@ def _train(suite: Suite, jobs: list[Job], out: Path, flags: BenchFlags) -> tuple
     progress = Progress(waiting, [job for job in jobs if job.id in done], quiet=flags.quiet)
     if not flags.quiet:
         skipped = f", {len(jobs) - len(waiting)} of them finished before" if len(waiting) < len(jobs) else ""
-        torn = f"; {damaged} damaged lines of {file} are ignored" if damaged else ""
-        print(f"{suite.name}: {len(jobs)} runs{skipped}, {at_a_time} at a time on {device}, in {out}{torn}", flush=True)
+        torn = f"; {damaged} damaged line{'s are' if damaged > 1 else ' is'} ignored in {file}" if damaged else ""
+        print(f"{suite.name}: {_runs(jobs)}{skipped}, {at_a_time} at a time on {device}, in {out}{torn}", flush=True)
     failed, ended = [], 0
     began, clock = time.strftime("%Y-%m-%dT%H:%M:%S"), time.monotonic()
     seconds = math.inf if flags.stop_after is None else flags.stop_after
@@ -213,9 +217,8 @@ def _train(suite: Suite, jobs: list[Job], out: Path, flags: BenchFlags) -> tuple
     left = len(waiting) - ended
     if left:
         seconds = time.monotonic() - clock
-        print(
-            f"stopped after {seconds:.0f} s; {left} of {len(jobs)} runs are left; run the same command again to continue"
-        )
+        are_left = f"{left} of {_runs(jobs)} {'is' if left == 1 else 'are'} left"
+        print(f"stopped after {seconds:.0f} s; {are_left}; run the same command again to continue")
     return failed, left
 
 

@@ -80,16 +80,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("stopped", file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader (head, less) has closed the pipe
-        _close_output()
+        close_output()
         return 0
     except OSError as error:
         if error.errno != errno.ENOSPC or error.filename is not None or os.environ.get("HOLDFAST_TRACEBACK"):
             raise
-        _close_output()
+        close_output()
         print(f"holdfast {name}: the output cannot be written: {error.strerror}", file=sys.stderr)
         return 1
 
 
-def _close_output() -> None:
+def close_output() -> None:
     """What standard output still holds goes nowhere when the process ends."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

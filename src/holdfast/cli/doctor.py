@@ -1,13 +1,12 @@
 """`holdfast doctor TARGET`: find the policy, examine it, write the report. The examination itself is `holdfast.doctor`.
 
-Exit codes: 0 healthy, 1 findings, 2 could not examine.
+Exit codes: 0 healthy, 1 findings, 2 could not examine, or healthy and a file could not be written.
 """
 
 from __future__ import annotations
 
 import contextlib
 import inspect
-import json
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -15,7 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from holdfast.cli.errors import raised_by_holdfast, user_errors
+from holdfast.cli.commands import close_output
+from holdfast.cli.doctor_files import ReportFiles
+from holdfast.cli.errors import UserError, raised_by_holdfast
 from holdfast.cli.flags import parse
 from holdfast.doctor.report import ci
 from holdfast.named_objects import import_named
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from holdfast.doctor.examine import OnProgress
 
 COULD_NOT_EXAMINE = 2
+NOT_WRITTEN = 2
 
 
 @dataclass
@@ -71,11 +73,17 @@ class DoctorFlags:
 
 def main(argv: list[str]) -> int:
     flags = parse(DoctorFlags, argv, "doctor")
+    if flags.bptt is not None and flags.bptt < 1:
+        raise UserError(f"--bptt must be at least 1, got {flags.bptt}")
+    if flags.tolerance is not None and not 0 <= flags.tolerance < float("inf"):
+        raise UserError(f"--tolerance must be a finite number of at least 0, got {flags.tolerance}")
+    files = ReportFiles(flags.html, flags.png, _json_file(flags), flags.sarif, flags.junit)
+    files.require_writable()
     from rich.console import Console
 
     from holdfast.doctor.examine import CannotExamine, examine
 
-    errors = Console(stderr=True)
+    errors = Console(stderr=True, emoji=False)  # module:name: is no emoji
     try:
         obs_shape = flags.obs_shape or None
         subject = subject_of(flags.target, flags.seed, obs_shape, flags.policy, flags.allow_imports)
@@ -96,34 +104,39 @@ def main(argv: list[str]) -> int:
             )
     except CannotExamine as error:
         return _give_up(errors, flags.target, str(error))
-    if flags.json == "-":
-        print(report.to_json())
-    elif flags.format == "github":
-        print(ci.github(report, location_of(flags.target)))
-    elif flags.quiet:
-        print(report.verdict)
-    else:
-        report.print()
-    _write_files(report, flags)
-    return report.exit_code
+    # Files come first: the reader of what is printed (head, less) may leave before its end.
+    written, problems = files.write(report, location_of(flags.target))
+    _show(report, flags)
+    if written and not flags.quiet:
+        print(f"written: {', '.join(map(str, written))}", file=sys.stderr)
+    if flags.png is not None and report.credit is None:
+        print(f"{flags.png} is not written: no gradients were measured in this policy", file=sys.stderr)
+    for problem in problems:
+        print(f"holdfast doctor: {problem}", file=sys.stderr)
+    return report.exit_code or (NOT_WRITTEN if problems else 0)
 
 
-def _write_files(report: Report, flags: DoctorFlags) -> None:
-    def write(file: Path | None, how: Callable[[Path], Any]) -> None:
-        if file is not None:
-            with user_errors(file):
-                how(file)
+def _json_file(flags: DoctorFlags) -> Path | None:
+    return None if flags.json in (None, "-") else Path(str(flags.json))
 
-    write(flags.html, report.to_html)
-    if report.credit is not None:
-        write(flags.png, report.credit.to_png)
-    write(Path(flags.json) if flags.json not in (None, "-") else None, report.to_json)
-    location = location_of(flags.target)
-    write(
-        flags.sarif,
-        lambda file: file.write_text(json.dumps(ci.sarif(report, location), indent=2) + "\n", encoding="utf-8"),
-    )
-    write(flags.junit, lambda file: file.write_text(ci.junit(report), encoding="utf-8"))
+
+def _show(report: Report, flags: DoctorFlags) -> None:
+    """Print the report, in the form that the flags ask for."""
+    try:
+        if flags.json == "-":
+            print(report.to_json())
+        elif flags.format == "github":
+            print(ci.github(report, location_of(flags.target)))
+        elif flags.quiet:
+            print(report.verdict)
+        else:
+            report.print()
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        close_output()
+    except SystemExit:  # how rich ends when the pipe is closed; it has closed the output itself
+        pass
 
 
 def _give_up(console: Any, target: str, why: str) -> int:

@@ -28,7 +28,7 @@ def main(argv: list[str]) -> int:
     print(
         "\nOthers: any gymnasium id (CartPole-v1), your own as my_module:MyEnv, and by prefix popgym:RepeatPreviousEasy, "
         "pettingzoo:sisl.multiwalker_v9, envpool:Pong-v5;\nin JAX gymnax:CartPole-v1, craftax:Craftax-Symbolic-v1, "
-        "popgym-arcade:CountRecallEasy, brax:ant. docs/environments.md describes them."
+        "popgym-arcade:CountRecallEasy, brax:ant. The documentation describes them, in docs/environments.md."
     )
     print(f"Presets (holdfast train --preset NAME): {', '.join(PRESETS)}")
     return 0

@@ -47,7 +47,7 @@ def main(argv: list[str]) -> int:
 
     import holdfast as hf
     from holdfast import envs
-    from holdfast.display.dashboard import compact, number
+    from holdfast.display.dashboard import compact, counted, number
     from holdfast.distributed.ranks import pick_device
     from holdfast.policies.precision import autocast, autocast_dtype
     from holdfast.runs import imports, saved_policy
@@ -81,12 +81,12 @@ def main(argv: list[str]) -> int:
     actions = "most likely actions" if flags.deterministic else "sampled actions"
     played = " ".join([config.env, *(f"{name}={value}" for name, value in env_args.items())])
     print(f"{file}: {played}, {config.policy or config.core}, {compact(saved['steps'])} steps")
-    print(
-        f"return  {number(result.mean_return)} ± {number(result.std_error)} (mean, standard error), "
-        f"{number(min(result.returns))} to {number(max(result.returns))}"
-    )
+    several = len(result.returns) > 1  # one episode has no standard error
+    spread = f" ± {number(result.std_error)} (mean, standard error)" if several else " (mean)"
+    lowest, highest = number(min(result.returns)), number(max(result.returns))
+    print(f"return  {number(result.mean_return)}{spread}, {lowest} to {highest}")
     print(f"length  {number(result.mean_length, 1)} (mean), {min(result.lengths)} to {max(result.lengths)}")
-    print(f"{flags.episodes} episodes, {actions}, seed {flags.seed}")
+    print(f"{counted(flags.episodes, 'episode')}, {actions}, seed {flags.seed}")
     if flags.video is not None:
         from holdfast.training.video import record_episodes
 

@@ -26,7 +26,7 @@ class InfoFlags:
     what a memory costs (--core)."""
 
     run: Annotated[Path | None, tyro.conf.arg(metavar="RUN"), tyro.conf.Positional] = None
-    """A run folder, or one of its checkpoints; by default this installation is described."""
+    """A run folder, a checkpoint, or a folder of hf.save_pretrained; by default this installation is described."""
     core: str | None = None
     """Describe this memory instead, as train --core NAME makes it: parameters, state, cost per step."""
     hidden_size: int = 128
@@ -48,7 +48,7 @@ def main(argv: list[str]) -> int:
         rows = machine_rows()
     else:
         with user_errors():
-            rows = run_rows(flags.run)
+            rows = rows_of(flags.run)
     width = max(len(name) for name, _ in rows)
     print("\n".join(f"{name.ljust(width)}  {text}" for name, text in rows))
     return 0
@@ -92,11 +92,51 @@ def cpu_kernel() -> str:
     return f"portable (PyTorch): {status['reason']}"
 
 
-def run_rows(run: Path) -> list[Row]:
+def rows_of(path: Path) -> list[Row]:
+    """What a run folder, a checkpoint or a shared policy is."""
+    from holdfast.runs import checkpoint, pretrained
+
+    in_run = path.is_file() and path.absolute().parent.name == checkpoint.FOLDER
+    folder = checkpoint.run_of(path) if in_run else path
+    if (folder / "meta.json").exists():
+        return run_rows(folder)
+    if (path / pretrained.MANIFEST).is_file():
+        return shared_rows(path)
+    return checkpoint_rows(path)
+
+
+def checkpoint_rows(path: Path) -> list[Row]:
+    """What a checkpoint says of itself, if it is not in the folder of its run."""
+    from holdfast.runs import saved_policy
+
+    file, saved = saved_policy.read(path)
+    config = saved_policy.settings(file, saved)
+    steps = f"{saved['steps']:,} of {config.total_steps:,} steps"
+    return [
+        ("checkpoint", f"{file}, without the meta.json of its run"),
+        ("task", f"{config.env}, {config.policy or config.core} {config.hidden_size}, seed {config.seed}"),
+        ("trained", f"{steps}, {saved['update']:,} of {config.num_updates:,} updates"),
+    ]
+
+
+def shared_rows(folder: Path) -> list[Row]:
+    """What is in a folder that hf.save_pretrained wrote."""
+    from holdfast.runs import pretrained
+
+    shared = pretrained.read(folder)
+    config, how = pretrained.training_config(shared), shared.config["policy"]
+    task = [] if config is None else [("task", f"{config.env}, {config.core} {config.hidden_size}, seed {config.seed}")]
+    return [
+        ("policy", f"{folder}, written by hf.save_pretrained"),
+        ("class", f"{how.get('class') if isinstance(how, dict) else how}"),
+        *task,
+        ("weights", f"{len(shared.weights) / 1024:,.0f} KiB"),
+        ("read it", f"hf.load({str(folder)!r})"),
+    ]
+
+
+def run_rows(folder: Path) -> list[Row]:
     """What a run was made with, from its config.json and meta.json."""
-    folder = run if run.is_dir() else run.parent.parent  # RUN/checkpoints/update_00000001.pt
-    if not (folder / "meta.json").exists():
-        raise FileNotFoundError(f"{run} is not a run folder or a checkpoint in one: there is no {folder}/meta.json")
     meta = json.loads((folder / "meta.json").read_text())
     config = json.loads((folder / "config.json").read_text())
     git = meta["git"]

@@ -40,7 +40,11 @@ def core_rows(name: str, hidden_size: int, num_layers: int) -> list[Row]:
 
     count = _ENVIRONMENTS * _SEQUENCE
     return [
-        ("core", f"{name}, {hidden_size} units" + (f", {num_layers} layers" if num_layers > 1 else "")),
+        (
+            "core",
+            f"{name}, {hidden_size} unit{'s' * (hidden_size != 1)}"
+            + (f", {num_layers} layers" if num_layers > 1 else ""),
+        ),
         ("made of", made_of(core)),
         ("parameters", f"{sum(p.numel() for p in core.parameters()):,}"),
         ("state", f"{_bytes(total)} per environment: {shapes}"),

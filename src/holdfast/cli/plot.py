@@ -31,11 +31,14 @@ class PlotFlags:
 def main(argv: list[str]) -> int:
     flags = parse(PlotFlags, argv, "plot")
     from holdfast.display.plot import plot_runs
+    from holdfast.runs import pretrained
 
     with user_errors(flags.out):
         # A glob such as runs/TMaze-v0/* also matches plots that were drawn earlier: other files are left out.
         folders = [path for path in flags.runs if path.is_dir() or not path.exists()]
         runs = [run for folder in folders for run in _runs_in(folder) or [folder]]
+        if len(runs) == 1:  # of several, plot_runs leaves out what is no run, and says so
+            pretrained.require_run(runs[0])
         print(
             plot_runs(runs, flags.out, metric=flags.metric, group=flags.group, aggregate=flags.aggregate, notify=print)
         )

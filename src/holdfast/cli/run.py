@@ -84,7 +84,7 @@ def has_its_steps_already(steps: int) -> str:
 
 def _result_line(config: TrainConfig, result: TrainResult, steps: int, seconds: float) -> str:
     """`steps` and `seconds` are those of this process, not of the parts before a resume."""
-    from holdfast.display.dashboard import clock, compact, number
+    from holdfast.display.dashboard import clock, compact, counted, number
 
     speed = steps / seconds if seconds > 0 else 0.0
     trained = f"after {compact(result.steps)} steps; trained {clock(seconds)} ({speed:,.0f} steps/s)"
@@ -96,7 +96,8 @@ def _result_line(config: TrainConfig, result: TrainResult, steps: int, seconds: 
     plus_minus = f" ± {number(result.std_error)}" if result.episodes > 1 else ""
     open_ones = config.final_eval_episodes - result.episodes
     cut_off = f" ({open_ones} more did not end)" if open_ones else ""
-    return f"return {number(result.mean_return)}{plus_minus} over {result.episodes} fresh episodes{cut_off}, {trained}"
+    over = counted(result.episodes, "fresh episode")
+    return f"return {number(result.mean_return)}{plus_minus} over {over}{cut_off}, {trained}"
 
 
 def _next_steps(trainer: Trainer, result: TrainResult) -> list[tuple[str, str]]:

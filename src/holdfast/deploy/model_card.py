@@ -57,7 +57,8 @@ def card(
     """source: what `hf.load` is given. policy: as in config.json. points: the learning curve. picture: there is a curve.png."""
     env = config.env if config is not None else None
     arguments = policy.get("arguments", {})
-    kind = f"{arguments['core']} of {arguments['hidden_size']} units" if arguments else policy["class"]
+    units = arguments.get("hidden_size")
+    kind = f"{arguments['core']} of {units} unit{'s' * (units != 1)}" if arguments else policy["class"]
     about = f", trained on `{_plain(env)}`" if env else ""
     rows = [
         ("class", policy["class"]),
@@ -103,7 +104,7 @@ def _result(evaluation: dict[str, Any] | None) -> str:
     plus_minus = "" if evaluation["std_error"] is None else f" ± {evaluation['std_error']:.2g}"
     how = "most likely actions" if evaluation["deterministic"] else "sampled actions"
     returned = f"Mean return {evaluation['mean_return']:.4g}{plus_minus}"
-    return f"\n## Result\n\n{returned} over {evaluation['episodes']} fresh episodes, {how}.\n"
+    return f"\n## Result\n\n{returned} over {evaluation['episodes']} fresh episode{'s' * (evaluation['episodes'] != 1)}, {how}.\n"
 
 
 def _curve(points: list[tuple[int, float]], picture: bool) -> str:

@@ -85,7 +85,7 @@ class Runner:
         self._lock = threading.RLock()
 
     def __repr__(self) -> str:
-        return f"Runner({self._model}, {self.num_envs} environments)"
+        return f"Runner({self._model}, {self.num_envs} environment{'s' * (self.num_envs != 1)})"
 
     @property
     def num_envs(self) -> int:

@@ -281,6 +281,15 @@ def compact(count: float) -> str:
     return f"{count:.0f}"
 
 
+def counted(count: int, thing: str) -> str:
+    """A count and what is counted, in the singular or the plural.
+
+    >>> counted(1, "fresh episode"), counted(1200, "run")
+    ('1 fresh episode', '1,200 runs')
+    """
+    return f"{count:,} {thing}{'' if count == 1 else 's'}"
+
+
 def clock(seconds: float) -> str:
     """Seconds as minutes and seconds, or hours, minutes and seconds.
 

@@ -33,7 +33,7 @@ def _task(config: TrainConfig) -> str:
 
 def _memory(config: TrainConfig) -> str:
     name = config.core if isinstance(config.core, str) else config.core.__name__
-    facts = [name, f"{config.hidden_size} units"]
+    facts = [name, _counted(config.hidden_size, "unit")]
     if name != "none":
         facts += [f"{config.num_layers} layers"] if config.num_layers > 1 else []
         facts += [f"span {config.memory_span}"] if config.memory_span else []
@@ -42,5 +42,10 @@ def _memory(config: TrainConfig) -> str:
 
 
 def _sizes(config: TrainConfig) -> str:
-    rollout = f"{config.num_envs} environment{'s' * (config.num_envs != 1)} x {config.num_steps} steps"
-    return f"{rollout}, {config.epochs} epochs x {config.minibatches} minibatches"
+    rollout = f"{_counted(config.num_envs, 'environment')} x {_counted(config.num_steps, 'step')}"
+    batches = f"{config.minibatches} minibatch{'' if config.minibatches == 1 else 'es'}"
+    return f"{rollout}, {_counted(config.epochs, 'epoch')} x {batches}"
+
+
+def _counted(count: int, thing: str) -> str:
+    return f"{count} {thing}{'' if count == 1 else 's'}"

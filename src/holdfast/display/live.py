@@ -35,7 +35,7 @@ class Display:
             return
         from rich.console import Console
 
-        self._console = Console(highlight=False, soft_wrap=False) if console is None else console
+        self._console = Console(highlight=False, soft_wrap=False, emoji=False) if console is None else console
         self._folder = config.folder
         self.progress = dashboard.RunView(
             title=_title(config),
@@ -165,7 +165,7 @@ def _title(config: TrainConfig) -> str:
     memory = "no memory" if config.core == "none" else f"{config.core} {config.hidden_size}"
     layers = f" x {config.num_layers}" if config.num_layers > 1 and config.core != "none" else ""
     env = config.env.removeprefix("holdfast/")
-    return f"{env} · {memory}{layers} · {config.num_envs} envs x {config.num_steps} · seed {config.seed}"
+    return f"{env} · {memory}{layers} · {config.num_envs} env{'s' * (config.num_envs != 1)} x {config.num_steps} · seed {config.seed}"
 
 
 def _known_returns(config: TrainConfig) -> tuple[float | None, float | None]:

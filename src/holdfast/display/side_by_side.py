@@ -33,7 +33,7 @@ class SideBySide:
             return
         from rich.console import Console
 
-        self._console = Console(highlight=False, soft_wrap=True) if console is None else console
+        self._console = Console(highlight=False, soft_wrap=True, emoji=False) if console is None else console
         self._is_live = self._console.is_terminal and not self._console.is_dumb_terminal
 
     def refresh(self) -> None:

@@ -189,7 +189,9 @@ def _blame_on_alternatives(subject: Subject, report: Report, seed: int, toleranc
             errors = [f for f in report.findings if f.severity == "error"]
             rest = [f for f in report.findings if f.severity != "error"]
             removed = "this" if len(causes) == 1 else " and ".join(causes)
-            evidence = f"without {removed}, all {len(errors)} errors are gone; the first was: {errors[0].evidence}"
+            several = f"all {len(errors)} errors are gone; the first was"
+            gone = several if len(errors) > 1 else "the error is gone; it was"
+            evidence = f"without {removed}, {gone}: {errors[0].evidence}"
             first, *more = [make_finding(errors[0].check, c, evidence, framework=subject.framework) for c in causes]
             flat = [inner for f in errors for inner in (replace(f, consequences=()), *f.consequences)]
             return replace(report, findings=(replace(first, consequences=tuple(flat)), *more, *rest))

@@ -200,5 +200,7 @@ def _not_seen(trainer: Trainer, timed: report.Timed) -> list[str]:
         "replay check": config.replay_check_every,
         "evaluation": config.eval_every,
     }
-    missing = [f"{name} (every {n} updates)" for name, n in every.items() if n and name not in seen]
+    missing = [
+        f"{name} (every {f'{n} updates' if n > 1 else 'update'})" for name, n in every.items() if n and name not in seen
+    ]
     return ["", f"  not in these updates: {', '.join(missing)}"] if missing else []

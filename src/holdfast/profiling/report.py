@@ -109,8 +109,9 @@ def costs_table(trace: Trace, on_gpu: bool, updates: int, seconds: float) -> lis
         lines.append(f"  {name:{WIDTH}}{1e3 * cost.seconds / updates:14,.2f}{cost.seconds / total:8.1%}{calls:>8}")
     others = costs[ROWS:]
     if others:
+        name = f"{len(others)} other{'s' * (len(others) != 1)}"
         rest, calls = sum(cost.seconds for cost in others), _count(sum(cost.calls for cost in others) / updates)
-        lines.append(f"  {f'{len(others)} others':{WIDTH}}{1e3 * rest / updates:14,.2f}{rest / total:8.1%}{calls:>8}")
+        lines.append(f"  {name:{WIDTH}}{1e3 * rest / updates:14,.2f}{rest / total:8.1%}{calls:>8}")
     return lines
 
 

@@ -64,7 +64,8 @@ def load(path: str | Path) -> dict[str, Any]:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
     head, _, rest = data.partition(b"\n")
     if not head.startswith(MAGIC):
-        raise CheckpointError(f"{path}: this is not a Holdfast checkpoint, or its first bytes are damaged")
+        damaged = ", or its first bytes are damaged" if path.suffix == ".pt" else ""
+        raise CheckpointError(f"{path}: this is not a Holdfast checkpoint{damaged}")
     version = head[len(MAGIC) :]
     if version != str(VERSION).encode():
         raise CheckpointError(
@@ -187,13 +188,20 @@ def find(path_or_run: str | Path) -> Path:
 
 
 def load_from(path_or_run: str | Path) -> tuple[Path, dict[str, Any]]:
-    """The checkpoint and where it was; if it is refused, the error names the one before it."""
+    """The checkpoint and where it was; if it is refused, the error names what to pass instead."""
     path = find(path_or_run)
     try:
         return path, load(path)
     except CheckpointError as error:
+        raise CheckpointError(f"{error}{_instead_of(path)}") from error
+
+
+def _instead_of(path: Path) -> str:
+    """What can be read instead of a file that was refused: the checkpoint before it, or the run that it lies in."""
+    if path.absolute().parent.name == FOLDER:
         others = [p for p in rolling(path.parent.parent) if p != path]
         if path.name.startswith("update_"):
             others = [p for p in others if p.name < path.name]
-        hint = f"The previous checkpoint is {others[-1]}" if others else "This run has no earlier checkpoint"
-        raise CheckpointError(f"{error}. {hint}") from error
+        return f". The previous checkpoint is {others[-1]}" if others else ". This run has no earlier checkpoint"
+    run = next((folder for folder in list(path.parents)[:2] if rolling(folder)), None)
+    return "" if run is None else f". It lies in a run: name the run's folder, {run}"

@@ -104,7 +104,7 @@ class RunFolder:
         differs = _difference(self._recorded_settings(), settings, set(settings) - _OF_THE_FOLDER)
         if differs and (rows := len(read_progress(self.path))):
             raise FileExistsError(
-                f"{self.path} already holds {rows} updates of another run ({differs}); remove it, or {other}"
+                f"{self.path} already holds {rows} update{'s' * (rows != 1)} of another run ({differs}); remove it, or {other}"
             )
 
     def _require_same_run(self, settings: Mapping[str, Any], resumed_from: Path | None) -> None:

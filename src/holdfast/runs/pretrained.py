@@ -58,6 +58,17 @@ def find(path: str | Path) -> Path | None:
     return folder if (folder / MANIFEST).is_file() else None
 
 
+def require_run(path: str | Path) -> None:
+    """Raise CheckpointError for a shared policy, where only a run or a checkpoint will do."""
+    if str(path).startswith(hub_repository.PREFIX):
+        kind = "this is a policy on the hub"
+    elif (Path(path) / MANIFEST).is_file() and not checkpoint.rolling(path):
+        kind = "this folder holds a policy that hf.save_pretrained wrote"
+    else:
+        return
+    raise CheckpointError(f"{path}: {kind}, not a run; it is read in Python, with hf.load({str(path)!r})")
+
+
 def _download(repository: hub_repository.HubRepository) -> Path:
     """All files of a shared policy. What an interrupted download left damaged in the cache is fetched again, once."""
     manifest = repository.fetch(MANIFEST)

@@ -124,7 +124,9 @@ class Record:
             os.rename(self.path, instead)
             happened, kept = "was changed by another program", f"; what was there is in {instead}"
         self._replace(self._text)
-        self._notify(f"{self.path} {happened} during the run; its {len(self.rows())} rows are written again{kept}")
+        count = len(self.rows())
+        again = f"its {count} rows are written again" if count != 1 else "its row is written again"
+        self._notify(f"{self.path} {happened} during the run; {again}{kept}")
 
     def _replace(self, text: bytes | bytearray) -> None:
         """Rewrite the whole file; a reader sees the old one or the new one."""
@@ -137,7 +139,8 @@ class Record:
         lost = [str(line) for line, before in parsed.damaged if before < update]
         if lost:
             some = ", ".join(lost[:5]) + (", ..." if len(lost) > 5 else "")
-            self._notify(f"{self.path}: {len(lost)} damaged lines ({some}) are left out of the record")
+            count = "1 damaged line" if len(lost) == 1 else f"{len(lost)} damaged lines"
+            self._notify(f"{self.path}: {count} ({some}) left out of the record")
         newest = max((float(row["update"]) for row in parsed.rows), default=0.0)
         if update - last >= max(stride(update), stride(newest)):
             self._notify(

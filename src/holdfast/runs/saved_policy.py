@@ -98,6 +98,7 @@ def was_masked(saved: dict[str, Any]) -> bool:
 
 def read(path_or_run: str | Path) -> tuple[Path, dict[str, Any]]:
     """A trainer's checkpoint, or a run's newest one, and where it was."""
+    pretrained.require_run(path_or_run)
     file, saved = checkpoint.load_from(path_or_run)
     missing = sorted(NEEDED - saved.keys())
     if missing:

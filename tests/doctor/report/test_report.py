@@ -1,5 +1,6 @@
 """The report as text and as JSON."""
 
+import dataclasses
 import json
 
 
@@ -15,5 +16,15 @@ def test_json_holds_the_findings(reports, tmp_path):
 
 def test_text_says_what_and_how_to_repair_it(reports):
     text = reports["leaking"].to_text()
-    assert "reset-dropped-in-training" in text and "fix:" in text and "docs/doctor.md#replay" in text
+    assert (
+        "reset-dropped-in-training" in text
+        and "fix:" in text
+        and "see the documentation, docs/doctor.md#replay" in text
+    )
     assert "healthy" in reports["healthy"].to_text()
+
+
+def test_a_name_between_colons_does_not_become_a_picture(reports, capsys):
+    report = dataclasses.replace(reports["healthy"], subject="nets:boom:")
+    report.print()
+    assert report.to_text().startswith("nets:boom: is healthy") and capsys.readouterr().out.startswith("nets:boom:")

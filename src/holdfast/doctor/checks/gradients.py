@@ -72,7 +72,7 @@ def _flow_from_the_start(case: Case, segment: RecordedSegment) -> str:
             reach = t
     if reach < 0 or len(steps) < 2:
         raise NotApplicable(nowhere)
-    said = f"credit reaches {reach} steps back in a segment of {len(score)}, measured at the state that it starts from"
+    said = f"{_reaches(reach)} back in a segment of {len(score)}, measured at the state that it starts from"
     bptt = case.recordings.subject.bptt
     if reach < steps[-1]:
         declared = bptt is not None and reach >= min(bptt - 1, steps[-1])
@@ -137,9 +137,13 @@ def _judge_flow(case: Case, values: Tensor, same: Tensor, bptt: int | None) -> s
         case.report(
             "truncated-bptt" if as_declared else "over-detached",
             f"{missing} of {total} pairs of steps inside one episode have a gradient of exactly 0; in a segment of "
-            f"{len(values)} steps credit reaches {reach} step{'s' if reach != 1 else ''} back{declared}",
+            f"{len(values)} steps {_reaches(reach)} back{declared}",
         )
-    return f"credit reaches {reach} steps back in a segment of {len(values)}"
+    return f"{_reaches(reach)} back in a segment of {len(values)}"
+
+
+def _reaches(reach: int) -> str:
+    return f"credit reaches {reach} step{'' if reach == 1 else 's'}"
 
 
 def _longest(eligible: Tensor) -> int:

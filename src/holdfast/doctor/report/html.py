@@ -99,7 +99,7 @@ def _finding(found: Finding) -> str:
         f'<section class="finding {found.severity}"><h3><span class="tag">{found.severity}</span>'
         f"<code>{escape(found.cause)}</code></h3><p>{prose(found.meaning)}</p><dl>"
         f"<dt>Seen</dt><dd>{prose(found.evidence)}.</dd><dt>Fix</dt><dd>{prose(found.fix)}{_patch(found)}</dd>"
-        f"<dt>More</dt><dd><code>{escape(found.url)}</code></dd></dl>{inner}</section>"
+        f"<dt>More</dt><dd>In the documentation, <code>{escape(found.url)}</code></dd></dl>{inner}</section>"
     )
 
 

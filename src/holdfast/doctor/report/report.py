@@ -61,8 +61,8 @@ class Report:
         if errors:
             return f"{self.subject} mishandles its memory: {_count(errors, 'bug')} found"
         if warnings:
-            return f"{self.subject} is healthy in {checked} checks, with {_count(warnings, 'warning')}"
-        return f"{self.subject} is healthy: {checked} checks passed"
+            return f"{self.subject} is healthy in {_count(checked, 'check')}, with {_count(warnings, 'warning')}"
+        return f"{self.subject} is healthy: {_count(checked, 'check')} passed"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -100,7 +100,7 @@ class Report:
 
         from rich.console import Console
 
-        console = Console(file=StringIO(), width=110, no_color=True)
+        console = Console(file=StringIO(), width=110, no_color=True, emoji=False)
         self.print(console)
         text: str = console.file.getvalue()  # type: ignore[attr-defined]
         return text
@@ -110,7 +110,7 @@ class Report:
         from rich.console import Console
         from rich.markup import escape
 
-        console = console or Console()
+        console = console or Console(emoji=False)  # names such as module:boom: stay as they are
         console.print(
             f"[bold {'green' if self.ok else 'red'}]{escape(self.verdict)}[/] [dim](seed {self.seed}, "
             f"{self.seconds:.1f} s)[/]"
@@ -127,7 +127,7 @@ class Report:
                 console.print(
                     f"    [{_PATCH_COLORS.get(line[0], 'dim')}]{escape(line)}[/]", highlight=False, soft_wrap=True
                 )
-            console.print(f"  [dim]{found.url}[/]")
+            console.print(f"  [dim]see the documentation, {found.url}[/]")
             for inner in found.consequences:
                 console.print(f"  [dim]and so: {inner.check}: {inner.cause}: {escape(inner.evidence)}[/]")
         self._print_checks(console)

@@ -36,7 +36,7 @@ def as_subject(thing: Any, observation_space: Any = None) -> Subject:
         f"the doctor does not know how {_called(thing)} is used. Return it in the subject for its form, such as "
         "subjects.Module(policy, (4,)) for (x, state) -> (y, state) or subjects.Stateful(policy, hidden='h') for a state "
         "kept as an attribute (from holdfast.doctor import subjects), or in your own Subject, which has four methods: "
-        f"{FORMS}. If it observes something else than one tensor, set its `observation_space`"
+        f"see the documentation, {FORMS}. If it observes something else than one tensor, set its `observation_space`"
     )
 
 

@@ -104,7 +104,8 @@ class RecurrentPPO(ContribRecurrentPPO):
         self._rollouts_without_end = 0 if ended else self._rollouts_without_end + 1
         if self._rollouts_without_end == _ROLLOUTS_WITHOUT_END:
             warnings.warn(
-                f"no episode has ended in {_ROLLOUTS_WITHOUT_END * self.n_steps} steps of {self.n_envs} environments: "
+                f"no episode has ended in {_ROLLOUTS_WITHOUT_END * self.n_steps} steps of {self.n_envs} "
+                f"environment{'s' * (self.n_envs != 1)}: "
                 "memory is never reset and no return is ever logged. If episodes should end, check that the "
                 "environment returns terminated or truncated, or wrap it in gymnasium.wrappers.TimeLimit",
                 stacklevel=2,
