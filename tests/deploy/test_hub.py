@@ -151,6 +151,18 @@ def test_saving_again_replaces_a_shared_policy_and_nothing_else(tmp_path: Path):
     assert (tmp_path / "mine" / "README.md").read_text() == "mine"
 
 
+@pytest.mark.parametrize("manifest", ['{"name": "my web app", "icons": []}', "", "{}", "[" * 10_000, '{"files": {}}'])
+def test_a_folder_with_the_manifest_of_something_else_is_left_alone(tmp_path: Path, manifest: str):
+    folder = tmp_path / "app"
+    folder.mkdir()
+    mine = {"manifest.json": manifest, "README.md": "mine", "curve.png": "mine", "config.json": "{}"}
+    for name, text in mine.items():
+        (folder / name).write_text(text)
+    with pytest.raises(FileExistsError, match="has files of something else in it; choose an empty folder"):
+        hf.save_pretrained(small_policy(1), folder)
+    assert {file.name: file.read_text() for file in folder.iterdir()} == mine
+
+
 @pytest.mark.parametrize("there_before", [True, False])
 def test_a_save_that_is_killed_anywhere_is_refused_in_one_line_and_can_be_saved_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there_before: bool
@@ -343,6 +355,15 @@ def test_what_is_not_there_is_said_in_one_line(hub: HubServer):
         hf.load("hub:../../etc")
     with pytest.raises(ValueError, match="expected hub:user/name"):
         small_policy().push_to_hub("nothing")
+
+
+@pytest.mark.parametrize("revision", ["../../../../x", "/x", "main/../../x", "..", "refs/.."])
+def test_a_revision_that_leads_out_of_the_cache_is_refused(hub: HubServer, tmp_path: Path, revision: str):
+    small_policy(1).push_to_hub("me/two")
+    before = set(tmp_path.rglob("*"))
+    with pytest.raises(ValueError, match=r"expected a branch, a tag or a commit: no \.\. part and no leading /"):
+        hf.load(f"hub:me/two@{revision}")
+    assert set(tmp_path.rglob("*")) == before
 
 
 def test_without_a_network_the_cache_is_used(hub: HubServer):

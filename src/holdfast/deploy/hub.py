@@ -123,7 +123,7 @@ def _write_files(folder: Path, files: dict[str, bytes]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     manifest = folder / pretrained.MANIFEST
     left_by_a_kill = set(folder.glob(TEMPORARY))
-    if not manifest.exists() and any(file not in left_by_a_kill for file in folder.iterdir()):
+    if not pretrained.is_ours(manifest) and any(file not in left_by_a_kill for file in folder.iterdir()):
         raise FileExistsError(f"{folder} has files of something else in it; choose an empty folder, or a new one")
     write_whole(manifest, [pretrained.INCOMPLETE])
     for file in left_by_a_kill:

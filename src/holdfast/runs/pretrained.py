@@ -101,6 +101,15 @@ def files_in(manifest: bytes, where: Path | str) -> dict[str, dict[str, Any]]:
         return entries
 
 
+def is_ours(manifest: Path) -> bool:
+    """Whether this file is the manifest of a shared policy, complete or being written. Web pages have a manifest.json too."""
+    try:
+        data = _bytes_of(manifest, LARGEST_JSON)
+        return data == INCOMPLETE or bool(files_in(data, manifest))
+    except CheckpointError:
+        return False
+
+
 def _is_intact(file: Path, entry: dict[str, Any]) -> bool:
     data = _bytes_of(file, entry["size"])
     return len(data) == entry["size"] and _digest(data) == entry["sha256"]
