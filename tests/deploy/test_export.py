@@ -351,6 +351,18 @@ def test_what_a_format_cannot_hold_is_said_and_nothing_is_written(strange, suffi
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.parametrize("suffix", ["onnx", "pt2"])
+@pytest.mark.parametrize(("where", "bad"), [("actor", np.nan), ("critic", np.nan), ("actor", np.inf)])
+def test_a_policy_that_gives_no_numbers_is_not_written(tmp_path, suffix, where, bad):
+    policy = make_policy(spaces.Discrete(3))
+    with torch.no_grad():
+        getattr(policy, where).bias[0] = bad
+    message = rf"{where}.bias of this ActorCritic holds NaN" if np.isnan(bad) else "gives NaN or infinity for finite"
+    with pytest.raises(ExportError, match=message):
+        hf.export_policy(policy, tmp_path / f"policy.{suffix}")
+    assert not list(tmp_path.iterdir())
+
+
 def test_what_onnx_lacks_goes_to_pt2(tmp_path):
     assert hf.export_policy(OwnPolicy("gamma"), tmp_path / "p.pt2", example_obs=EXAMPLES).difference < 1e-4
 

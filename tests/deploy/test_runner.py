@@ -480,6 +480,53 @@ def test_weights_that_are_not_finite_are_noticed():
         hf.Runner(policy, on_nonfinite="ignore")
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize(
+    "space", [spaces.Discrete(4), spaces.MultiDiscrete([2, 3]), spaces.MultiBinary(3)], ids=lambda space: str(space)
+)
+def test_discrete_actions_that_come_from_nan_are_refused(space, deterministic, bad):
+    policy = make_policy(space)
+    with torch.no_grad():
+        policy.actor.bias[0] = bad
+    for how in ("raise", "skip", "reset"):
+        with pytest.raises(FloatingPointError, match="the policy's action holds NaN or infinity; look at its weights"):
+            hf.Runner(policy, on_nonfinite=how).act(observations(2), deterministic=deterministic)
+
+
+@pytest.mark.parametrize("kind", ["onnx", "pt2"])
+def test_a_file_whose_logits_are_nan_is_refused_when_it_acts(sources, kind, monkeypatch):
+    runner = hf.Runner(sources[kind])
+    run = runner._model._run
+    monkeypatch.setattr(
+        runner._model, "_run", lambda feed: {**run(feed), "logits": np.full((2, 4), np.nan, np.float32)}
+    )
+    with pytest.raises(FloatingPointError, match="the policy's action holds NaN"):
+        runner.act(observations(2))
+
+
+def test_a_mask_may_forbid_actions_without_being_taken_for_a_bad_policy():
+    mask = np.array([[True, False, False, False]])
+    assert hf.Runner(make_policy()).act(observations(1), action_mask=mask).action == [0]
+
+
+@pytest.mark.parametrize("core", ["lstm", "gru", "lru", "window", None], ids=str)
+@pytest.mark.parametrize("single", [True, False])
+def test_resetting_works_without_flags_of_the_caller(core, single):
+    policy, obs = make_policy(core=core), observations(1)
+    spoiled = obs.copy()
+    spoiled[0, 1] = np.nan
+
+    def act(runner, row):
+        return runner.act(row[0], env_ids=0).value.item() if single else runner.act(row).value.item()
+
+    runner = hf.Runner(policy, on_nonfinite="reset")
+    act(runner, obs)
+    with pytest.warns(UserWarning, match="its memory starts afresh"):
+        afresh = act(runner, spoiled)
+    assert abs(afresh - act(hf.Runner(policy), np.nan_to_num(spoiled))) < 1e-5
+
+
 # --- previous action and reward --------------------------------------------------------------------------------------
 
 

@@ -100,8 +100,8 @@ class ExportedPolicy:
 
     def step(
         self, feed: Arrays, flags: Array, state: Arrays, action_mask: Any, deterministic: bool
-    ) -> tuple[Array, Array | None, Array, Arrays]:
-        """(action as the environment takes it, value, raw action, state) of B environments."""
+    ) -> tuple[Array, Array | None, Array, Arrays, Array | None]:
+        """(action as the environment takes it, value, raw action, state, logits or None) of B environments."""
         masks = self._masks(action_mask, len(flags))
         out = self._run({**feed, "resets": flags, **state, **masks})
         if deterministic:
@@ -112,7 +112,8 @@ class ExportedPolicy:
             action = raw if self._bounds is None else np.clip(raw, *self._bounds)
         if self._action_dtype is not None and action.dtype != self._action_dtype:
             action = action.astype(self._action_dtype)
-        return action, out.get("value"), raw, {name: out[later] for name, later in self._next}
+        state = {name: out[later] for name, later in self._next}
+        return action, out.get("value"), raw, state, out.get("logits")
 
     def result(self, array: Array, numpy: bool) -> Any:
         return array if numpy else torch.as_tensor(array)

@@ -160,14 +160,14 @@ class Runner:
             self._report(ids, bad, "observation")
             inputs = nonfinite.zeroed(inputs)
             if self.on_nonfinite == "reset":
-                flags = nonfinite.flagged(flags, bad)
-        action, value, raw, new = model.step(inputs, flags, state, mask, deterministic)
-        if nonfinite.bad_rows([raw], numpy) is not None:
-            raise FloatingPointError("the policy's action holds NaN or infinity; look at its weights")
+                flags = nonfinite.flagged(flags, bad, model.core.device())
+        action, value, raw, new, logits = model.step(inputs, flags, state, mask, deterministic)
         spoiled = nonfinite.bad_rows(new, numpy)
         if spoiled is not None:
             self._report(ids, spoiled, "new state")
-        elif bad is None or self.on_nonfinite == "reset":
+        if nonfinite.bad_rows([raw], numpy) is not None or nonfinite.impossible(logits, numpy):
+            raise FloatingPointError("the policy's action holds NaN or infinity; look at its weights")
+        if spoiled is None and (bad is None or self.on_nonfinite == "reset"):
             return action, value, raw, new
         kept = spoiled if bad is None else bad if spoiled is None else bad | spoiled
         assert kept is not None
@@ -269,7 +269,7 @@ class StepModel(Protocol):
     def to_memory(self, state: Any) -> State: ...
     def step(
         self, inputs: Any, flags: Any, state: Any, action_mask: Any, deterministic: bool
-    ) -> tuple[Any, Any, Any, Any]: ...
+    ) -> tuple[Any, Any, Any, Any, Any]: ...
     def result(self, array: Any, numpy: bool) -> Any: ...
 
 
@@ -335,16 +335,17 @@ class TorchPolicy:
 
     def step(
         self, inputs: Any, flags: Tensor | None, state: State, action_mask: Any, deterministic: bool
-    ) -> tuple[Tensor, Tensor | None, Tensor, State]:
-        """(action as the environment takes it, value, raw action, state) of B environments."""
+    ) -> tuple[Tensor, Tensor | None, Tensor, State, Any]:
+        """(action as the environment takes it, value, raw action, state, logits or None) of B environments."""
         mask = self.policy.as_mask(action_mask)
         with torch.no_grad():
             dist, value, state = self.policy.step(inputs, state, flags, action_mask=mask, checked=True)
             raw = dist.mode if deterministic else dist.sample()
+            logits = getattr(getattr(dist, "base_dist", dist), "logits", None)
         action = raw if self._bounds is None else raw.clamp(*(bound.to(raw.device) for bound in self._bounds))
         if self._action_dtype is not None and action.dtype != self._action_dtype:
             action = action.to(self._action_dtype)
-        return action, value, raw, state
+        return action, value, raw, state, logits
 
     def result(self, tensor: Tensor, numpy: bool) -> Any:
         return to_numpy(tensor) if numpy else tensor
