@@ -256,6 +256,42 @@ def test_a_file_that_was_changed_cut_short_or_removed_is_refused_in_one_line(nam
         hf.load(folder)
 
 
+def forged(folder: Path, change: Any) -> Path:
+    """The folder with another config and a manifest that fits it."""
+    config = json.loads((folder / "config.json").read_text())
+    change(config)
+    files = {name: (folder / name).read_bytes() for name in pretrained.REQUIRED_FILES}
+    files["config.json"] = json.dumps(config).encode()
+    (folder / "config.json").write_bytes(files["config.json"])
+    (folder / "manifest.json").write_bytes(pretrained.manifest_of(files))
+    return folder
+
+
+@pytest.mark.parametrize("name", ["encoder_sizes", "head_sizes"])
+def test_a_config_that_asks_for_very_many_layers_is_refused(tmp_path: Path, name: str):
+    folder = hf.save_pretrained(small_policy(), tmp_path / "shared")
+    forged(folder, lambda config: config["policy"]["arguments"].update({name: [1] * 65}))
+    with pytest.raises(CheckpointError, match=f"{name} has 65 entries, expected at most 64"):
+        hf.load(folder)
+
+
+def test_a_short_config_that_asks_for_much_memory_is_refused(tmp_path: Path):
+    folder = hf.save_pretrained(small_policy(), tmp_path / "shared")
+    box = {"kind": "Box", "shape": [2**24], "dtype": "float64", "low": 0.0, "high": 1.0}
+    space = {"kind": "Dict", "parts": {str(i): box for i in range(12)}}
+    forged(folder, lambda config: config.update(observation_space=space))
+    with pytest.raises(CheckpointError, match="observation_space asks for 201326592 numbers in all, expected at most"):
+        hf.load(folder)
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.uint32])
+def test_a_policy_that_sees_unsigned_integers_can_be_shared(tmp_path: Path, dtype: Any):
+    space = spaces.Dict({"depth": spaces.Box(0, 1000, (2,), dtype), "b": BOX})
+    policy = hf.ActorCritic(space, spaces.Discrete(2), "gru", 4)
+    back = hf.load(hf.save_pretrained(policy, tmp_path / "shared"))
+    assert same_weights(back, policy) and back.observation_space == space
+
+
 def test_mutants_run_no_code_and_none_loads_silently_wrong():
     outcomes, failures = hunt(150, seed=11)
     assert failures == []
