@@ -20,6 +20,14 @@ Array = np.ndarray[Any, Any]
 Arrays = dict[str, Array]  # by the name of an input or output
 
 SUFFIXES = (".onnx", ".pt2")
+_PARAMETERS = {
+    "categorical": ("logits",), "multi_categorical": ("logits",), "bernoulli": ("logits",),
+    "gaussian": ("mean", "std"), "squashed_gaussian": ("mean", "std"),
+}  # fmt: skip
+"""The outputs that a distribution is made of."""
+
+Opened = tuple[Callable[[Arrays], Arrays], str | None, tuple[set[str], set[str]] | None]
+"""One step of a file, its description, and the names of its graph's inputs and outputs, if the format gives them."""
 
 
 class ExportedState(Core):
@@ -53,7 +61,7 @@ class ExportedPolicy:
             raise FileNotFoundError(f"{path}: there is no such file; `holdfast export RUN -o {path}` writes it")
         self.file = path
         sealed = checksum.verify(path)
-        self._run, text = _open_onnx(path, threads) if path.suffix == ".onnx" else _open_pt2(path)
+        self._run, text, names = _open_onnx(path, threads) if path.suffix == ".onnx" else _open_pt2(path)
         self.signature = Signature.from_json(text, str(path))
         if self.signature.about.get("checksum") and not sealed:
             raise checksum.damaged(path)
@@ -61,11 +69,24 @@ class ExportedPolicy:
         self.ports = self.signature.observations
         self.first_action = int(self.signature.action.get("start", 0))
         self._next = [(port.name, next_name(port.name)) for port in self.signature.states]
+        if names is not None:
+            self._require_names(*names)
         self._action_dtype = self.signature.action.get("dtype")
         self._bounds = _bounds(self.signature.action)
 
     def __repr__(self) -> str:
         return str(self.file)
+
+    def _require_names(self, inputs: set[str], outputs: set[str]) -> None:
+        """The graph takes and gives what its description says."""
+        described = {port.name for port in self.signature.inputs()}
+        needed = {"action", *(later for _, later in self._next), *_PARAMETERS.get(self.signature.action["kind"], ())}
+        if described != inputs or not needed <= outputs:
+            strange = sorted((described ^ inputs) | (needed - outputs))
+            raise ValueError(
+                f"{self.file}: its description does not fit its graph ({strange[0]!r:.40} is in one of them only); "
+                "export the policy again"
+            )
 
     def inputs(self, obs: Any, rewards: Any = None) -> tuple[Arrays, int | None]:
         """Observations by input name with a batch dimension, and B; None: they came without one."""
@@ -201,7 +222,7 @@ def _as(part: Any, port: Port) -> Array:
     return array.astype(port.dtype)
 
 
-def _open_onnx(path: Path, threads: int) -> tuple[Callable[[Arrays], Arrays], str | None]:
+def _open_onnx(path: Path, threads: int) -> Opened:
     try:
         import onnxruntime
     except ModuleNotFoundError as missing:
@@ -217,10 +238,11 @@ def _open_onnx(path: Path, threads: int) -> tuple[Callable[[Arrays], Arrays], st
     def run(feed: Arrays) -> Arrays:
         return dict(zip(names, session.run(names, feed)))
 
-    return run, session.get_modelmeta().custom_metadata_map.get(KEY)
+    described = session.get_modelmeta().custom_metadata_map.get(KEY)
+    return run, described, ({port.name for port in session.get_inputs()}, set(names))
 
 
-def _open_pt2(path: Path) -> tuple[Callable[[Arrays], Arrays], str | None]:
+def _open_pt2(path: Path) -> Opened:
     texts = {f"{KEY}.json": ""}
     try:
         module = torch.export.load(path, extra_files=texts).module()
@@ -232,7 +254,7 @@ def _open_pt2(path: Path) -> tuple[Callable[[Arrays], Arrays], str | None]:
             out = module(**{name: torch.as_tensor(array) for name, array in feed.items()})
         return {name: tensor.numpy() for name, tensor in out.items()}
 
-    return run, texts[f"{KEY}.json"]
+    return run, texts[f"{KEY}.json"], None
 
 
 def _first_line(error: Exception) -> str:
