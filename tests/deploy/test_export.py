@@ -266,6 +266,19 @@ def test_a_mask_that_depends_on_another_heads_choice_is_exported(tmp_path, capsy
         np.testing.assert_array_equal(sampled[:, 1], np.array([3, 0, 1])[sampled[:, 0]])
 
 
+@pytest.mark.parametrize("suffix", ["onnx", "pt2"])
+def test_a_dependent_mask_may_forbid_everything_where_its_parent_cannot_go(tmp_path, suffix):
+    policy = make_policy(spaces.MultiDiscrete([2, 3]), mask_parents={1: 0})
+    file = hf.export_policy(policy, tmp_path / f"policy.{suffix}", masks=True).path
+    obs = sample_observations(OBS, 50)
+    first = np.tile([True, False], (50, 1))  # head 0 may not choose 1
+    second = np.tile([[True, True, False], [False, False, False]], (50, 1, 1))
+    for deterministic in (True, False):
+        for source in (policy, file):
+            action = hf.Runner(source).act(obs, action_mask=[first, second], deterministic=deterministic).action
+            assert (action[:, 0] == 0).all() and (action[:, 1] < 2).all()
+
+
 def test_masks_of_a_file_without_them_and_of_a_box_are_refused(tmp_path):
     made = hf.export_policy(make_policy(spaces.Discrete(4), obs=spaces.Box(-1, 1, (3,))), tmp_path / "policy.pt2")
     with pytest.raises(ValueError, match=r"exported without action masks.*--masks"):

@@ -193,9 +193,12 @@ class ExportedPolicy:
         if about["kind"] == "bernoulli":
             return heads.Bernoulli(tensors["logits"])
         if about["kind"] == "multi_categorical":
-            parents = dict(about["parents"])  # heads whose mask depends on a choice; the logits hold the other masks
-            late = [torch.from_numpy(mask) if j in parents else None for j, mask in enumerate(masks.values())]
-            return heads.MultiCategorical(tensors["logits"], about["nvec"], late if parents else None, parents)
+            parents = dict(
+                about["parents"]
+            )  # heads whose mask depends on a choice; otherwise the logits hold the masks
+            # All masks: what one head may not choose, another head's mask need not allow anything for.
+            given = [torch.from_numpy(mask) for mask in masks.values()] if parents else None
+            return heads.MultiCategorical(tensors["logits"], about["nvec"], given, parents)
         raise ValueError(
             f"{self.file} cannot sample: Holdfast does not know the distribution {about['name']}; "
             "use deterministic=True"
