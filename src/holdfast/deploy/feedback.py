@@ -110,6 +110,10 @@ class FeedBack:
             raw_kept = raw.to(previous.dtype) if isinstance(raw, Tensor) else raw.astype(previous.dtype)
         return action, value, raw, {"policy": after, ACTION: raw_kept}, logits
 
+    def with_action_of(self, new: Any, state: Any) -> Any:
+        """`state`, with the action that `new` remembers."""
+        return {**state, ACTION: new[ACTION]}
+
     def _seen_rewards(self, rewards: Any, fresh: nonfinite.Flags, like: Any) -> Any:
         if rewards is None:
             if REWARD in self._fed and not fresh.all():

@@ -141,7 +141,7 @@ class Runner:
         model = self._model
         self._settle()
         flags = model.flags(resets, batch)
-        ids: Sequence[Hashable] = range(batch) if env_ids is None else many_ids(env_ids, self.memory.num_envs)
+        ids: Sequence[Hashable] = range(batch) if env_ids is None else many_ids(env_ids, self._known)
         stored, numbers = self.memory.take(batch, None if env_ids is None else self._known.numbers(ids))
         state = model.from_memory(stored)
         action, value, raw, state = self._step(ids, inputs, flags, state, action_mask, deterministic, numpy)
@@ -174,7 +174,10 @@ class Runner:
         fresh = model.from_memory(model.core.initial_state(len(kept)))
         if self.on_nonfinite == "skip":  # an episode that began with this step begins all the same
             fresh = nonfinite.where(nonfinite.as_rows(flags, len(kept)), fresh, state)
-        return action, value, raw, nonfinite.where(kept, fresh, new)
+        after = nonfinite.where(kept, fresh, new)
+        if isinstance(model, FeedBack):  # the environment gets this action all the same
+            after = model.with_action_of(new, after)
+        return action, value, raw, after
 
     def _report(self, ids: Sequence[Hashable], bad: nonfinite.Flags, what: str) -> None:
         which = [ids[int(row)] for row in bad.nonzero()[0]]
@@ -194,13 +197,13 @@ class Runner:
                 )
 
     def reset(self, env_ids: Any = None) -> None:
-        """Make environments start from a fresh state; None: all."""
+        """Make environments start from a fresh state: one id or several; None, or slice(None): all."""
         with self._lock:
             self._settle()
             self.memory.reset(None if env_ids is None else self._known.numbers(self._ids(env_ids)))
 
     def forget(self, env_ids: Any = None) -> None:
-        """Drop environments, so that fewer can continue; None: all."""
+        """Drop environments, so that fewer can continue: one id or several; None, or slice(None): all."""
         with self._lock:
             self._settle()
             if env_ids is None:
@@ -213,25 +216,31 @@ class Runner:
                 self.memory.forget(self._known.drop(ids))
 
     def state_dict(self) -> dict[str, Any]:
-        """A copy of the memory, to continue from in another process; ids are saved as they are."""
+        """A copy of the memory, to continue from in another process; ids are saved as they are, least recently used first."""
         with self._lock:
             self._settle()
             names = self._known.names()
             saved = self.memory.state_dict()
-            return saved if all(number == name for number, name in names.items()) else {**saved, "names": names}
+            plain = all(number == name for number, name in names.items()) and list(names) == sorted(names)
+            return saved if plain else {**saved, "names": names}
 
     def load_state_dict(self, d: dict[str, Any]) -> None:
-        """Restore a copy from `state_dict`; refused as a whole if it is of another core."""
+        """Restore a copy from `state_dict`; refused as a whole if it is of another core.
+
+        Of more environments than max_envs, the least recently used are forgotten.
+        """
         with self._lock:
             self.memory.load_state_dict(d)
             names = d.get("names", {})
-            self._known.load({number: names.get(number, number) for number in names or self.memory.env_ids})
+            self.memory.forget(self._known.load(names or {number: number for number in self.memory.env_ids}))
             self._alone = self._alone_state = None
 
     def _ids(self, env_ids: Any) -> list[Hashable]:
-        """Ids of `reset` and `forget`: of several environments, or of one."""
-        several = isinstance(env_ids, (list, range, slice, Tensor, np.ndarray))
-        return many_ids(env_ids, self.memory.num_envs) if several else [one_id(env_ids)]
+        """Ids of `reset` and `forget`: of several environments, or of one. A tuple is one id if it is known, else several."""
+        several = isinstance(env_ids, (list, tuple, range, slice, Tensor, np.ndarray))
+        if isinstance(env_ids, tuple) and all(isinstance(part, Hashable) for part in env_ids):
+            several = env_ids not in self._known
+        return many_ids(env_ids, self._known) if several else [one_id(env_ids)]
 
     def _id_alone(self, env_id: Any) -> Hashable:
         """The id of the environment that acts alone."""
