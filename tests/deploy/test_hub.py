@@ -25,6 +25,7 @@ from holdfast.deploy import hub as sharing
 from holdfast.runs import pretrained
 from holdfast.runs.checkpoint import CheckpointError
 from holdfast.runs.imports import ImportNotAllowedError
+from holdfast.training.evaluation import EvalResult
 from pretrained_mutants import hunt
 
 pytest.importorskip("safetensors")
@@ -112,6 +113,23 @@ def test_the_folder_of_a_run_has_its_settings_curve_and_result(run: Path, tmp_pa
     assert f"Mean return {result['mean_return']:.4g}" in card and '| env_kwargs | {"length": 3} |' in card
     steps = [int(line.split(",")[0]) for line in (folder / "curve.csv").read_text().splitlines()[1:]]
     assert steps == sorted(steps) and steps[-1] == 1024
+
+
+def test_a_run_whose_evaluation_episodes_did_not_end_is_shared_without_a_result(run: Path, tmp_path: Path):
+    copied = Path(shutil.copytree(run, tmp_path / "run"))
+    result = json.loads((copied / "result.json").read_text())
+
+    def evaluation(changes: dict[str, Any]) -> Any:
+        (copied / "result.json").write_text(json.dumps({**result, **changes}))
+        folder = hf.save_pretrained(hf.load(copied), tmp_path / "shared")
+        return json.loads((folder / "config.json").read_text())["evaluation"]
+
+    assert evaluation({"mean_return": float("nan"), "std_error": float("nan"), "episodes": 0}) is None
+    some = evaluation({"std_error": float("nan"), "episodes": 1})
+    assert some["episodes"] == 1 and some["std_error"] is None  # as many as ended, not as many as asked for
+    nothing = EvalResult.of([], [])
+    folder = hf.save_pretrained(hf.load(copied), tmp_path / "shared", evaluation=nothing)
+    assert json.loads((folder / "config.json").read_text())["evaluation"] is None
 
 
 def test_the_program_on_the_card_runs(run: Path, tmp_path: Path):
