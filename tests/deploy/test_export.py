@@ -5,6 +5,7 @@ import operator
 import re
 import runpy
 import sys
+import warnings
 from functools import partial
 from pathlib import Path
 
@@ -423,18 +424,45 @@ def test_the_command_exports_a_run(run_dir, tmp_path, monkeypatch, capsys):
         np.testing.assert_allclose(step.value, want.value, atol=1e-4)
 
 
-def test_the_command_says_that_a_file_leaves_out_the_masks_of_its_run(tmp_path, capsys):
+@pytest.fixture(scope="module")
+def masked_run(tmp_path_factory):
     table = partial(MaskedTable, spaces.Box(-1, 1, (3,)), spaces.MultiDiscrete([2, 3]), 1, masks=True)
     config = hf.TrainConfig(
         env="tables", core="window", hidden_size=8, memory_span=4, num_envs=2, num_steps=8, total_steps=32,
-        run_dir=str(tmp_path / "run"), quiet=True, threads=1, tensorboard=False,
+        run_dir=str(tmp_path_factory.mktemp("masked") / "run"), quiet=True, threads=1, tensorboard=False,
     )  # fmt: skip
     hf.Trainer(config, env=Tables([partial(table, number) for number in range(2)], "SAME_STEP")).run()
+    return Path(config.run_dir)
+
+
+def test_the_command_says_that_a_file_leaves_out_the_masks_of_its_run(masked_run, tmp_path, capsys):
     for flags, left_out in ([], True), (["--masks"], False):
-        assert cli.main(["export", str(tmp_path / "run"), "-o", str(tmp_path / "policy.pt2"), *flags]) == 0
+        assert cli.main(["export", str(masked_run), "-o", str(tmp_path / "policy.pt2"), *flags]) == 0
         said = capsys.readouterr().out
         assert ("may choose actions that the run forbade; add --masks" in said) == left_out
         assert "Block of WindowAttention(8, 8, window=4" in said.splitlines()[0]
+
+
+@pytest.mark.parametrize("kind", ["run", "checkpoint", "exported"])
+@pytest.mark.parametrize("single", [True, False])
+def test_a_runner_asks_once_for_the_masks_that_its_policy_was_trained_with(masked_run, run_dir, tmp_path, kind, single):
+    obs, mask = np.zeros((2, 3), np.float32), np.ones((2, 5), bool)
+    obs, mask = (obs[0], mask[0]) if single else (obs, mask)
+    source = masked_run if kind == "run" else next((masked_run / "checkpoints").glob("*.pt"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        if kind == "exported":
+            source = hf.export_policy(hf.load(masked_run), tmp_path / "policy.pt2", masks=True).path
+        runner = hf.Runner(source)
+        runner.act(obs, action_mask=mask)
+        unmasked = hf.Runner(run_dir)
+        unmasked.act(sample_observations(hf.load(run_dir).observation_space, 2))
+    with pytest.warns(
+        UserWarning, match=r"with action masks and none came: it may choose forbidden .*action_mask="
+    ) as said:
+        runner.act(obs)
+        runner.act(obs)
+    assert len(said) == 1 and said[0].filename == __file__
 
 
 def test_the_command_says_what_is_wrong_in_one_line(run_dir, tmp_path, capsys):

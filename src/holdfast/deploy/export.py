@@ -78,7 +78,8 @@ def export_policy(
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".exporting") as folder:
         unchecked = Path(folder) / path.name
         (_write_onnx if format == "onnx" else _write_pt2)(program, signature, unchecked, policy)
-        difference = compare(policy, unchecked, examples)
+        with quietly():  # without masks everything is allowed, which is meant here
+            difference = compare(policy, unchecked, examples)
         os.replace(unchecked, path)
     usage = path.with_name(f"{path.stem}_{format}_usage.py")
     usage.write_text(usage_program(path.name, format, signature))

@@ -67,6 +67,7 @@ class ExportedPolicy:
             raise checksum.damaged(path)
         self.core: Core = ExportedState(self.signature.states)
         self.ports = self.signature.observations
+        self.expects_mask = bool(self.signature.masks)
         self.first_action = int(self.signature.action.get("start", 0))
         self._next = [(port.name, next_name(port.name)) for port in self.signature.states]
         if names is not None:

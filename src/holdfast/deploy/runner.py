@@ -82,6 +82,7 @@ class Runner:
         self._alone: tuple[Hashable, int] | None = None  # id and number
         self._alone_state: Any = None
         self._warned: set[Hashable] = set()
+        self._asks_for_mask = model.expects_mask
         self._lock = threading.RLock()
 
     def __repr__(self) -> str:
@@ -113,6 +114,8 @@ class Runner:
         """
         numpy = not isinstance(leaves(obs)[0], Tensor)
         with self._lock:
+            if action_mask is None and self._asks_for_mask:
+                self._ask_for_mask()
             inputs, batch = self._model.inputs(obs, rewards)
             if batch is None:
                 return self._act_alone(inputs, resets, env_ids, action_mask, deterministic, numpy)
@@ -178,6 +181,14 @@ class Runner:
         if isinstance(model, FeedBack):  # the environment gets this action all the same
             after = model.with_action_of(new, after)
         return action, value, raw, after
+
+    def _ask_for_mask(self) -> None:
+        self._asks_for_mask = False
+        warnings.warn(
+            f"{self._model} was trained or exported with action masks and none came: it may choose forbidden actions. Pass "
+            "action_mask=, True where an action is allowed (said once)",
+            stacklevel=3,
+        )
 
     def _report(self, ids: Sequence[Hashable], bad: nonfinite.Flags, what: str) -> None:
         which = [ids[int(row)] for row in bad.nonzero()[0]]
@@ -287,8 +298,8 @@ class TorchPolicy:
 
     in_numpy = False
 
-    def __init__(self, policy: RecurrentPolicy, observation_space: Any = None) -> None:
-        self.policy, self.core = policy, policy.core
+    def __init__(self, policy: RecurrentPolicy, observation_space: Any = None, expects_mask: bool = False) -> None:
+        self.policy, self.core, self.expects_mask = policy, policy.core, expects_mask
         space = getattr(policy, "observation_space", None) if observation_space is None else observation_space
         self.observation_space = space
         self.ports = None if space is None else observation_ports(sample_observations(space, 1))
@@ -390,6 +401,9 @@ def _open(source: Any, observation_space: Any, device: str, threads: int) -> Tor
         if torch.device(device).type != "cpu":
             raise ValueError(f"{path} runs on the CPU; for {device} pass the run or the policy")
         return ExportedPolicy(path, threads)
-    from holdfast.runs.saved_policy import load
+    from holdfast.runs import saved_policy
 
-    return TorchPolicy(load(path, device=device).eval().deployed(), observation_space)
+    policy = saved_policy.load(path, device=device)
+    # Only a checkpoint says whether its environment had masks; a shared policy is of no run here.
+    masked = policy.trained_in is not None and saved_policy.was_masked(saved_policy.read(path)[1])
+    return TorchPolicy(policy.eval().deployed(), observation_space, masked)
