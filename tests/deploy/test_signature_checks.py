@@ -100,6 +100,11 @@ def test_a_description_comes_back_from_its_json(action: dict[str, Any]):
     assert Signature.from_json(signature.to_json(), "policy.onnx") == signature
 
 
+def test_a_state_may_start_at_infinity():
+    text = json.dumps(GOOD).replace("0.5", "-Infinity")
+    assert Signature.from_json(text, "policy.pt2").states[0].example == [[-np.inf, 1.0]]
+
+
 def test_a_file_of_another_form_and_without_a_description_is_refused_as_such():
     with pytest.raises(ValueError, match="another version of Holdfast wrote this file"):
         Signature.from_json(json.dumps({**GOOD, "form": 99}), "policy.onnx")

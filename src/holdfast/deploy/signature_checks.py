@@ -93,10 +93,8 @@ def _example(port: dict[str, Any]) -> None:
     if port["example"] is None:
         return
     found = _array(port["example"], f"the example of {port['name']}")
-    if found.shape != port["shape"] or not np.isfinite(found).all():
-        raise ValueError(
-            f"the example of {port['name']} has shape {found.shape}, expected {port['shape']} finite numbers"
-        )
+    if found.shape != port["shape"] or np.isnan(found).any():  # a running maximum starts at -infinity
+        raise ValueError(f"the example of {port['name']} has shape {found.shape}, expected {port['shape']} numbers")
 
 
 def _array(value: Any, where: str) -> np.ndarray[Any, Any]:
