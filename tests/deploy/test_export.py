@@ -5,6 +5,7 @@ import operator
 import re
 import runpy
 import sys
+import warnings
 from functools import partial
 from pathlib import Path
 
@@ -266,6 +267,19 @@ def test_a_mask_that_depends_on_another_heads_choice_is_exported(tmp_path, capsy
         np.testing.assert_array_equal(sampled[:, 1], np.array([3, 0, 1])[sampled[:, 0]])
 
 
+@pytest.mark.parametrize("suffix", ["onnx", "pt2"])
+def test_a_dependent_mask_may_forbid_everything_where_its_parent_cannot_go(tmp_path, suffix):
+    policy = make_policy(spaces.MultiDiscrete([2, 3]), mask_parents={1: 0})
+    file = hf.export_policy(policy, tmp_path / f"policy.{suffix}", masks=True).path
+    obs = sample_observations(OBS, 50)
+    first = np.tile([True, False], (50, 1))  # head 0 may not choose 1
+    second = np.tile([[True, True, False], [False, False, False]], (50, 1, 1))
+    for deterministic in (True, False):
+        for source in (policy, file):
+            action = hf.Runner(source).act(obs, action_mask=[first, second], deterministic=deterministic).action
+            assert (action[:, 0] == 0).all() and (action[:, 1] < 2).all()
+
+
 def test_masks_of_a_file_without_them_and_of_a_box_are_refused(tmp_path):
     made = hf.export_policy(make_policy(spaces.Discrete(4), obs=spaces.Box(-1, 1, (3,))), tmp_path / "policy.pt2")
     with pytest.raises(ValueError, match=r"exported without action masks.*--masks"):
@@ -351,6 +365,18 @@ def test_what_a_format_cannot_hold_is_said_and_nothing_is_written(strange, suffi
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.parametrize("suffix", ["onnx", "pt2"])
+@pytest.mark.parametrize(("where", "bad"), [("actor", np.nan), ("critic", np.nan), ("actor", np.inf)])
+def test_a_policy_that_gives_no_numbers_is_not_written(tmp_path, suffix, where, bad):
+    policy = make_policy(spaces.Discrete(3))
+    with torch.no_grad():
+        getattr(policy, where).bias[0] = bad
+    message = rf"{where}.bias of this ActorCritic holds NaN" if np.isnan(bad) else "gives NaN or infinity for finite"
+    with pytest.raises(ExportError, match=message):
+        hf.export_policy(policy, tmp_path / f"policy.{suffix}")
+    assert not list(tmp_path.iterdir())
+
+
 def test_what_onnx_lacks_goes_to_pt2(tmp_path):
     assert hf.export_policy(OwnPolicy("gamma"), tmp_path / "p.pt2", example_obs=EXAMPLES).difference < 1e-4
 
@@ -398,18 +424,45 @@ def test_the_command_exports_a_run(run_dir, tmp_path, monkeypatch, capsys):
         np.testing.assert_allclose(step.value, want.value, atol=1e-4)
 
 
-def test_the_command_says_that_a_file_leaves_out_the_masks_of_its_run(tmp_path, capsys):
+@pytest.fixture(scope="module")
+def masked_run(tmp_path_factory):
     table = partial(MaskedTable, spaces.Box(-1, 1, (3,)), spaces.MultiDiscrete([2, 3]), 1, masks=True)
     config = hf.TrainConfig(
         env="tables", core="window", hidden_size=8, memory_span=4, num_envs=2, num_steps=8, total_steps=32,
-        run_dir=str(tmp_path / "run"), quiet=True, threads=1, tensorboard=False,
+        run_dir=str(tmp_path_factory.mktemp("masked") / "run"), quiet=True, threads=1, tensorboard=False,
     )  # fmt: skip
     hf.Trainer(config, env=Tables([partial(table, number) for number in range(2)], "SAME_STEP")).run()
+    return Path(config.run_dir)
+
+
+def test_the_command_says_that_a_file_leaves_out_the_masks_of_its_run(masked_run, tmp_path, capsys):
     for flags, left_out in ([], True), (["--masks"], False):
-        assert cli.main(["export", str(tmp_path / "run"), "-o", str(tmp_path / "policy.pt2"), *flags]) == 0
+        assert cli.main(["export", str(masked_run), "-o", str(tmp_path / "policy.pt2"), *flags]) == 0
         said = capsys.readouterr().out
         assert ("may choose actions that the run forbade; add --masks" in said) == left_out
         assert "Block of WindowAttention(8, 8, window=4" in said.splitlines()[0]
+
+
+@pytest.mark.parametrize("kind", ["run", "checkpoint", "exported"])
+@pytest.mark.parametrize("single", [True, False])
+def test_a_runner_asks_once_for_the_masks_that_its_policy_was_trained_with(masked_run, run_dir, tmp_path, kind, single):
+    obs, mask = np.zeros((2, 3), np.float32), np.ones((2, 5), bool)
+    obs, mask = (obs[0], mask[0]) if single else (obs, mask)
+    source = masked_run if kind == "run" else next((masked_run / "checkpoints").glob("*.pt"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        if kind == "exported":
+            source = hf.export_policy(hf.load(masked_run), tmp_path / "policy.pt2", masks=True).path
+        runner = hf.Runner(source)
+        runner.act(obs, action_mask=mask)
+        unmasked = hf.Runner(run_dir)
+        unmasked.act(sample_observations(hf.load(run_dir).observation_space, 2))
+    with pytest.warns(
+        UserWarning, match=r"with action masks and none came: it may choose forbidden .*action_mask="
+    ) as said:
+        runner.act(obs)
+        runner.act(obs)
+    assert len(said) == 1 and said[0].filename == __file__
 
 
 def test_the_command_says_what_is_wrong_in_one_line(run_dir, tmp_path, capsys):

@@ -25,6 +25,7 @@ from holdfast.deploy import hub as sharing
 from holdfast.runs import pretrained
 from holdfast.runs.checkpoint import CheckpointError
 from holdfast.runs.imports import ImportNotAllowedError
+from holdfast.training.evaluation import EvalResult
 from pretrained_mutants import hunt
 
 pytest.importorskip("safetensors")
@@ -114,6 +115,23 @@ def test_the_folder_of_a_run_has_its_settings_curve_and_result(run: Path, tmp_pa
     assert steps == sorted(steps) and steps[-1] == 1024
 
 
+def test_a_run_whose_evaluation_episodes_did_not_end_is_shared_without_a_result(run: Path, tmp_path: Path):
+    copied = Path(shutil.copytree(run, tmp_path / "run"))
+    result = json.loads((copied / "result.json").read_text())
+
+    def evaluation(changes: dict[str, Any]) -> Any:
+        (copied / "result.json").write_text(json.dumps({**result, **changes}))
+        folder = hf.save_pretrained(hf.load(copied), tmp_path / "shared")
+        return json.loads((folder / "config.json").read_text())["evaluation"]
+
+    assert evaluation({"mean_return": float("nan"), "std_error": float("nan"), "episodes": 0}) is None
+    some = evaluation({"std_error": float("nan"), "episodes": 1})
+    assert some["episodes"] == 1 and some["std_error"] is None  # as many as ended, not as many as asked for
+    nothing = EvalResult.of([], [])
+    folder = hf.save_pretrained(hf.load(copied), tmp_path / "shared", evaluation=nothing)
+    assert json.loads((folder / "config.json").read_text())["evaluation"] is None
+
+
 def test_the_program_on_the_card_runs(run: Path, tmp_path: Path):
     card = (hf.save_pretrained(hf.load(run), tmp_path / "shared") / "README.md").read_text()
     names: dict[str, Any] = {}
@@ -149,6 +167,18 @@ def test_saving_again_replaces_a_shared_policy_and_nothing_else(tmp_path: Path):
     with pytest.raises(FileExistsError, match="choose an empty folder"):
         hf.save_pretrained(small_policy(1), tmp_path / "mine")
     assert (tmp_path / "mine" / "README.md").read_text() == "mine"
+
+
+@pytest.mark.parametrize("manifest", ['{"name": "my web app", "icons": []}', "", "{}", "[" * 10_000, '{"files": {}}'])
+def test_a_folder_with_the_manifest_of_something_else_is_left_alone(tmp_path: Path, manifest: str):
+    folder = tmp_path / "app"
+    folder.mkdir()
+    mine = {"manifest.json": manifest, "README.md": "mine", "curve.png": "mine", "config.json": "{}"}
+    for name, text in mine.items():
+        (folder / name).write_text(text)
+    with pytest.raises(FileExistsError, match="has files of something else in it; choose an empty folder"):
+        hf.save_pretrained(small_policy(1), folder)
+    assert {file.name: file.read_text() for file in folder.iterdir()} == mine
 
 
 @pytest.mark.parametrize("there_before", [True, False])
@@ -242,6 +272,42 @@ def test_a_file_that_was_changed_cut_short_or_removed_is_refused_in_one_line(nam
     file.unlink()
     with pytest.raises(CheckpointError):
         hf.load(folder)
+
+
+def forged(folder: Path, change: Any) -> Path:
+    """The folder with another config and a manifest that fits it."""
+    config = json.loads((folder / "config.json").read_text())
+    change(config)
+    files = {name: (folder / name).read_bytes() for name in pretrained.REQUIRED_FILES}
+    files["config.json"] = json.dumps(config).encode()
+    (folder / "config.json").write_bytes(files["config.json"])
+    (folder / "manifest.json").write_bytes(pretrained.manifest_of(files))
+    return folder
+
+
+@pytest.mark.parametrize("name", ["encoder_sizes", "head_sizes"])
+def test_a_config_that_asks_for_very_many_layers_is_refused(tmp_path: Path, name: str):
+    folder = hf.save_pretrained(small_policy(), tmp_path / "shared")
+    forged(folder, lambda config: config["policy"]["arguments"].update({name: [1] * 65}))
+    with pytest.raises(CheckpointError, match=f"{name} has 65 entries, expected at most 64"):
+        hf.load(folder)
+
+
+def test_a_short_config_that_asks_for_much_memory_is_refused(tmp_path: Path):
+    folder = hf.save_pretrained(small_policy(), tmp_path / "shared")
+    box = {"kind": "Box", "shape": [2**24], "dtype": "float64", "low": 0.0, "high": 1.0}
+    space = {"kind": "Dict", "parts": {str(i): box for i in range(12)}}
+    forged(folder, lambda config: config.update(observation_space=space))
+    with pytest.raises(CheckpointError, match="observation_space asks for 201326592 numbers in all, expected at most"):
+        hf.load(folder)
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.uint32])
+def test_a_policy_that_sees_unsigned_integers_can_be_shared(tmp_path: Path, dtype: Any):
+    space = spaces.Dict({"depth": spaces.Box(0, 1000, (2,), dtype), "b": BOX})
+    policy = hf.ActorCritic(space, spaces.Discrete(2), "gru", 4)
+    back = hf.load(hf.save_pretrained(policy, tmp_path / "shared"))
+    assert same_weights(back, policy) and back.observation_space == space
 
 
 def test_mutants_run_no_code_and_none_loads_silently_wrong():
@@ -343,6 +409,15 @@ def test_what_is_not_there_is_said_in_one_line(hub: HubServer):
         hf.load("hub:../../etc")
     with pytest.raises(ValueError, match="expected hub:user/name"):
         small_policy().push_to_hub("nothing")
+
+
+@pytest.mark.parametrize("revision", ["../../../../x", "/x", "main/../../x", "..", "refs/.."])
+def test_a_revision_that_leads_out_of_the_cache_is_refused(hub: HubServer, tmp_path: Path, revision: str):
+    small_policy(1).push_to_hub("me/two")
+    before = set(tmp_path.rglob("*"))
+    with pytest.raises(ValueError, match=r"expected a branch, a tag or a commit: no \.\. part and no leading /"):
+        hf.load(f"hub:me/two@{revision}")
+    assert set(tmp_path.rglob("*")) == before
 
 
 def test_without_a_network_the_cache_is_used(hub: HubServer):

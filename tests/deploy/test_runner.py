@@ -321,6 +321,59 @@ def test_ids_are_anything_that_can_be_a_key(source):
     np.testing.assert_allclose(runner.act(obs[:2], env_ids=names[:2]).value, fresh[:2], atol=1e-6)
 
 
+def test_a_tuple_that_is_no_known_id_names_several_environments(sources):
+    runner, obs = hf.Runner(sources["policy"]), observations(2)
+    first = runner.act(obs, env_ids=("alice", "bob")).value
+    runner.act(obs, env_ids=("alice", "bob"))
+    runner.reset(("alice", "bob"))
+    np.testing.assert_allclose(runner.act(obs, env_ids=("alice", "bob")).value, first, atol=1e-6)
+    runner.act(obs[0], env_ids=("room", 3))
+    runner.forget(("room", 3))
+    assert runner.num_envs == 2
+    runner.forget(("alice", "bob"))
+    assert runner.num_envs == 0
+
+
+def test_a_slice_of_everything_is_all_known_environments(sources):
+    runner, obs = hf.Runner(sources["policy"]), observations(3)
+    ids = [7, "alice", 4]
+    first = runner.act(obs, env_ids=ids).value
+    second = runner.act(obs, env_ids=ids).value
+    runner.reset(slice(5, None))  # 7 alone
+    third = runner.act(obs, env_ids=ids).value
+    assert abs(third[0] - first[0]) < 1e-6 and np.abs(third[1:] - second[1:]).min() > 1e-6
+    runner.reset(slice(None))
+    assert runner.num_envs == 3
+    order = [2, 0, 1]  # numbers ascending, then names
+    np.testing.assert_allclose(runner.act(obs[order], env_ids=slice(None)).value, first[order], atol=1e-6)
+    runner.forget(slice(None))
+    runner.reset(slice(None))
+    runner.reset(slice(3, None))
+    assert runner.num_envs == 0
+
+
+def test_a_restored_runner_forgets_the_same_environment_as_the_original(source):
+    obs = observations(1)
+    first, second = hf.Runner(source, max_envs=3), hf.Runner(source, max_envs=3)
+    for env_id in (2, 0, 1, 2):  # 0 is the one that acted longest ago
+        first.act(obs, env_ids=[env_id])
+    second.load_state_dict(first.state_dict())
+    for runner in (first, second):
+        runner.act(obs, env_ids=[5])
+        assert runner.memory.env_ids == [1, 2, 5]
+
+
+@pytest.mark.parametrize("ids", [[3, 0, 1, 2], ["d", "a", "b", "c"]], ids=str)
+def test_a_runner_restores_no_more_environments_than_it_may_remember(sources, ids):
+    large, small, obs = hf.Runner(sources["policy"]), hf.Runner(sources["policy"], max_envs=2), observations(1)
+    for env_id in ids:
+        large.act(obs, env_ids=[env_id])
+    small.load_state_dict(large.state_dict())
+    assert small.num_envs == 2
+    want = large.act(obs.repeat(2, 0), env_ids=ids[2:]).value
+    np.testing.assert_allclose(small.act(obs.repeat(2, 0), env_ids=ids[2:]).value, want, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("ids", "words"),
     [
@@ -480,6 +533,53 @@ def test_weights_that_are_not_finite_are_noticed():
         hf.Runner(policy, on_nonfinite="ignore")
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize(
+    "space", [spaces.Discrete(4), spaces.MultiDiscrete([2, 3]), spaces.MultiBinary(3)], ids=lambda space: str(space)
+)
+def test_discrete_actions_that_come_from_nan_are_refused(space, deterministic, bad):
+    policy = make_policy(space)
+    with torch.no_grad():
+        policy.actor.bias[0] = bad
+    for how in ("raise", "skip", "reset"):
+        with pytest.raises(FloatingPointError, match="the policy's action holds NaN or infinity; look at its weights"):
+            hf.Runner(policy, on_nonfinite=how).act(observations(2), deterministic=deterministic)
+
+
+@pytest.mark.parametrize("kind", ["onnx", "pt2"])
+def test_a_file_whose_logits_are_nan_is_refused_when_it_acts(sources, kind, monkeypatch):
+    runner = hf.Runner(sources[kind])
+    run = runner._model._run
+    monkeypatch.setattr(
+        runner._model, "_run", lambda feed: {**run(feed), "logits": np.full((2, 4), np.nan, np.float32)}
+    )
+    with pytest.raises(FloatingPointError, match="the policy's action holds NaN"):
+        runner.act(observations(2))
+
+
+def test_a_mask_may_forbid_actions_without_being_taken_for_a_bad_policy():
+    mask = np.array([[True, False, False, False]])
+    assert hf.Runner(make_policy()).act(observations(1), action_mask=mask).action == [0]
+
+
+@pytest.mark.parametrize("core", ["lstm", "gru", "lru", "window", None], ids=str)
+@pytest.mark.parametrize("single", [True, False])
+def test_resetting_works_without_flags_of_the_caller(core, single):
+    policy, obs = make_policy(core=core), observations(1)
+    spoiled = obs.copy()
+    spoiled[0, 1] = np.nan
+
+    def act(runner, row):
+        return runner.act(row[0], env_ids=0).value.item() if single else runner.act(row).value.item()
+
+    runner = hf.Runner(policy, on_nonfinite="reset")
+    act(runner, obs)
+    with pytest.warns(UserWarning, match="its memory starts afresh"):
+        afresh = act(runner, spoiled)
+    assert abs(afresh - act(hf.Runner(policy), np.nan_to_num(spoiled))) < 1e-5
+
+
 # --- previous action and reward --------------------------------------------------------------------------------------
 
 
@@ -526,6 +626,29 @@ def test_a_runner_feeds_back_the_previous_action_and_reward(fed, names, single):
     np.testing.assert_allclose(
         given.act(seen, np.ones(2, bool)).value, policy.act(seen, memory=hf.Memory(policy.core)).value, atol=1e-5
     )
+
+
+@pytest.mark.parametrize("exported", [False, True])
+@pytest.mark.parametrize("how", ["skip", "reset"])
+@pytest.mark.parametrize("single", [True, False])
+@pytest.mark.filterwarnings("ignore:the observation of environment")
+def test_the_action_of_a_step_with_a_bad_observation_is_remembered(fed, exported, how, single):
+    """Each previous action is kept, whatever the observation was: the environment was given it."""
+    source = fed[1] if exported else fed[0][tuple(INPUTS)]
+    runner, one = hf.Runner(source, on_nonfinite=how), np.ones(1, np.float32)
+    seen = set()
+    for t in range(8):
+        obs = observations(1, t)
+        if t % 2:
+            obs[0, 1] = np.nan
+        if single:
+            chosen = runner.act(obs[0], t == 0, rewards=one[0]).action
+        else:
+            chosen = runner.act(obs, np.array([t == 0]), rewards=one).action[0]
+        runner.num_envs  # noqa: B018 - writes the state of an environment that acts alone
+        assert runner.memory.read()["prev_action"].tolist() == [chosen]
+        seen.add(int(chosen))
+    assert len(seen) > 1
 
 
 def test_a_missing_reward_is_asked_for_where_the_policy_sees_it(fed):

@@ -16,6 +16,8 @@ SPACES = [
     spaces.Box(np.array([-np.inf, 0.1], np.float32), np.array([np.inf, 3e38], np.float32)),
     spaces.Box(0, 255, (4, 4, 1), np.uint8),
     spaces.Box(-(2**40), 2**40, (2,), np.int64),
+    spaces.Box(0, 2**16 - 1, (2,), np.uint16),
+    spaces.Box(np.array([0, 1], np.uint32), np.array([2**32 - 1, 7], np.uint32), dtype=np.uint32),
     spaces.Box(0.1, 1 / 3, (), np.float64),
     spaces.Discrete(5, start=-2),
     spaces.MultiDiscrete([2, 3], start=[1, 0]),
@@ -48,6 +50,7 @@ BOX = {"kind": "Box", "shape": [2], "dtype": "float32", "low": 0.0, "high": 1.0}
         ({**BOX, "dtype": ["float32"]}, "space.dtype is"),
         ({**BOX, "shape": [2**20, 2**20]}, f"expected at most {MOST_NUMBERS}"),
         ({**BOX, "shape": [-1]}, "expected an integer from 0"),
+        ({**BOX, "dtype": "uint16", "low": 3, "high": 2}, "a lower bound is above its upper bound"),
         ({**BOX, "low": [0.0]}, "space.low has 1 entries, expected 2"),
         ({**BOX, "low": 2.0}, "a lower bound is above its upper bound"),
         ({**BOX, "low": "nan"}, "space.low is a str, expected a number"),
@@ -63,3 +66,18 @@ def test_what_is_no_space_is_refused(data: Any, message: str):
     with pytest.raises(ValueError) as error:
         from_json(data)
     assert message in str(error.value)
+
+
+def test_all_parts_of_a_space_share_one_budget_of_numbers():
+    large = {**BOX, "shape": [MOST_NUMBERS // 2]}
+    for space in (
+        {"kind": "Dict", "parts": {name: large for name in "abc"}},
+        {"kind": "Tuple", "parts": [large, {"kind": "Tuple", "parts": [large, BOX]}]},
+        {"kind": "Tuple", "parts": [large, {"kind": "MultiBinary", "n": MOST_NUMBERS}]},
+    ):
+        with pytest.raises(
+            ValueError, match=rf"^observation asks for \d+ numbers in all, expected at most {MOST_NUMBERS}"
+        ):
+            from_json(space, "observation")
+    small = {"kind": "Tuple", "parts": [BOX] * 40}
+    assert len(from_json(small)) == 40

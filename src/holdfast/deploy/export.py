@@ -67,6 +67,7 @@ def export_policy(
         raise TypeError(f"export takes a policy (hf.ActorCritic, hf.RecurrentPolicy), got a {type(policy).__name__}")
     path, format = _target(path, format)
     policy = plain_copy(policy.deployed())
+    _require_numbers(policy)
     examples = _examples(policy, example_obs)
     action_space = getattr(policy, "action_space", None) if action_space is None else action_space
     if format == "onnx":
@@ -77,7 +78,8 @@ def export_policy(
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".exporting") as folder:
         unchecked = Path(folder) / path.name
         (_write_onnx if format == "onnx" else _write_pt2)(program, signature, unchecked, policy)
-        difference = compare(policy, unchecked, examples)
+        with quietly():  # without masks everything is allowed, which is meant here
+            difference = compare(policy, unchecked, examples)
         os.replace(unchecked, path)
     usage = path.with_name(f"{path.stem}_{format}_usage.py")
     usage.write_text(usage_program(path.name, format, signature))
@@ -93,20 +95,36 @@ def compare(policy: RecurrentPolicy, file: Path, examples: Any, steps: int = 30)
     for _ in range(steps):
         rows, resets = random.integers(0, count, 3), random.random(3) < 0.2
         obs = tree_map(operator.itemgetter(rows), examples)
-        a, b = ours.act(obs, resets), theirs.act(obs, resets)
+        try:
+            a, b = ours.act(obs, resets), theirs.act(obs, resets)
+        except FloatingPointError as error:
+            raise ExportError(
+                f"this {type(policy).__name__} gives NaN or infinity for finite observations; look at its weights, or export "
+                "an earlier checkpoint"
+            ) from error
         pairs = list(zip(_numbers(ours), _numbers(theirs)))
         if a.value is not None:
             pairs.append((a.value, b.value))
         if np.asarray(a.raw_action).dtype.kind == "f":
             pairs.append((a.raw_action, b.raw_action))
         for want, got in pairs:
-            largest = max(largest, float(np.max(np.abs(want - got) / np.maximum(1.0, np.abs(want)), initial=0.0)))
+            difference = np.max(np.abs(want - got) / np.maximum(1.0, np.abs(want)), initial=0.0)
+            largest = float(np.maximum(largest, difference))  # NaN stays
     if not largest <= TOLERANCE:
         raise ExportError(
             f"the exported graph and {type(policy).__name__} differ by {largest:.2g}, more than {TOLERANCE:g}: "
             "look for randomness, or for something that encode or decode keeps from call to call"
         )
     return largest
+
+
+def _require_numbers(policy: RecurrentPolicy) -> None:
+    """A policy with a weight that is NaN acts all the same, if its actions are discrete: always the first one."""
+    for name, weight in policy.named_parameters():
+        if bool(weight.isnan().any()):
+            raise ExportError(
+                f"{name} of this {type(policy).__name__} holds NaN, expected numbers; export an earlier checkpoint"
+            )
 
 
 def _numbers(runner: Runner) -> list[np.ndarray[Any, Any]]:

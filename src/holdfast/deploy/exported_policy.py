@@ -20,6 +20,14 @@ Array = np.ndarray[Any, Any]
 Arrays = dict[str, Array]  # by the name of an input or output
 
 SUFFIXES = (".onnx", ".pt2")
+_PARAMETERS = {
+    "categorical": ("logits",), "multi_categorical": ("logits",), "bernoulli": ("logits",),
+    "gaussian": ("mean", "std"), "squashed_gaussian": ("mean", "std"),
+}  # fmt: skip
+"""The outputs that a distribution is made of."""
+
+Opened = tuple[Callable[[Arrays], Arrays], str | None, tuple[set[str], set[str]] | None]
+"""One step of a file, its description, and the names of its graph's inputs and outputs, if the format gives them."""
 
 
 class ExportedState(Core):
@@ -53,19 +61,33 @@ class ExportedPolicy:
             raise FileNotFoundError(f"{path}: there is no such file; `holdfast export RUN -o {path}` writes it")
         self.file = path
         sealed = checksum.verify(path)
-        self._run, text = _open_onnx(path, threads) if path.suffix == ".onnx" else _open_pt2(path)
+        self._run, text, names = _open_onnx(path, threads) if path.suffix == ".onnx" else _open_pt2(path)
         self.signature = Signature.from_json(text, str(path))
         if self.signature.about.get("checksum") and not sealed:
             raise checksum.damaged(path)
         self.core: Core = ExportedState(self.signature.states)
         self.ports = self.signature.observations
+        self.expects_mask = bool(self.signature.masks)
         self.first_action = int(self.signature.action.get("start", 0))
         self._next = [(port.name, next_name(port.name)) for port in self.signature.states]
+        if names is not None:
+            self._require_names(*names)
         self._action_dtype = self.signature.action.get("dtype")
         self._bounds = _bounds(self.signature.action)
 
     def __repr__(self) -> str:
         return str(self.file)
+
+    def _require_names(self, inputs: set[str], outputs: set[str]) -> None:
+        """The graph takes and gives what its description says."""
+        described = {port.name for port in self.signature.inputs()}
+        needed = {"action", *(later for _, later in self._next), *_PARAMETERS.get(self.signature.action["kind"], ())}
+        if described != inputs or not needed <= outputs:
+            strange = sorted((described ^ inputs) | (needed - outputs))
+            raise ValueError(
+                f"{self.file}: its description does not fit its graph ({strange[0]!r:.40} is in one of them only); "
+                "export the policy again"
+            )
 
     def inputs(self, obs: Any, rewards: Any = None) -> tuple[Arrays, int | None]:
         """Observations by input name with a batch dimension, and B; None: they came without one."""
@@ -100,8 +122,8 @@ class ExportedPolicy:
 
     def step(
         self, feed: Arrays, flags: Array, state: Arrays, action_mask: Any, deterministic: bool
-    ) -> tuple[Array, Array | None, Array, Arrays]:
-        """(action as the environment takes it, value, raw action, state) of B environments."""
+    ) -> tuple[Array, Array | None, Array, Arrays, Array | None]:
+        """(action as the environment takes it, value, raw action, state, logits or None) of B environments."""
         masks = self._masks(action_mask, len(flags))
         out = self._run({**feed, "resets": flags, **state, **masks})
         if deterministic:
@@ -112,7 +134,8 @@ class ExportedPolicy:
             action = raw if self._bounds is None else np.clip(raw, *self._bounds)
         if self._action_dtype is not None and action.dtype != self._action_dtype:
             action = action.astype(self._action_dtype)
-        return action, out.get("value"), raw, {name: out[later] for name, later in self._next}
+        state = {name: out[later] for name, later in self._next}
+        return action, out.get("value"), raw, state, out.get("logits")
 
     def result(self, array: Array, numpy: bool) -> Any:
         return array if numpy else torch.as_tensor(array)
@@ -171,9 +194,12 @@ class ExportedPolicy:
         if about["kind"] == "bernoulli":
             return heads.Bernoulli(tensors["logits"])
         if about["kind"] == "multi_categorical":
-            parents = dict(about["parents"])  # heads whose mask depends on a choice; the logits hold the other masks
-            late = [torch.from_numpy(mask) if j in parents else None for j, mask in enumerate(masks.values())]
-            return heads.MultiCategorical(tensors["logits"], about["nvec"], late if parents else None, parents)
+            parents = dict(
+                about["parents"]
+            )  # heads whose mask depends on a choice; otherwise the logits hold the masks
+            # All masks: what one head may not choose, another head's mask need not allow anything for.
+            given = [torch.from_numpy(mask) for mask in masks.values()] if parents else None
+            return heads.MultiCategorical(tensors["logits"], about["nvec"], given, parents)
         raise ValueError(
             f"{self.file} cannot sample: Holdfast does not know the distribution {about['name']}; "
             "use deterministic=True"
@@ -200,7 +226,7 @@ def _as(part: Any, port: Port) -> Array:
     return array.astype(port.dtype)
 
 
-def _open_onnx(path: Path, threads: int) -> tuple[Callable[[Arrays], Arrays], str | None]:
+def _open_onnx(path: Path, threads: int) -> Opened:
     try:
         import onnxruntime
     except ModuleNotFoundError as missing:
@@ -216,10 +242,11 @@ def _open_onnx(path: Path, threads: int) -> tuple[Callable[[Arrays], Arrays], st
     def run(feed: Arrays) -> Arrays:
         return dict(zip(names, session.run(names, feed)))
 
-    return run, session.get_modelmeta().custom_metadata_map.get(KEY)
+    described = session.get_modelmeta().custom_metadata_map.get(KEY)
+    return run, described, ({port.name for port in session.get_inputs()}, set(names))
 
 
-def _open_pt2(path: Path) -> tuple[Callable[[Arrays], Arrays], str | None]:
+def _open_pt2(path: Path) -> Opened:
     texts = {f"{KEY}.json": ""}
     try:
         module = torch.export.load(path, extra_files=texts).module()
@@ -231,7 +258,7 @@ def _open_pt2(path: Path) -> tuple[Callable[[Arrays], Arrays], str | None]:
             out = module(**{name: torch.as_tensor(array) for name, array in feed.items()})
         return {name: tensor.numpy() for name, tensor in out.items()}
 
-    return run, texts[f"{KEY}.json"]
+    return run, texts[f"{KEY}.json"], None
 
 
 def _first_line(error: Exception) -> str:

@@ -17,6 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from holdfast.deploy import signature_checks
+from holdfast.runs import plain_checks
 from holdfast.state import KeyPath, paths
 
 FORM = 1  # of the JSON; raised when a reader of the old one would misread the new one
@@ -63,14 +65,21 @@ class Signature:
         """From the file's metadata; a ValueError says what is wrong with it."""
         if not text:
             raise ValueError(f"{file}: `holdfast export` did not write this file: it does not describe its inputs")
-        data = json.loads(text)
-        if data.pop("form", None) != FORM:
+        try:
+            data = plain_checks.mapping(json.loads(text), "it")
+            form = data.pop("form", None)
+            parts = signature_checks.signature(data) if form == FORM else {}
+        except Exception as error:  # a text that is no JSON, or that is nested too deep, too
+            reason = " ".join(str(error).split())
+            reason = reason if type(error) is ValueError else f"{type(error).__name__}: {reason}"
+            raise ValueError(
+                f"{file}: its description cannot be used ({reason[:300]}); export the policy again"
+            ) from error
+        if not parts:
             raise ValueError(f"{file}: another version of Holdfast wrote this file; export the policy again")
         for ports in ("observations", "states", "masks"):
-            data[ports] = [
-                Port(**{**port, "shape": tuple(port["shape"]), "path": tuple(port["path"])}) for port in data[ports]
-            ]
-        return cls(**data)
+            parts[ports] = [Port(**port) for port in parts[ports]]
+        return cls(**parts)
 
 
 def next_name(state_name: str) -> str:

@@ -91,7 +91,7 @@ class FeedBack:
 
     def step(
         self, given: Any, flags: Any, state: Any, action_mask: Any, deterministic: bool
-    ) -> tuple[Any, Any, Any, Any]:
+    ) -> tuple[Any, Any, Any, Any, Any]:
         inputs, rewards, complete = given
         previous = state[ACTION]
         if not complete:
@@ -103,12 +103,16 @@ class FeedBack:
                 REWARD: self._seen_rewards(rewards, fresh, previous),
             }
             inputs = self.model.with_parts(inputs, {self._fed[name]: parts[name] for name in self._fed})
-        action, value, raw, after = self.model.step(inputs, flags, state["policy"], action_mask, deterministic)
+        action, value, raw, after, logits = self.model.step(inputs, flags, state["policy"], action_mask, deterministic)
         if ACTION not in self._fed:
             raw_kept = previous
         else:
             raw_kept = raw.to(previous.dtype) if isinstance(raw, Tensor) else raw.astype(previous.dtype)
-        return action, value, raw, {"policy": after, ACTION: raw_kept}
+        return action, value, raw, {"policy": after, ACTION: raw_kept}, logits
+
+    def with_action_of(self, new: Any, state: Any) -> Any:
+        """`state`, with the action that `new` remembers."""
+        return {**state, ACTION: new[ACTION]}
 
     def _seen_rewards(self, rewards: Any, fresh: nonfinite.Flags, like: Any) -> Any:
         if rewards is None:

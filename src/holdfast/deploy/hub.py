@@ -6,15 +6,13 @@
 from __future__ import annotations
 
 import json
-import math
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from holdfast.deploy.model_card import card
-from holdfast.deploy.training_record import TrainingRecord, find_record
+from holdfast.deploy.training_record import TrainingRecord, evaluation_data, find_record
 from holdfast.policies.base import RecurrentPolicy
 from holdfast.runs import hub_repository, pretrained, space_json
 from holdfast.runs.writing import TEMPORARY, write_whole
@@ -74,7 +72,9 @@ def _write(
         raise TypeError(f"save_pretrained takes a policy, got a {type(policy).__name__}; hf.load(run) gives one")
     how = pretrained.describe_policy(policy)
     record = _record(policy, run)
-    result = _as_data(evaluation) if evaluation is not None else record.result if record else None
+    result = record.result if record else None
+    if evaluation is not None:
+        result = evaluation_data(evaluation.mean_return, evaluation.std_error, len(evaluation.returns))
     spaces = [getattr(policy, name, None) for name in ("observation_space", "action_space")]
     if record is not None:
         spaces = [own if own is not None else recorded for own, recorded in zip(spaces, record.spaces)]
@@ -123,7 +123,7 @@ def _write_files(folder: Path, files: dict[str, bytes]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     manifest = folder / pretrained.MANIFEST
     left_by_a_kill = set(folder.glob(TEMPORARY))
-    if not manifest.exists() and any(file not in left_by_a_kill for file in folder.iterdir()):
+    if not pretrained.is_ours(manifest) and any(file not in left_by_a_kill for file in folder.iterdir()):
         raise FileExistsError(f"{folder} has files of something else in it; choose an empty folder, or a new one")
     write_whole(manifest, [pretrained.INCOMPLETE])
     for file in left_by_a_kill:
@@ -157,12 +157,6 @@ def _record(policy: RecurrentPolicy, run: str | Path | None) -> TrainingRecord |
             raise ValueError(f"the weights of this policy are not those of any checkpoint in {run}")
         return found
     return None if policy.trained_in is None else find_record(policy, policy.trained_in)
-
-
-def _as_data(evaluation: EvalResult) -> dict[str, Any]:
-    error = evaluation.std_error if math.isfinite(evaluation.std_error) else None
-    return {"mean_return": evaluation.mean_return, "std_error": error, "episodes": len(evaluation.returns),
-            "deterministic": False}  # fmt: skip
 
 
 def _picture(record: TrainingRecord) -> bytes | None:

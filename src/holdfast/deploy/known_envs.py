@@ -64,9 +64,15 @@ class KnownEnvs:
         """The ids by number, least recently used first."""
         return {number: env_id for env_id, number in self._number.items()}
 
-    def load(self, names: dict[int, Hashable]) -> None:
+    def ids(self) -> list[Hashable]:
+        """All ids: numbers ascending, then the others as they came."""
+        return sorted(self._number, key=self._number.__getitem__)
+
+    def load(self, names: dict[int, Hashable]) -> list[int]:
+        """What `names` gave. The numbers of those that are too many, which are not loaded: the least recently used."""
         self._number = OrderedDict((env_id, number) for number, env_id in names.items())
         self._next = max([_FIRST, *(number + 1 for number in names)])
+        return [self._number.popitem(last=False)[1] for _ in range(len(self._number) - self.limit)]
 
 
 def one_id(env_id: Any) -> Hashable:
@@ -82,11 +88,10 @@ def one_id(env_id: Any) -> Hashable:
     return env_id
 
 
-def many_ids(env_ids: Any, known: int) -> list[Hashable]:
-    """The ids of a batch, from a list, tuple, array, tensor, range or slice. `known` ends a slice without an end."""
+def many_ids(env_ids: Any, known: KnownEnvs) -> list[Hashable]:
+    """The ids of a batch, from a list, tuple, array, tensor, range or slice. A slice without an end is of the known ids."""
     if isinstance(env_ids, slice):
-        stop = known if env_ids.stop is None else env_ids.stop
-        env_ids = range(env_ids.start or 0, stop, env_ids.step or 1)
+        env_ids = _sliced(env_ids, known)
     if isinstance(env_ids, (Tensor, np.ndarray)):
         if env_ids.ndim != 1 or str(env_ids.dtype).endswith("bool"):
             hint = "; a mask is not a list of ids: use mask.nonzero()" if str(env_ids.dtype).endswith("bool") else ""
@@ -106,3 +111,15 @@ def many_ids(env_ids: Any, known: int) -> list[Hashable]:
         twice = sorted({str(i) for i in ids if ids.count(i) > 1})
         raise ValueError(f"env_ids hold {', '.join(twice)} more than once; one row per environment")
     return ids
+
+
+def _sliced(wanted: slice, known: KnownEnvs) -> list[Hashable]:
+    """slice(None): all known ids. With a start and no end: those that are numbers from there on."""
+    if wanted == slice(None):
+        return known.ids()
+    start, step = wanted.start or 0, wanted.step or 1
+    if wanted.stop is not None:
+        return list(range(start, wanted.stop, step))
+    numbers = [env_id for env_id in known.ids() if isinstance(env_id, int)]
+    inside = range(start, max(numbers, default=-1) + 1, step)
+    return [env_id for env_id in numbers if env_id in inside]

@@ -38,6 +38,23 @@ def bad_rows(tree: Any, may_wait: bool) -> Flags | None:
     return bad
 
 
+def impossible(logits: Any, may_wait: bool) -> bool:
+    """Whether logits hold NaN or +infinity: no action follows from them. -infinity is an action that a mask forbids.
+
+    None, of a distribution without logits, is fine.
+    """
+    for leaf in leaves(logits):
+        if isinstance(leaf, Tensor):
+            if not (may_wait or values_are_readable(leaf)):
+                continue
+            leaf = to_numpy(leaf)
+        if (
+            isinstance(leaf, np.ndarray) and leaf.size and not float(leaf.max()) < np.inf
+        ):  # the largest is NaN if one is
+            return True
+    return False
+
+
 def zeroed(tree: Any) -> Any:
     """NaN and infinity as 0."""
 
@@ -62,10 +79,10 @@ def where(rows: Flags, one: Any, other: Any) -> Any:
     return tree_map(choose, one, other)
 
 
-def flagged(flags: Any, rows: Flags) -> Any:
-    """Reset flags, and True in `rows`."""
+def flagged(flags: Any, rows: Flags, device: torch.device) -> Any:
+    """Reset flags, and True in `rows`. None, no reset, is said only by a policy in torch; it gets a tensor on `device`."""
     if flags is None:
-        return rows
+        return torch.as_tensor(rows, device=device)
     return flags | torch.as_tensor(rows, device=flags.device) if isinstance(flags, Tensor) else flags | rows
 
 

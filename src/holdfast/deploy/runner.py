@@ -82,6 +82,7 @@ class Runner:
         self._alone: tuple[Hashable, int] | None = None  # id and number
         self._alone_state: Any = None
         self._warned: set[Hashable] = set()
+        self._asks_for_mask = model.expects_mask
         self._lock = threading.RLock()
 
     def __repr__(self) -> str:
@@ -113,6 +114,8 @@ class Runner:
         """
         numpy = not isinstance(leaves(obs)[0], Tensor)
         with self._lock:
+            if action_mask is None and self._asks_for_mask:
+                self._ask_for_mask()
             inputs, batch = self._model.inputs(obs, rewards)
             if batch is None:
                 return self._act_alone(inputs, resets, env_ids, action_mask, deterministic, numpy)
@@ -141,7 +144,7 @@ class Runner:
         model = self._model
         self._settle()
         flags = model.flags(resets, batch)
-        ids: Sequence[Hashable] = range(batch) if env_ids is None else many_ids(env_ids, self.memory.num_envs)
+        ids: Sequence[Hashable] = range(batch) if env_ids is None else many_ids(env_ids, self._known)
         stored, numbers = self.memory.take(batch, None if env_ids is None else self._known.numbers(ids))
         state = model.from_memory(stored)
         action, value, raw, state = self._step(ids, inputs, flags, state, action_mask, deterministic, numpy)
@@ -160,21 +163,32 @@ class Runner:
             self._report(ids, bad, "observation")
             inputs = nonfinite.zeroed(inputs)
             if self.on_nonfinite == "reset":
-                flags = nonfinite.flagged(flags, bad)
-        action, value, raw, new = model.step(inputs, flags, state, mask, deterministic)
-        if nonfinite.bad_rows([raw], numpy) is not None:
-            raise FloatingPointError("the policy's action holds NaN or infinity; look at its weights")
+                flags = nonfinite.flagged(flags, bad, model.core.device())
+        action, value, raw, new, logits = model.step(inputs, flags, state, mask, deterministic)
         spoiled = nonfinite.bad_rows(new, numpy)
         if spoiled is not None:
             self._report(ids, spoiled, "new state")
-        elif bad is None or self.on_nonfinite == "reset":
+        if nonfinite.bad_rows([raw], numpy) is not None or nonfinite.impossible(logits, numpy):
+            raise FloatingPointError("the policy's action holds NaN or infinity; look at its weights")
+        if spoiled is None and (bad is None or self.on_nonfinite == "reset"):
             return action, value, raw, new
         kept = spoiled if bad is None else bad if spoiled is None else bad | spoiled
         assert kept is not None
         fresh = model.from_memory(model.core.initial_state(len(kept)))
         if self.on_nonfinite == "skip":  # an episode that began with this step begins all the same
             fresh = nonfinite.where(nonfinite.as_rows(flags, len(kept)), fresh, state)
-        return action, value, raw, nonfinite.where(kept, fresh, new)
+        after = nonfinite.where(kept, fresh, new)
+        if isinstance(model, FeedBack):  # the environment gets this action all the same
+            after = model.with_action_of(new, after)
+        return action, value, raw, after
+
+    def _ask_for_mask(self) -> None:
+        self._asks_for_mask = False
+        warnings.warn(
+            f"{self._model} was trained or exported with action masks and none came: it may choose forbidden actions. Pass "
+            "action_mask=, True where an action is allowed (said once)",
+            stacklevel=3,
+        )
 
     def _report(self, ids: Sequence[Hashable], bad: nonfinite.Flags, what: str) -> None:
         which = [ids[int(row)] for row in bad.nonzero()[0]]
@@ -194,13 +208,13 @@ class Runner:
                 )
 
     def reset(self, env_ids: Any = None) -> None:
-        """Make environments start from a fresh state; None: all."""
+        """Make environments start from a fresh state: one id or several; None, or slice(None): all."""
         with self._lock:
             self._settle()
             self.memory.reset(None if env_ids is None else self._known.numbers(self._ids(env_ids)))
 
     def forget(self, env_ids: Any = None) -> None:
-        """Drop environments, so that fewer can continue; None: all."""
+        """Drop environments, so that fewer can continue: one id or several; None, or slice(None): all."""
         with self._lock:
             self._settle()
             if env_ids is None:
@@ -213,25 +227,31 @@ class Runner:
                 self.memory.forget(self._known.drop(ids))
 
     def state_dict(self) -> dict[str, Any]:
-        """A copy of the memory, to continue from in another process; ids are saved as they are."""
+        """A copy of the memory, to continue from in another process; ids are saved as they are, least recently used first."""
         with self._lock:
             self._settle()
             names = self._known.names()
             saved = self.memory.state_dict()
-            return saved if all(number == name for number, name in names.items()) else {**saved, "names": names}
+            plain = all(number == name for number, name in names.items()) and list(names) == sorted(names)
+            return saved if plain else {**saved, "names": names}
 
     def load_state_dict(self, d: dict[str, Any]) -> None:
-        """Restore a copy from `state_dict`; refused as a whole if it is of another core."""
+        """Restore a copy from `state_dict`; refused as a whole if it is of another core.
+
+        Of more environments than max_envs, the least recently used are forgotten.
+        """
         with self._lock:
             self.memory.load_state_dict(d)
             names = d.get("names", {})
-            self._known.load({number: names.get(number, number) for number in names or self.memory.env_ids})
+            self.memory.forget(self._known.load(names or {number: number for number in self.memory.env_ids}))
             self._alone = self._alone_state = None
 
     def _ids(self, env_ids: Any) -> list[Hashable]:
-        """Ids of `reset` and `forget`: of several environments, or of one."""
-        several = isinstance(env_ids, (list, range, slice, Tensor, np.ndarray))
-        return many_ids(env_ids, self.memory.num_envs) if several else [one_id(env_ids)]
+        """Ids of `reset` and `forget`: of several environments, or of one. A tuple is one id if it is known, else several."""
+        several = isinstance(env_ids, (list, tuple, range, slice, Tensor, np.ndarray))
+        if isinstance(env_ids, tuple) and all(isinstance(part, Hashable) for part in env_ids):
+            several = env_ids not in self._known
+        return many_ids(env_ids, self._known) if several else [one_id(env_ids)]
 
     def _id_alone(self, env_id: Any) -> Hashable:
         """The id of the environment that acts alone."""
@@ -269,7 +289,7 @@ class StepModel(Protocol):
     def to_memory(self, state: Any) -> State: ...
     def step(
         self, inputs: Any, flags: Any, state: Any, action_mask: Any, deterministic: bool
-    ) -> tuple[Any, Any, Any, Any]: ...
+    ) -> tuple[Any, Any, Any, Any, Any]: ...
     def result(self, array: Any, numpy: bool) -> Any: ...
 
 
@@ -278,8 +298,8 @@ class TorchPolicy:
 
     in_numpy = False
 
-    def __init__(self, policy: RecurrentPolicy, observation_space: Any = None) -> None:
-        self.policy, self.core = policy, policy.core
+    def __init__(self, policy: RecurrentPolicy, observation_space: Any = None, expects_mask: bool = False) -> None:
+        self.policy, self.core, self.expects_mask = policy, policy.core, expects_mask
         space = getattr(policy, "observation_space", None) if observation_space is None else observation_space
         self.observation_space = space
         self.ports = None if space is None else observation_ports(sample_observations(space, 1))
@@ -335,16 +355,17 @@ class TorchPolicy:
 
     def step(
         self, inputs: Any, flags: Tensor | None, state: State, action_mask: Any, deterministic: bool
-    ) -> tuple[Tensor, Tensor | None, Tensor, State]:
-        """(action as the environment takes it, value, raw action, state) of B environments."""
+    ) -> tuple[Tensor, Tensor | None, Tensor, State, Any]:
+        """(action as the environment takes it, value, raw action, state, logits or None) of B environments."""
         mask = self.policy.as_mask(action_mask)
         with torch.no_grad():
             dist, value, state = self.policy.step(inputs, state, flags, action_mask=mask, checked=True)
             raw = dist.mode if deterministic else dist.sample()
+            logits = getattr(getattr(dist, "base_dist", dist), "logits", None)
         action = raw if self._bounds is None else raw.clamp(*(bound.to(raw.device) for bound in self._bounds))
         if self._action_dtype is not None and action.dtype != self._action_dtype:
             action = action.to(self._action_dtype)
-        return action, value, raw, state
+        return action, value, raw, state, logits
 
     def result(self, tensor: Tensor, numpy: bool) -> Any:
         return to_numpy(tensor) if numpy else tensor
@@ -380,6 +401,9 @@ def _open(source: Any, observation_space: Any, device: str, threads: int) -> Tor
         if torch.device(device).type != "cpu":
             raise ValueError(f"{path} runs on the CPU; for {device} pass the run or the policy")
         return ExportedPolicy(path, threads)
-    from holdfast.runs.saved_policy import load
+    from holdfast.runs import saved_policy
 
-    return TorchPolicy(load(path, device=device).eval().deployed(), observation_space)
+    policy = saved_policy.load(path, device=device)
+    # Only a checkpoint says whether its environment had masks; a shared policy is of no run here.
+    masked = policy.trained_in is not None and saved_policy.was_masked(saved_policy.read(path)[1])
+    return TorchPolicy(policy.eval().deployed(), observation_space, masked)

@@ -67,13 +67,20 @@ def _curve(run: Path, steps: int) -> list[tuple[int, float]]:
     return points[::-1][::stride][::-1]  # the last one is always there
 
 
-def _result(run: Path, steps: int, episodes: int) -> dict[str, Any] | None:
+def evaluation_data(mean_return: float, std_error: float, episodes: int) -> dict[str, Any] | None:
+    """An evaluation with sampled actions as plain data; None if no episode ended, so that there is no mean."""
+    if not math.isfinite(mean_return):
+        return None
+    error = std_error if math.isfinite(std_error) else None  # NaN for one episode
+    return {"mean_return": mean_return, "std_error": error, "episodes": episodes, "deterministic": False}
+
+
+def _result(run: Path, steps: int, asked_for: int) -> dict[str, Any] | None:
     try:
         result = json.loads((run / RESULT_NAME).read_text())
         if int(result["steps"]) != steps:
             return None
-        error = float(result["std_error"])  # NaN for one episode
-        return {"mean_return": float(result["mean_return"]), "std_error": error if math.isfinite(error) else None,
-                "episodes": episodes, "deterministic": False}  # fmt: skip
+        mean, error = float(result["mean_return"]), float(result["std_error"])
+        return evaluation_data(mean, error, int(result.get("episodes", asked_for)))  # 0.1 did not write their number
     except (OSError, ValueError, KeyError, TypeError):
         return None

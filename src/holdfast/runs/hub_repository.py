@@ -33,6 +33,11 @@ class HubRepository:
                 f"{name!r} is not the name of a policy on the hub; expected hub:user/name or hub:user/name@revision"
             )
         self.name, self.repo, self.revision = name, match["repo"], match["revision"]
+        if self.revision is not None and (self.revision.startswith("/") or ".." in self.revision.split("/")):
+            raise ValueError(  # huggingface_hub would take it for a path out of its cache
+                f"{name!r} has the revision {self.revision!r}, expected a branch, a tag or a commit: no .. part and no "
+                "leading /"
+            )
 
     def fetch(self, file: str, again: bool = False) -> Path:
         """A file of the repository, in the cache of huggingface_hub. again: even if the cache has it already."""

@@ -32,6 +32,7 @@ MANIFEST, CONFIG, WEIGHTS, CARD, CURVE, PICTURE = (
 )  # fmt: skip
 REQUIRED_FILES, OPTIONAL_FILES = (CONFIG, WEIGHTS, CARD), (CURVE, PICTURE)
 LARGEST_JSON = 2**24  # bytes
+MOST_LAYERS = 64  # of an encoder or a head: a short text can ask for any number
 NEEDS_SAFETENSORS = "sharing policies needs safetensors: pip install 'holdfast[hub]'"
 _ACTOR_CRITIC = "ActorCritic"
 _ALL_OR_KEYS = ("actor_obs", "critic_obs")  # None in a policy and () in a config say the same: everything is seen
@@ -110,6 +111,15 @@ def files_in(manifest: bytes, where: Path | str) -> dict[str, dict[str, Any]]:
         if _canonical(data) != manifest:
             raise ValueError("it does not have the form that save_pretrained writes")
         return entries
+
+
+def is_ours(manifest: Path) -> bool:
+    """Whether this file is the manifest of a shared policy, complete or being written. Web pages have a manifest.json too."""
+    try:
+        data = _bytes_of(manifest, LARGEST_JSON)
+        return data == INCOMPLETE or bool(files_in(data, manifest))
+    except CheckpointError:
+        return False
 
 
 def _is_intact(file: Path, entry: dict[str, Any]) -> bool:
@@ -210,6 +220,10 @@ def _actor_critic(how: dict[str, Any], spaces: list[Any], shared: Shared, allow_
             raise ValueError(f"ActorCritic has no argument {unknown[0]!r:.40} here; it may need a newer Holdfast")
         known = TrainConfig.__dataclass_fields__
         arguments = {k: () if k in _ALL_OR_KEYS and v is None else v for k, v in arguments.items()}
+        for name in ("encoder_sizes", "head_sizes"):
+            listed = arguments.get(name)
+            if isinstance(listed, list) and len(listed) > MOST_LAYERS:
+                raise ValueError(f"{name} has {len(listed)} entries, expected at most {MOST_LAYERS}")
         config = TrainConfig.from_dict({name: value for name, value in arguments.items() if name in known})
     imports.require_allowed(config, source, imports.MAKES_POLICY, allow_imports)
     options = {name: getattr(config, name) if name in known else value for name, value in arguments.items()}

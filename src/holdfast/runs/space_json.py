@@ -15,7 +15,7 @@ from gymnasium import spaces
 
 from holdfast.runs import plain_checks, space_data
 
-MOST_NUMBERS = 2**24  # in a Box: a short text can ask for any amount of memory
+MOST_NUMBERS = 2**24  # in a space with all its parts: a short text can ask for any amount of memory
 _DTYPES = {name: np.dtype(name) for name in (
     "bool", "uint8", "uint16", "uint32", "int8", "int16", "int32", "int64", "float16", "float32", "float64",
 )}  # fmt: skip
@@ -28,6 +28,9 @@ def to_json(space: spaces.Space[Any]) -> dict[str, Any]:
 
 def from_json(data: Any, where: str = "space") -> spaces.Space[Any]:
     """The inverse of `to_json`. A ValueError if this is not a space."""
+    asked = _numbers_asked_for(data)
+    if asked > MOST_NUMBERS:
+        raise ValueError(f"{where} asks for {asked} numbers in all, expected at most {MOST_NUMBERS}")
     return space_data.from_data(_unpacked(data, where))
 
 
@@ -51,6 +54,20 @@ def _bound_to_json(bound: torch.Tensor) -> Any:
 
 def _number_to_json(number: float) -> float | str:
     return number if math.isfinite(number) else str(float(number))
+
+
+def _numbers_asked_for(data: Any) -> int:
+    """By all parts together, before any of them is made. What is not a shape counts as 0: `_unpacked` refuses it."""
+    if isinstance(data, list):
+        return sum(map(_numbers_asked_for, data))
+    if not isinstance(data, dict):
+        return 0
+    own = (
+        data.get("shape") if data.get("kind") == "Box" else data.get("n") if data.get("kind") == "MultiBinary" else None
+    )
+    sizes = own if isinstance(own, list) else [own]
+    count = math.prod(sizes) if all(isinstance(size, int) for size in sizes) else 0
+    return max(0, count) + sum(map(_numbers_asked_for, data.values()))
 
 
 def _unpacked(data: Any, where: str) -> dict[str, Any]:
@@ -91,14 +108,15 @@ def _box(data: dict[str, Any], where: str) -> dict[str, Any]:
     bounds = {name: _bound(data[name], f"{where}.{name}", shape, dtype) for name in ("low", "high")}
     if bool((bounds["low"] > bounds["high"]).any()):
         raise ValueError(f"{where}: a lower bound is above its upper bound")
-    return {"kind": "Box", "dtype": data["dtype"], **bounds}
+    return {"kind": "Box", "dtype": data["dtype"], **{name: torch.as_tensor(bound) for name, bound in bounds.items()}}
 
 
-def _bound(value: Any, where: str, shape: list[int], dtype: np.dtype[Any]) -> torch.Tensor:
+def _bound(value: Any, where: str, shape: list[int], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """An array: torch cannot compare all dtypes."""
     size = math.prod(shape)
     listed = plain_checks.sequence(value, where, size) if isinstance(value, list) else [value]
     numbers = np.array([_number(number, where, dtype) for number in listed], dtype)
-    return torch.as_tensor(np.broadcast_to(numbers, size).reshape(shape).copy())
+    return np.broadcast_to(numbers, size).reshape(shape).copy()
 
 
 def _number(value: Any, where: str, dtype: np.dtype[Any]) -> Any:
