@@ -256,3 +256,19 @@ def test_formats_of_continuous_integration(run, package, capsys):
     log = json.loads((package / "r.sarif").read_text())
     assert log["runs"][0]["results"][0]["locations"][0]["physicalLocation"]["region"]["startLine"] == line
     assert (package / "r.xml").read_text().startswith("<?xml")
+
+
+@pytest.mark.parametrize("where", ["factory", "policy"])
+def test_a_policy_that_calls_exit_does_not_pass(run, folder, capsys, where):
+    (folder / "leaves.py").write_text(
+        "import sys\nimport holdfast as hf\nimport torch\n\n"
+        "class Leaves(hf.RecurrentPolicy):\n"
+        "    def __init__(self):\n"
+        "        super().__init__(core=hf.GRU(3, 4))\n"
+        "    def encode(self, obs):\n        sys.exit(0)\n"
+        "    def decode(self, features):\n        return torch.distributions.Categorical(logits=features), features[:, 0]\n\n"
+        f"def make():\n    {'sys.exit(0)' if where == 'factory' else 'return Leaves()'}\n"
+    )
+    code = run("doctor", "leaves:make", "--obs-shape", 3)
+    said = capsys.readouterr()
+    assert code in (1, 2) and "SystemExit" in said.out + said.err

@@ -141,7 +141,7 @@ def test_labels_have_the_number_of_steps_only_if_nothing_else_tells_lines_apart(
 
 
 def test_labels_name_a_policy_of_the_users_own_and_the_core_of_a_line_without_one(tmp_path):
-    policies = (None, "own:Transformer", "mine:Net")
+    policies = (None, "own-policy:Transformer", "mine:Net")
     folders = [write_run(tmp_path / f"p{i}", 1, [0.0, 1.0], policy=policy) for i, policy in enumerate(policies)]
     assert lines_of(folders) == ["lstm", "Transformer", "mine:Net"]
     assert lines_of(folders, group="core") == ["lstm", "Transformer", "mine:Net"], "their core is not the LSTM"

@@ -71,7 +71,7 @@ def test_what_is_no_space_is_refused(data: Any, message: str):
 def test_all_parts_of_a_space_share_one_budget_of_numbers():
     large = {**BOX, "shape": [MOST_NUMBERS // 2]}
     for space in (
-        {"kind": "Dict", "parts": {name: large for name in "abc"}},
+        {"kind": "Dict", "parts": [[name, large] for name in "abc"]},
         {"kind": "Tuple", "parts": [large, {"kind": "Tuple", "parts": [large, BOX]}]},
         {"kind": "Tuple", "parts": [large, {"kind": "MultiBinary", "n": MOST_NUMBERS}]},
     ):

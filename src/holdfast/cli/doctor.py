@@ -87,7 +87,7 @@ def main(argv: list[str]) -> int:
     try:
         obs_shape = flags.obs_shape or None
         subject = subject_of(flags.target, flags.seed, obs_shape, flags.policy, flags.allow_imports)
-    except Exception as error:  # a factory is the user's code and may raise anything
+    except (Exception, SystemExit) as error:  # a factory is the user's code and may raise anything, or call exit()
         if os.environ.get("HOLDFAST_TRACEBACK"):
             raise
         kind = "" if raised_by_holdfast(error) else f"{type(error).__name__}: "

@@ -65,6 +65,10 @@ def main(argv: list[str]) -> int:
     print(f"outputs  {', '.join(signature.outputs)}")
     if saved_policy.was_masked(saved) and not flags.masks:
         print("masks    not in this file, so it may choose actions that the run forbade; add --masks to include them")
+    if config.mask_velocity:
+        print(
+            "sees     velocities of 0, as in training (mask_velocity): holdfast.envs.VelocityMask hides them in an environment"
+        )
     print(f"checked against the policy over 30 steps with resets: largest difference {made.difference:.1e}")
     print(f"use it   python {shlex.quote(str(made.usage))}, or hf.Runner({str(made.path)!r})")
     return 0

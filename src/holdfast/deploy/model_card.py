@@ -60,6 +60,8 @@ def card(
     units = arguments.get("hidden_size")
     kind = f"{arguments['core']} of {units} unit{'s' * (units != 1)}" if arguments else policy["class"]
     about = f", trained on `{_plain(env)}`" if env else ""
+    if config is not None and config.mask_velocity:
+        about += " with velocities hidden: wrap the environment in `holdfast.envs.VelocityMask`"
     rows = [
         ("class", policy["class"]),
         ("parameters", f"{num_parameters:,}"),

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from holdfast.config import TrainConfig
+from holdfast.named_objects import OWN_POLICY
 
 Config = Mapping[str, Any]
 
@@ -97,7 +98,7 @@ def _part(name: str, line: Config, lines: Sequence[Config], shown: Sequence[str]
 
 def _network(line: Config) -> str:
     policy = line.get("policy")
-    return _core(line.get("core")) if policy is None else str(policy).removeprefix("own:")
+    return _core(line.get("core")) if policy is None else str(policy).removeprefix(OWN_POLICY)
 
 
 def _core(value: Any) -> str:

@@ -84,7 +84,7 @@ def _examine(
     try:
         recordings.rollout()
         recordings.replayed(*recordings.windows()[0])
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a policy that calls exit() must not pass
         roots.append(_why_it_does_not_run(subject, error, seed))
         return Report(subject.name, tuple(roots), tuple(outcomes), seed)
     _refuse_constant_outputs(recordings)
@@ -116,7 +116,7 @@ def _run_check(check: Check, recordings: Recordings, roots: list[Finding]) -> Ou
         outcome.said = check.run(case)
     except (NotApplicable, NotOffered) as reason:
         outcome.status, outcome.said = "not applicable", str(reason)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         first_line = str(error).splitlines()[0][:200] if str(error) else ""
         outcome.status, outcome.said = "not examined", f"{type(error).__name__}: {first_line}"
         case.report(_cause_of_crash(error), outcome.said)
@@ -138,7 +138,7 @@ def _add(found: Finding, because_of: str | None, roots: list[Finding], removed: 
     roots.append(found)
 
 
-def _cause_of_crash(error: Exception) -> str:
+def _cause_of_crash(error: BaseException) -> str:
     text = str(error)
     if "second time" in text:
         return "graph-kept"
@@ -147,7 +147,7 @@ def _cause_of_crash(error: Exception) -> str:
     return "check-failed-to-run"
 
 
-def _why_it_does_not_run(subject: Subject, error: Exception, seed: int) -> Finding:
+def _why_it_does_not_run(subject: Subject, error: BaseException, seed: int) -> Finding:
     """A leg cannot be recorded. Name the reason if it is known; otherwise raise `CannotExamine`."""
     said = f"{type(error).__name__}: {error}"
     cause = _cause_of_crash(error)
