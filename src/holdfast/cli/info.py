@@ -9,7 +9,7 @@ import platform
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
@@ -114,7 +114,7 @@ def checkpoint_rows(path: Path) -> list[Row]:
     steps = f"{saved['steps']:,} of {config.total_steps:,} steps"
     return [
         ("checkpoint", f"{file}, without the meta.json of its run"),
-        ("task", f"{config.env}, {config.policy or config.core} {config.hidden_size}, seed {config.seed}"),
+        ("task", _task(config.env, config.policy, config.core, config.hidden_size, config.seed)),
         ("trained", f"{steps}, {saved['update']:,} of {config.num_updates:,} updates"),
     ]
 
@@ -125,7 +125,11 @@ def shared_rows(folder: Path) -> list[Row]:
 
     shared = pretrained.read(folder)
     config, how = pretrained.training_config(shared), shared.config["policy"]
-    task = [] if config is None else [("task", f"{config.env}, {config.core} {config.hidden_size}, seed {config.seed}")]
+    task = (
+        []
+        if config is None
+        else [("task", _task(config.env, config.policy, config.core, config.hidden_size, config.seed))]
+    )
     return [
         ("policy", f"{folder}, written by hf.save_pretrained"),
         ("class", f"{how.get('class') if isinstance(how, dict) else how}"),
@@ -144,7 +148,7 @@ def run_rows(folder: Path) -> list[Row]:
     packages = meta["packages"]
     return [
         ("run", str(folder)),
-        ("task", f"{config['env']}, {config['core']} {config['hidden_size']}, seed {config['seed']}"),
+        ("task", _task(*(config.get(name) for name in ("env", "policy", "core", "hidden_size", "seed")))),
         ("command", shlex.join(meta["command"])),
         ("holdfast", f"{packages.get('holdfast', 'not installed')}{commit}"),
         ("python", f"{meta['python']}, torch {packages['torch']}, {meta['platform']}"),
@@ -156,3 +160,8 @@ def run_rows(folder: Path) -> list[Row]:
 
 def _cpu_text(name: str, cores: int | None, threads: int, capability: str) -> str:
     return f"{name}, {cores} cores, {threads} thread{'' if threads == 1 else 's'}, {capability}"
+
+
+def _task(env: Any, policy: Any, core: Any, hidden_size: Any, seed: Any) -> str:
+    """A policy of the user's own has its own core."""
+    return f"{env}, {policy if policy is not None else f'{core} {hidden_size}'}, seed {seed}"
