@@ -208,3 +208,9 @@ def test_a_file_that_holds_no_settings_is_refused_in_one_line_that_names_it(text
     with pytest.raises(ValueError, match=rf"preset.json: .*{said}") as refused:
         hf.TrainConfig.load(path)
     assert "\n" not in str(refused.value)
+
+
+def test_a_setting_that_comes_twice_in_a_file_is_refused(tmp_path: Path):
+    (tmp_path / "config.json").write_text('{"gamma": 0.9, "seed": 2, "gamma": 0.5}')
+    with pytest.raises(ValueError, match=r"config\.json: gamma comes twice"):
+        hf.TrainConfig.load(tmp_path / "config.json")

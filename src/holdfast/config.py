@@ -252,7 +252,7 @@ class TrainConfig:
     def load(cls, path: str | Path) -> TrainConfig:
         """Read a run's config.json."""
         try:
-            return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
+            return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8"), object_pairs_hook=_each_once))
         except (json.JSONDecodeError, RecursionError) as error:
             raise ValueError(f"{path}: not a JSON file ({error})") from error
         except ValueError as error:
@@ -266,6 +266,15 @@ class TrainConfig:
             hint = f"did you mean {likely[0]}?" if likely else f"one of {', '.join(PRESETS)}"
             raise ValueError(f"unknown preset {name!r}; {hint}")
         return cls(**{**PRESETS[name], **overrides})
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON, which would silently take the last of two entries with one name."""
+    names = [name for name, _ in pairs]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ValueError(f"{twice} comes twice")
+    return dict(pairs)
 
 
 # --- names of runs ----------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.cli.errors import UserError
 from holdfast.cli.export import ExportFlags
-from holdfast.cli.flags import OTHER_NAMES, parse, value_of
+from holdfast.cli.flags import OTHER_NAMES, named_values, parse, value_of
 from holdfast.cli.train import TrainFlags
 from holdfast.config import TrainConfig
 
@@ -126,3 +126,10 @@ def test_the_value_of_one_flag_in_either_spelling():
 def test_a_value_that_a_flag_does_not_take_is_refused_with_the_name_of_the_flag(argv: list[str], said: str):
     with pytest.raises(UserError, match=re.escape(said)):
         parse(TrainFlags, argv, "train")
+
+
+def test_values_by_name_come_once_and_may_be_of_any_length():
+    with pytest.raises(UserError, match="--set names gamma twice"):
+        named_values("--set", ["gamma=0.9", "gamma=0.5"], "gamma=0.9")
+    long, deep = "7" * 5000, "[" * 100_000
+    assert named_values("--env-args", [f"length={long}", f"deep={deep}"], "length=5") == {"length": long, "deep": deep}

@@ -35,6 +35,16 @@ def test_an_end_stops_the_sum_of_later_advantages_whichever_kind_it_is():
     assert advantage.T.tolist() == [[1.5, 1.0, 5.0], [1 + 0.5 * 6, 6.0, 5.0]]
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_what_is_not_finite_stays_in_its_episode(bad: float):
+    rewards, nothing = torch.ones(4, 2), torch.zeros(4, 2)
+    dones = torch.tensor([[False, False], [True, False], [False, False], [False, False]])
+    rewards[3, 0] = bad
+    advantage, _ = hf.gae(rewards, nothing, nothing, dones, gamma=0.5, lam=1.0)
+    assert advantage[:2, 0].tolist() == [1.5, 1.0] and not bool(advantage[2:, 0].isfinite().any())
+    assert advantage[:, 1].tolist() == [1.875, 1.75, 1.5, 1.0]
+
+
 def test_lambda_zero_is_the_one_step_error_and_lambda_one_the_discounted_return():
     torch.manual_seed(0)
     rewards, values, last = torch.randn(6, 3), torch.randn(6, 3), torch.randn(1, 3)

@@ -169,6 +169,8 @@ def named_values(flag: str, pairs: Sequence[str], example: str) -> dict[str, Any
         name, equals, text = pair.partition("=")
         if not equals or not name:
             raise UserError(f"{flag} {pair!r}: expected name=value, such as {example}")
+        if name in found:
+            raise UserError(f"{flag} names {name} twice")
         try:
             found[name] = json.loads(text)
         except (ValueError, RecursionError):  # plain text, or more digits or brackets than Python reads

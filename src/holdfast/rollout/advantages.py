@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from holdfast.checks import values_are_readable
 from holdfast.kernels.dispatch import choose_linear
 from holdfast.kernels.operands import Resets
 
@@ -29,6 +30,9 @@ def gae(
     _require_shape("gae", rewards, "rewards [T, B]", (2,), parts)
     _require_flags("gae", dones=dones)
     deltas = rewards + gamma * next_values - values
+    if values_are_readable(deltas) and not bool(deltas.isfinite().all()):
+        advantage = _within_episodes(deltas, dones, gamma * lam)
+        return advantage, advantage + values
     carry = (gamma * lam) * (~dones).to(deltas.dtype)
     # A linear recurrence from the last step to the first, with one row whose channels are the environments.
     backwards = [part.flip(0).unsqueeze(1) for part in (carry, deltas)]  # [T, 1, B]
@@ -36,6 +40,15 @@ def gae(
     advantages, _ = choose_linear("auto", deltas).sequence(*backwards, after_the_last, Resets())
     advantage = advantages.squeeze(1).flip(0)
     return advantage, advantage + values
+
+
+def _within_episodes(deltas: Tensor, dones: Tensor, decay: float) -> Tensor:
+    """The same sums, selected and not multiplied at the ends of episodes: what is not finite stays in its episode."""
+    advantage, after = [], torch.zeros_like(deltas[0])
+    for delta, done in zip(deltas.flip(0), dones.flip(0)):
+        after = torch.where(done, delta, delta + decay * after)
+        advantage.append(after)
+    return torch.stack(advantage).flip(0)
 
 
 def resets_from(
