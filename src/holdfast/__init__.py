@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from holdfast.training.evaluation import evaluate
     from holdfast.training.trainer import Trainer
 
-__version__ = "0.2.0.dev0"
+__version__ = "0.2.0"
 
 # Names that need gymnasium or more are imported at first use, so that `import holdfast` costs little more than torch.
 _LAZY = {
