@@ -1,5 +1,6 @@
-"""`RebuildingEnv` under its documented name. The code is in `rollout/env_failures.py`."""
+"""`RebuildingEnv` under its documented name. The code is in `rollout/env_failures.py` and `training/training_env.py`."""
 
-from holdfast.rollout.env_failures import EnvFailedError, FailureLog, RebuildingEnv, training_env
+from holdfast.rollout.env_failures import EnvFailedError, RebuildingEnv
+from holdfast.training.training_env import FailureLog, training_env
 
 __all__ = ["EnvFailedError", "FailureLog", "RebuildingEnv", "training_env"]

@@ -1,44 +1,40 @@
-"""Proximal policy optimization (Schulman et al., 2017) with memory: one page for the loss, one for the update.
+"""Proximal policy optimization (Schulman et al., 2017) with memory: the loss as a formula, and what PPO adds to an update.
 
-This is the specification. Minibatches are whole sequences, each from the state that the rollout had there, with resets
-inside: what is trained is what was played. How a minibatch is executed (autograd, C, a CUDA graph) is an engine's
-business, and every engine is tested against `clipped_objective`. Nothing here touches memory or environments.
+The loop over epochs and minibatches is `OnPolicy`'s. Autograd and captured graphs run the loss on this page; the C and the fused
+CUDA updates are accelerators for it, and are tested against it. Nothing here touches memory or environments.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from holdfast.config import TrainConfig
+from holdfast.algorithms.base import Metric, Progress
+from holdfast.algorithms.loss import Loss
+from holdfast.algorithms.on_policy import OnPolicy
+from holdfast.config import PPOConfig
 from holdfast.distributed.ranks import ALONE, Ranks
 from holdfast.policies.actor_critic import ActorCritic
-from holdfast.policies.base import RecurrentPolicy
-from holdfast.policies.precision import autocast, autocast_dtype
+from holdfast.policies.base import PolicyOutput, RecurrentPolicy, merge_time
 from holdfast.policies.value_scale import ValueScale
+from holdfast.rollout.advantages import segment_advantages
+from holdfast.rollout.exploration import CorrelatedNoise, Noise
 from holdfast.rollout.segment import Segment
 from holdfast.spans import span
-from holdfast.state import State, tree_map
 
 # --- the loss --------------------------------------------------------------------------------------------------------
 
 
 class LossSettings(NamedTuple):
-    """The coefficients of the loss; `TrainConfig` explains them."""
+    """The coefficients of the loss; `PPOConfig` explains them."""
 
     clip_range: Any = 0.2  # a number, or a tensor without dimensions that a captured graph reads
     clip_value: float | None = None
     entropy_coef: Any = 0.01  # likewise
     value_coef: float = 0.5
-
-    @classmethod
-    def from_config(cls, config: TrainConfig) -> LossSettings:
-        return cls(*(getattr(config, name) for name in cls._fields))
 
 
 class PPOTerms(NamedTuple):
@@ -86,33 +82,68 @@ def clipped_objective(
     return PPOTerms(loss, *(x.detach() for x in (policy_loss, value_loss, mean_entropy, approx_kl, clip_fraction)))
 
 
-Objective = Callable[[Tensor, Tensor, Tensor, Segment, LossSettings, bool], PPOTerms]
+class ClippedLoss(Loss):
+    """`clipped_objective` of a policy's output. value_scale: of a critic that learns normalized values."""
+
+    terms = PPOTerms._fields[1:]
+
+    def __init__(
+        self,
+        settings: LossSettings = LossSettings(),  # noqa: B008  (immutable)
+        value_scale: ValueScale | None = None,
+        normalizes_advantage: bool = True,
+        ranks: Ranks = ALONE,
+    ) -> None:
+        self.settings, self.value_scale, self.ranks = settings, value_scale, ranks
+        self.normalizes_advantage = normalizes_advantage
+
+    def targets(self, segment: Segment) -> Segment:
+        """Advantages as they are weighted, values and returns in units of the loss."""
+        segment = segment.changed(advantage=segment.advantage, returns=segment.returns)
+        if self.normalizes_advantage:
+            segment = normalize_advantage(segment, self.ranks)
+        return in_loss_units(segment, self.value_scale)
+
+    def __call__(self, output: PolicyOutput, batch: Segment) -> dict[str, Tensor]:
+        T, B = batch.resets.shape
+        log_prob = output.dist.log_prob(merge_time(batch.actions, T, B, "actions")).view(T, B)
+        entropy = output.dist.entropy().view(T, B)
+        value = output.value.float()
+        if self.value_scale is not None:
+            value = self.value_scale.to_loss_units(value)
+        return clipped_objective(
+            log_prob.float(), entropy.float(), value, batch, self.settings, batch.all_valid
+        )._asdict()
+
+    def constants(self) -> tuple[Any, ...]:
+        return tuple(None if isinstance(number, Tensor) else number for number in self.settings)
 
 
-def ppo_terms(
-    policy: nn.Module,
+def ppo_loss(
+    policy: RecurrentPolicy,
     segment: Segment,
     *,
-    settings: LossSettings | None = None,
-    all_valid: bool = False,
-    value_scale: ValueScale | None = None,
-    objective: Objective = clipped_objective,
-    **coefficients: Any,
-) -> PPOTerms:
-    """The clipped objective of a policy on a segment, with its parts.
+    clip_range: float = 0.2,
+    clip_value: float | None = None,
+    entropy_coef: float = 0.01,
+    value_coef: float = 0.5,
+) -> Tensor:
+    """The PPO loss of a whole segment, advantages normalized.
 
-    The segment's values and returns are in units of the loss (`in_loss_units`), and value_scale converts the policy's.
-    settings: or its fields as `coefficients`, not both. all_valid: no step needs masking out. objective: another implementation of
-    `clipped_objective`.
+    loss = hf.ppo_loss(policy, segment); loss.backward()
     """
-    new = policy(segment.obs, segment.actions, segment.start_state, segment.resets, action_mask=segment.action_mask)
-    if settings is not None and coefficients:
-        raise TypeError(f"pass settings= or {', '.join(coefficients)}, not both")
-    settings = settings or LossSettings(**coefficients)
-    value = new.value.float()
-    if value_scale is not None:
-        value = value_scale.to_loss_units(value)
-    return objective(new.log_prob.float(), new.entropy.float(), value, segment, settings, all_valid)
+    if not isinstance(policy, nn.Module) or not isinstance(segment, Segment):
+        raise TypeError(
+            f"ppo_loss takes a policy and a segment, got a {type(policy).__name__} and a {type(segment).__name__}; "
+            "write hf.ppo_loss(policy, segment)"
+        )
+    inside = getattr(policy, "module", policy)  # DDP keeps the policy there
+    if not isinstance(inside, RecurrentPolicy):
+        raise TypeError(f"ppo_loss takes an hf.RecurrentPolicy, alone or inside DDP, got a {type(policy).__name__}")
+    loss = ClippedLoss(LossSettings(clip_range, clip_value, entropy_coef, value_coef), inside.value_scale)
+    batch = loss.targets(segment)
+    output = policy(batch.obs, None, batch.start_state, batch.resets, action_mask=batch.action_mask)
+    return loss(output, batch)["loss"]
 
 
 def in_loss_units(segment: Segment, value_scale: ValueScale | None) -> Segment:
@@ -120,7 +151,7 @@ def in_loss_units(segment: Segment, value_scale: ValueScale | None) -> Segment:
     if value_scale is None:
         return segment
     value, returns = value_scale.to_loss_units(segment.value), value_scale.to_loss_units(segment.returns)
-    return replace(segment, value=value, returns=returns)
+    return segment.changed(value=value, returns=returns)
 
 
 def normalize_advantage(segment: Segment, ranks: Ranks = ALONE) -> Segment:
@@ -129,181 +160,128 @@ def normalize_advantage(segment: Segment, ranks: Ranks = ALONE) -> Segment:
     n = ranks.sum(real.sum()).clamp(min=1)
     centered = segment.advantage - ranks.sum((segment.advantage * real).sum()) / n
     deviation = (ranks.sum((centered**2 * real).sum()) / n).sqrt()
-    return replace(segment, advantage=centered / (deviation + 1e-8))
+    return segment.changed(advantage=centered / (deviation + 1e-8))
 
 
 # --- the update ------------------------------------------------------------------------------------------------------
 
 
-class MinibatchMetrics(NamedTuple):
-    """What one optimizer step reports. Engines give it as one tensor [7] in this order, so that sums stay on the device."""
+class PPO(OnPolicy):
+    """Advantages by GAE, a critic that may learn normalized values, schedules of the coefficients, an early stop by KL."""
 
-    policy_loss: float
-    value_loss: float
-    entropy: float
-    grad_norm: float
-    approx_kl: float
-    clip_fraction: float
-    skipped: float  # 1 if loss or gradients were not finite and no step was taken; the others are 0 then
+    name = "ppo"
+    Config = PPOConfig
+    records = frozenset(("log_prob", "value"))
+    evaluates_deterministically = False  # as in 0.2
+    metrics = (
+        Metric("train/policy_loss", "policy loss"),
+        Metric("train/value_loss", "value loss"),
+        Metric("train/entropy", "entropy", short="entropy"),
+        Metric("train/approx_kl", "approx kl", short="kl"),
+        Metric("train/clip_fraction", "clipped", form="percent"),
+        Metric("train/explained_variance", "explained"),
+        *OnPolicy.metrics,
+    )
 
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._coefficients: dict[str, Tensor] = {}
 
-class MinibatchEngine(Protocol):
-    """How minibatches of one rollout are executed."""
+    @classmethod
+    def make_policy(cls, config: PPOConfig, observation_space: Any, action_space: Any) -> ActorCritic:
+        return ActorCritic(
+            observation_space,
+            action_space,
+            None if config.core == "none" else config.core,
+            config.hidden_size,
+            config.critic_core,
+            num_layers=config.num_layers,
+            reset=config.reset,
+            encoder_sizes=config.encoder_sizes,
+            head_sizes=config.head_sizes,
+            activation=config.activation,
+            normalize_obs=config.normalize_obs,
+            normalize_value=config.normalize_value,
+            memory_span=config.memory_span,
+            scale_actions=config.scale_actions,
+            squash_actions=config.squash_actions,
+            initial_std=config.initial_std,
+            actor_obs=config.actor_obs or None,
+            critic_obs=config.critic_obs or None,
+        )
 
-    def load(self, batch: Segment, settings: LossSettings) -> None:
-        """Take these training sequences, or the same ones with other start states, and the settings of their loss."""
+    @classmethod
+    def advice(cls, config: PPOConfig) -> str:
+        if not config.normalize_obs or not (config.normalize_value or config.normalize_reward):
+            return "Try --normalize-obs --normalize-value."
+        if config.sequence_length < 128:
+            return "Try longer sequences: --num-steps 128."
+        if config.learning_rate > 7e-4:
+            return "Try a lower --learning-rate, such as 7e-4."
+        if config.minibatches < min(32, config.num_envs * config.sequences_per_env):
+            return "Try smaller minibatches, which give more steps of the optimizer: --minibatches 32."
+        if config.num_envs > 16:
+            return f"Try smaller rollouts and more passes: --num-envs {config.num_envs // 2} --epochs 10."
+        return super().advice(config)
 
-    def step(self, columns: Tensor | None, share: Any) -> Tensor:
-        """One optimizer step on some columns of the batch (None: all); `MinibatchMetrics` as a tensor.
+    def make_noise(self, num_envs: int) -> Noise | None:
+        correlation = self.config.noise_correlation
+        return CorrelatedNoise.for_actions(self.run.action_space, num_envs, correlation, self.run.device)
 
-        share: this rank's part of the minibatch's real steps, times the number of ranks.
-        """
+    def scales_rewards(self) -> bool:
+        """A critic that cannot learn normalized values gets smaller rewards instead."""
+        without = self.policy.value_scale is None
+        return bool(self.config.normalize_reward or (self.config.normalize_value and without))
 
+    def prepare(self, segment: Segment) -> None:
+        scale = 1.0 if self.reward_scale is None else self.reward_scale.value
+        gamma, lam = self.config.gamma, self.config.gae_lambda
+        segment.targets = lambda played: segment_advantages(played, gamma, lam, scale)
 
-class PPO:
-    """The update: epochs of minibatches over one rollout.
+    def observe(self, segment: Segment) -> Tensor:
+        """The variance of returns, and that of returns - values."""
+        returns, value = _real(segment, segment.returns), _real(segment, segment.value)
+        return self.run.ranks.moments(torch.stack([returns, returns - value], 1))[1]
 
-    engine_for: gives the engine for a batch of sequences and the settings of its loss, loaded with them. With several
-    `ranks` each has a part of the rollout and takes its share of every minibatch; averages are over the steps of all of
-    them.
-    """
+    def describe(self, observed: list[float]) -> dict[str, float]:
+        """1 - Var(returns - values) / Var(returns): 1 is a perfect critic, 0 a useless one."""
+        variance, unexplained = observed
+        return {"train/explained_variance": 1 - unexplained / variance if variance > 0 else float("nan")}
 
-    def __init__(
-        self,
-        policy: RecurrentPolicy,
-        config: TrainConfig,
-        optimizer: torch.optim.Optimizer,
-        engine_for: Callable[[Segment, LossSettings, bool], MinibatchEngine],
-        ranks: Ranks = ALONE,
-    ) -> None:
-        self.policy, self.config, self.optimizer, self.ranks = policy, config, optimizer, ranks
-        self.engine_for = engine_for
-        self.generator = torch.Generator().manual_seed(ranks.seed(config.seed))
-        self._rates = [group["lr"] for group in optimizer.param_groups]  # on a GPU tensors, which captured steps read
-
-    def update(self, segment: Segment, progress: float, all_valid: bool = False) -> dict[str, float]:
-        """Train on one rollout and return its metrics. progress: the fraction of the run that is done."""
-        with span("update"):
-            return self._update(segment, progress, all_valid)
-
-    def _update(self, segment: Segment, progress: float, all_valid: bool) -> dict[str, float]:
-        config, device = self.config, segment.resets.device
-        rate = self._set_learning_rate(progress)
+    def make_loss(self, segment: Segment, progress: Progress) -> ClippedLoss:
         scale = self.policy.value_scale
         if scale is not None:
+            assert isinstance(self.policy, ActorCritic)
             with span("value statistics"):
-                self._move_value_scale(segment, all_valid)
-        if config.normalize_advantage:
-            segment = normalize_advantage(segment, self.ranks)
-        batch = in_loss_units(segment, scale).as_sequences(config.bptt)
-        settings = self.loss_settings(progress)
-        engine = self.engine_for(batch, settings, all_valid)
-        sums, count = torch.zeros(len(MinibatchMetrics._fields), device=device), 0
-        for epoch in range(config.epochs):
-            if config.refresh_states and epoch > 0 and config.sequences_per_env > 1:
-                batch.start_state = self.refreshed_starts(segment)
-                engine.load(batch, settings)
-            before, count_before = sums.clone(), count
-            minibatches = self.minibatches(batch.num_envs, device)
-            for columns, share in zip(minibatches, self._shares(batch.valid, minibatches)):
-                sums += engine.step(columns, share)
-                count += 1
-            if config.target_kl is not None and self._moved_too_far(sums - before, count - count_before):
-                break
-        means, skipped = self._means(sums, count)
-        return {
-            **means,
-            "train/explained_variance": _explained_variance(segment, self.ranks),
-            "train/skipped_steps": skipped,
-            "train/learning_rate": rate,
-            "train/epochs": float(epoch + 1),
-        }
+                self.policy.update_value_scale(_real(segment, segment.returns), self.run.ranks)
+        settings = self.loss_settings(progress.fraction)
+        return ClippedLoss(settings, scale, self.config.normalize_advantage, self.run.ranks)
 
-    def _move_value_scale(self, segment: Segment, all_valid: bool) -> None:
-        returns = segment.returns.flatten() if all_valid else segment.returns[segment.valid]
-        assert isinstance(self.policy, ActorCritic)
-        self.policy.update_value_scale(returns, self.ranks)
-
-    def learning_rate(self, progress: float) -> float:
+    def loss_settings(self, fraction: float) -> LossSettings:
         """At a fraction of the run."""
-        if self.config.lr_schedule == "linear":
-            return self.config.learning_rate * (1 - progress)
-        if self.config.lr_schedule == "cosine":
-            return self.config.learning_rate * 0.5 * (1 + math.cos(progress * math.pi))
-        return self.config.learning_rate
+        config, left = self.config, 1 - fraction
+        clip = config.clip_range * (left if config.clip_schedule == "linear" else 1.0)
+        entropy = config.entropy_coef * (left if config.entropy_schedule == "linear" else 1.0)
+        clip, entropy = self._coefficient("clip", clip), self._coefficient("entropy", entropy)
+        return LossSettings(clip, config.clip_value, entropy, config.value_coef)
 
-    def loss_settings(self, progress: float) -> LossSettings:
-        """At a fraction of the run."""
-        settings = LossSettings.from_config(self.config)
-        if self.config.clip_schedule == "linear":
-            settings = settings._replace(clip_range=settings.clip_range * (1 - progress))
-        if self.config.entropy_schedule == "linear":
-            settings = settings._replace(entropy_coef=settings.entropy_coef * (1 - progress))
-        return settings
+    def _coefficient(self, name: str, number: float) -> Any:
+        """A number that may change from update to update: on a GPU a tensor that stays where it is."""
+        if self.run.device.type != "cuda":
+            return number
+        if name not in self._coefficients:
+            self._coefficients[name] = torch.zeros((), device=self.run.device)
+        return self._coefficients[name].fill_(number)
 
-    def _set_learning_rate(self, progress: float) -> float:
-        rate = self.learning_rate(progress)
-        for group, own in zip(self.optimizer.param_groups, self._rates):
-            group["lr"] = own.fill_(rate) if isinstance(own, Tensor) else rate
-        return rate
+    @property
+    def looks_at_epochs(self) -> bool:  # type: ignore[override]
+        return self.config.target_kl is not None
 
-    def minibatches(self, columns: int, device: torch.device) -> list[Tensor | None]:
-        """The columns of each minibatch of an epoch, shuffled; [None] for one minibatch of all."""
-        if self.config.minibatches == 1:
-            return [None]
-        order = torch.randperm(columns, generator=self.generator).to(device)
-        return list(order.tensor_split(self.config.minibatches))
-
-    def _shares(self, valid: Tensor, minibatches: list[Tensor | None]) -> list[Any]:
-        """This rank's part of each minibatch's real steps, times the number of ranks: with these weights an average over
-        ranks is an average over steps."""
-        if not self.ranks.joined:
-            return [1.0] * len(minibatches)
-        mine = torch.stack([(valid if c is None else valid.index_select(1, c)).sum() for c in minibatches]).double()
-        return list((self.ranks.size * mine / self.ranks.sum(mine).clamp(min=1)).float())
-
-    def _moved_too_far(self, sums: Tensor, count: int) -> bool:
+    def has_gone_far(self, means: Mapping[str, float]) -> bool:
         """Whether the mean KL divergence of an epoch's minibatches is above 1.5 times the target."""
-        epoch = MinibatchMetrics(*self.ranks.sum(sums).tolist())
-        assert self.config.target_kl is not None
-        taken = count - epoch.skipped / self.ranks.size
-        return epoch.approx_kl > 1.5 * self.config.target_kl * max(1.0, taken)
-
-    def _means(self, sums: Tensor, count: int) -> tuple[dict[str, float], float]:
-        """The mean of each metric over the steps taken, and how many steps were skipped."""
-        total = MinibatchMetrics(*self.ranks.sum(sums).tolist())
-        skipped = total.skipped / self.ranks.size  # all ranks skip the same ones
-        taken = count - skipped or float("nan")
-        return {f"train/{name}": number / taken for name, number in zip(total._fields[:-1], total)}, skipped
-
-    @torch.no_grad()
-    def refreshed_starts(self, segment: Segment) -> State:
-        """The start state of every chunk under the current weights, in the order of `Segment.as_sequences`."""
-        length = self.config.bptt or segment.num_steps
-        states, state = [], segment.start_state
-        for begin in range(0, segment.num_steps, length):
-            states.append(state)
-            part = segment.steps(begin, begin + length)
-            with autocast(segment.resets.device, autocast_dtype(self.config.precision)):
-                state = self.policy.unroll(part.obs, state, part.resets, action_mask=part.action_mask).state
-        return tree_map(lambda *s: torch.cat(s), *states)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"optimizer": self.optimizer.state_dict(), "generator": self.generator.get_state()}
-
-    def load_state_dict(self, d: dict[str, Any]) -> None:
-        # The options are this run's own: on a GPU the rate is a tensor there that captured steps read.
-        options = [
-            {name: value for name, value in group.items() if name != "params"} for group in self.optimizer.param_groups
-        ]
-        self.optimizer.load_state_dict(d["optimizer"])
-        for group, own in zip(self.optimizer.param_groups, options):
-            group.update(own)
-        self.generator.set_state(d["generator"])
+        return means["approx_kl"] > 1.5 * self.config.target_kl
 
 
-def _explained_variance(segment: Segment, ranks: Ranks) -> float:
-    """1 - Var(returns - values) / Var(returns): 1 is a perfect critic, 0 a useless one."""
-    returns, value = segment.returns[segment.valid], segment.value[segment.valid]
-    _, (variance, unexplained), _ = ranks.moments(torch.stack([returns, returns - value], 1))
-    return float(1 - unexplained / variance) if float(variance) > 0 else float("nan")
+def _real(segment: Segment, numbers: Tensor) -> Tensor:
+    """The numbers [T, B] of real steps, [N]. Looks at no flag if all steps are known to be real."""
+    return numbers.flatten() if segment.all_valid else numbers[segment.valid]

@@ -77,10 +77,11 @@ def require_known_envs(jobs: Sequence[Job], where: str) -> None:
     It imports the modules that ids name, so the user must have allowed that. Suites in JAX are left to the runs: importing
     JAX takes long, and it may claim the GPU.
     """
-    from holdfast.envs import bridge, own
+    from holdfast.config.imports import JAX_SUITES
+    from holdfast.envs import bridge
 
     for env, task in {job.config["env"]: job.task for job in reversed(jobs)}.items():
-        if env.partition(":")[0] in own.JAX_SUITES:
+        if env.partition(":")[0] in JAX_SUITES:
             continue
         try:
             bridge.find(env)

@@ -17,9 +17,9 @@ from pathlib import Path
 
 from holdfast.bench.jobs import Job
 from holdfast.bench.results import Row
-from holdfast.config import TrainConfig
+from holdfast.config import RunConfig, imports
 from holdfast.rollout.segment import Segment
-from holdfast.runs import checkpoint, imports
+from holdfast.runs import checkpoint
 from holdfast.runs.log import read_progress
 from holdfast.runs.metadata import cpu_name, git_state, package_versions
 from holdfast.training.callbacks import Callback

@@ -137,12 +137,10 @@ def _runs(jobs: Sequence[Job]) -> str:
 
 
 def _require_imports_allowed(jobs: list[Job], flags: BenchFlags) -> None:
-    from holdfast.config import TrainConfig
-    from holdfast.runs import imports
+    from holdfast.config import RunConfig, imports
 
-    makes = imports.MAKES_ENV + imports.MAKES_POLICY
-    for config in {imports.named_in(c): c for c in (TrainConfig.from_dict(job.config) for job in jobs)}.values():
-        imports.require_allowed(config, Path(flags.suite), makes, flags.allow_imports, typed=flags.cores)
+    for config in {imports.named_in(c): c for c in (RunConfig.from_dict(job.config) for job in jobs)}.values():
+        imports.require_allowed(config, Path(flags.suite), flags.allow_imports, typed=flags.cores)
 
 
 def _device(name: str) -> str:

@@ -50,7 +50,8 @@ def main(argv: list[str]) -> int:
     from holdfast.display.dashboard import compact, counted, number
     from holdfast.distributed.ranks import pick_device
     from holdfast.policies.precision import autocast, autocast_dtype
-    from holdfast.runs import imports, saved_policy
+    from holdfast.config import imports
+    from holdfast.runs import saved_policy
 
     with user_errors():
         device = pick_device(flags.device)
@@ -59,7 +60,7 @@ def main(argv: list[str]) -> int:
         if flags.env is not None and flags.env != config.env:
             config = dataclasses.replace(config, env=flags.env, env_kwargs={}, mask_velocity=False)
         config = dataclasses.replace(config, env_kwargs={**config.env_kwargs, **env_args})
-        imports.require_allowed(config, file, imports.MAKES_ENV, flags.allow_imports, typed=(flags.env,))
+        imports.require_allowed(config, file, flags.allow_imports, typed=(flags.env,), policy=False)
         policy = hf.load(file, flags.policy, device=str(device), allow_imports=flags.allow_imports)
         env = envs.make(
             config.env,

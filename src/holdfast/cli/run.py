@@ -102,7 +102,7 @@ def _result_line(config: TrainConfig, result: TrainResult, steps: int, seconds: 
 
 def _next_steps(trainer: Trainer, result: TrainResult) -> list[tuple[str, str]]:
     """The files of a finished run, and commands that continue, measure and compare it."""
-    from holdfast.envs.own import allow_imports_flag
+    from holdfast.config.imports import allow_imports_flag
 
     config, run = trainer.config, result.run_dir
     saved = shlex.quote(str(trainer.saved_elsewhere or run)) + allow_imports_flag(config)

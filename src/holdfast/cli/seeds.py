@@ -82,7 +82,7 @@ def _train_in_processes(configs: list[TrainConfig]) -> None:
 def _what_was_done(config: TrainConfig) -> str:
     """One line about a run of several that were stopped."""
     from holdfast.display.side_by_side import last_row
-    from holdfast.envs.own import allow_imports_flag
+    from holdfast.config.imports import allow_imports_flag
     from holdfast.runs import checkpoint
 
     saved = checkpoint.rolling(config.folder)

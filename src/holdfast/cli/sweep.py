@@ -72,7 +72,7 @@ def main(argv: list[str]) -> int:
         raise UserError(f"--workers must be between 0 and {MOST_WORKERS}, got {flags.workers}")
     if not 0 <= flags.confirm <= MOST_SEEDS:
         raise UserError(f"--confirm must be between 0 and {MOST_SEEDS}, got {flags.confirm}")
-    from holdfast.runs import imports
+    from holdfast.config import imports
     from holdfast.sweep.space import default_space
     from holdfast.sweep.sweep import SPACE_NAME, Sweep, space_of
     from holdfast.training.parts import threads_for
@@ -86,9 +86,7 @@ def main(argv: list[str]) -> int:
         space = space_of(folder, flags.space, lambda: default_space(base))
         for config, source in _named_by_files(base, space, flags, folder / SPACE_NAME):
             typed = [value_of(argv, flag) for flag in ("--env", "--core", "--policy")]
-            imports.require_allowed(
-                config, source, imports.MAKES_ENV + imports.MAKES_POLICY, flags.allow_imports, typed
-            )
+            imports.require_allowed(config, source, flags.allow_imports, typed)
     if flags.write_space:
         print(folder / SPACE_NAME)
         return 0
@@ -253,7 +251,7 @@ def _sigterm_exits() -> Iterator[None]:
 
 
 def _conclude(sweep: Any, argv: list[str]) -> None:
-    from holdfast.envs.own import allow_imports_flag
+    from holdfast.config.imports import allow_imports_flag
 
     outcomes = sweep.search.outcomes()
     counts = {state: sum(outcome.state == state for outcome in outcomes) for state in ("complete", "pruned", "failed")}

@@ -111,11 +111,11 @@ def _envs_of_all_ranks(argv: list[str], per_rank: int) -> int:
 
 
 def _require_imports_allowed(argv: list[str], config: TrainConfig, source: Path, allowed: bool) -> None:
-    from holdfast.runs import imports
+    from holdfast.config import imports
 
     with user_errors():
         typed = tuple(value_of(argv, flag) for flag in ("--env", "--core", "--policy"))
-        imports.require_allowed(config, source, imports.MAKES_ENV + imports.MAKES_POLICY, allowed, typed)
+        imports.require_allowed(config, source, allowed, typed)
 
 
 def defaults_from(preset: str | None, config_file: str | None) -> TrainConfig:
@@ -143,7 +143,7 @@ def defaults_from(preset: str | None, config_file: str | None) -> TrainConfig:
 
 def _resume(argv: list[str], run: Path) -> None:
     from holdfast.distributed import ranks as distributed
-    from holdfast.envs.own import is_object_name
+    from holdfast.envs.user_envs import is_object_name
     from holdfast.runs import checkpoint, saved_policy
     from holdfast.runs.folder import FIXED_ON_RESUME
     from holdfast.training.trainer import Trainer

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.runs import plain_checks as check
+from holdfast import plain_checks as check
 
 DTYPES = (
     "bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float16", "float32", "float64",

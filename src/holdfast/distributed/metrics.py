@@ -1,12 +1,14 @@
-"""One row of metrics from the rows of all ranks, and the episodes of all ranks; every rank gets the same.
+"""`Metric`: what a number of a run's log is called and how ranks combine it; the row of metrics of all ranks, and their episodes.
 
-Metrics are computed in `training/iteration.py` and `training/telemetry.py`; here the numbers of ranks are combined.
+Whoever computes a metric declares it: the algorithm its losses, `training/telemetry.py` the memory's, `training/iteration.py` the
+rest. The display, the log and the documentation read the declarations.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -14,6 +16,16 @@ from holdfast.distributed.ranks import Ranks
 from holdfast.spans import span
 
 RankWeights = Sequence[float]  # each rank's share of the environments
+
+
+class Metric(NamedTuple):
+    """One number of a row. over_ranks: how the numbers of ranks become one; "equal" if they are reduced where they are computed."""
+
+    key: str
+    label: str = ""  # in the dashboard; "": not shown
+    over_ranks: Literal["equal", "sum", "mean", "max", "rms"] = "equal"
+    form: Literal["number", "percent", "exponent", "count"] = "number"
+    short: str = ""  # in a line of plain text; "": not there
 
 
 def _mean(numbers: list[float], weights: RankWeights) -> float:
@@ -32,40 +44,32 @@ def _sum(numbers: list[float], weights: RankWeights) -> float:
     return sum(numbers)
 
 
-# Losses (train/*) are reduced where they are computed; the other metrics belong to one rank until they are combined.
-REDUCTIONS: dict[str, Callable[[list[float], RankWeights], float]] = {
-    "steps": _sum,
-    "rollout/episodes": _sum,
-    "env/failures": _sum,
-    "memory/rms": _root_mean_square,
-    "memory/max": _largest,
-    "memory/saturation": _mean,
-    "memory/nan": _sum,
-    "memory/resets": _sum,
-    "memory/replay_gap": _largest,
-    "memory/staleness": _mean,
-    "time/env": _largest,
-    "time/policy": _largest,
-    "time/update": _largest,
+_REDUCTIONS: dict[str, Callable[[list[float], RankWeights], float]] = {
+    "sum": _sum,
+    "mean": _mean,
+    "max": _largest,
+    "rms": _root_mean_square,
 }
 
 
-def combine(row: dict[str, float], ranks: Ranks, num_envs: int, device: torch.device) -> dict[str, float]:
-    """The row of the whole run: sums, means weighted by environments, or the largest, as each metric needs."""
+def combine(
+    row: dict[str, float], declared: Iterable[Metric], ranks: Ranks, num_envs: int, device: torch.device
+) -> dict[str, float]:
+    """The row of the whole run: sums, means weighted by environments, or the largest, as each metric declares."""
     if not ranks.joined:
         return row
-    names = [name for name in REDUCTIONS if name in row]
+    reductions = {m.key: _REDUCTIONS[m.over_ranks] for m in declared if m.over_ranks != "equal" and m.key in row}
     with span("metrics of all ranks"):
-        columns = zip(*ranks.all_gather([float(row[name]) for name in names], device))
+        columns = zip(*ranks.all_gather([float(row[name]) for name in reductions], device))
     weights = [len(ranks.share(num_envs, rank)) for rank in range(ranks.size)]
-    whole = {name: REDUCTIONS[name](list(numbers), weights) for name, numbers in zip(names, columns)}
-    counts = {name: int(whole[name]) for name in names if isinstance(row[name], int)}
+    whole = {name: reductions[name](list(numbers), weights) for name, numbers in zip(reductions, columns)}
+    counts = {name: int(whole[name]) for name in reductions if isinstance(row[name], int)}
     return {**row, **whole, **counts}
 
 
 def episodes(
-    ranks: Ranks, returns: list[float], lengths: list[int], keep: int, device: torch.device
-) -> tuple[list[float], list[int]]:
+    ranks: Ranks, returns: Sequence[float], lengths: Sequence[int], keep: int, device: torch.device
+) -> tuple[Sequence[float], Sequence[int]]:
     """The episodes that ended on any rank, at most the last `keep` of each, taken from the ranks in turn."""
     if not ranks.joined:
         return returns, lengths

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from holdfast.config import flag_of
+from holdfast.config.settings import named
 from holdfast.distributed.rendezvous import fresh_store
 from holdfast.distributed.shared_memory import RankEndedError, SharedMemory, share_memory
 from holdfast.spans import span
@@ -143,7 +143,7 @@ class RankLostError(RuntimeError):
 
 
 def is_lost_rank(error: RuntimeError) -> bool:
-    """Whether an exchange with another rank failed. gloo has no error of its own, and DDP raises what gloo does."""
+    """Whether an exchange with another rank failed. gloo has no error class of its own."""
     return isinstance(error, (dist.DistError, RankEndedError)) or "/gloo/" in str(error)
 
 
@@ -199,23 +199,12 @@ def _shared_memory() -> SharedMemory | None:
     return _shared_by_group[group]
 
 
-_group_users: weakref.WeakSet[Any] = weakref.WeakSet()
-
-
-def leaves_with_group(wrapper: Any) -> Any:
-    """Note that a `DistributedDataParallel` module keeps the process group alive; returns it."""
-    _group_users.add(wrapper)
-    return wrapper
-
-
 def leave() -> None:
     """Destroy the process group and end gloo's threads.
 
     A thread that releases a tensor while the interpreter shuts down aborts the process ("terminate called without an
     active exception"). Threads end when nothing refers to their group any more.
     """
-    for wrapper in _group_users:
-        wrapper.reducer = wrapper.logger = wrapper.process_group = None
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -230,13 +219,13 @@ def require_equal_settings(ranks: Ranks, settings: dict[str, Any]) -> None:
 def _first_difference(of_ranks: list[dict[str, Any]]) -> str | None:
     """
     >>> _first_difference([{"seed": 1}, {"seed": 1}, {"seed": 7}])
-    'the ranks have different settings: --seed is 1 on rank 0 and 7 on rank 2'
+    'the ranks have different settings: seed is 1 on rank 0 and 7 on rank 2'
     """
     for rank, settings in enumerate(of_ranks):
         for name, value in settings.items():
             first = of_ranks[0].get(name)
             if value != first:
-                return f"the ranks have different settings: {flag_of(name)} is {first} on rank 0 and {value} on rank {rank}"
+                return f"the ranks have different settings: {named(name)} is {first} on rank 0 and {value} on rank {rank}"
     return None
 
 

@@ -1,36 +1,38 @@
 """Which engine runs what: the only place that decides, from policy, environment, config, device and ranks.
 
-A rollout is played step by step (`rollout.Collector`; on a CPU with the policy in C) or as one CUDA graph. A minibatch runs
-in C, as a CUDA graph, or through autograd, which takes everything. Each choice says what keeps a faster engine from being
-used.
+A rollout is played step by step (with the policy in C on a CPU, or as a CUDA graph) or as one CUDA graph. A minibatch runs in C, as a
+CUDA graph, or through autograd, which takes everything. Each choice says what keeps a faster engine from being used. What fails
+when it is tried falls back here, and is announced.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 
-from holdfast.algorithms.ppo import PPO, LossSettings, MinibatchEngine
-from holdfast.config import TrainConfig
+from holdfast.algorithms.base import Algorithm
+from holdfast.algorithms.loss import Loss, MinibatchEngine
+from holdfast.algorithms.ppo import ClippedLoss
+from holdfast.config import RunConfig
 from holdfast.distributed.ranks import ALONE, Ranks
-from holdfast.engines import fused_policy, graph_rollout, graph_step, graph_update, native_obstacles, native_step
-from holdfast.engines.cuda_graph import NotCapturable
-from holdfast.engines.eager import AutogradMinibatches
+from holdfast.engines import fused_policy, graph_rollout, graph_step, graph_update, native_step, obstacles
+from holdfast.engines.autograd import Minibatches, make_adam
+from holdfast.engines.cuda_graph import NotCapturable, read_later
+from holdfast.engines.fused_policy import FusedPolicy
 from holdfast.engines.fused_update import FusedMinibatches
 from holdfast.engines.graph_rollout import GraphCollector
-from holdfast.engines.graph_step import StepGraphCollector
+from holdfast.engines.graph_step import StepGraphActing
 from holdfast.engines.graph_update import GraphMinibatches
-from holdfast.engines.minibatch import make_adam
 from holdfast.engines.native import NativeMinibatches
-from holdfast.engines.native_step import NativeStepCollector
-from holdfast.engines.queued_update import QueuedPPO
-from holdfast.engines.ranks import copy_weights_from_leader, wrap_for_averaging
+from holdfast.engines.native_step import NativeActing
+from holdfast.engines.ranks import copy_weights_from_leader
 from holdfast.kernels.cpu import recurrence as native_kernel
+from holdfast.policies.actor_critic import ActorCritic
 from holdfast.policies.base import RecurrentPolicy
 from holdfast.policies.precision import autocast_dtype
-from holdfast.rollout.async_collector import AsyncCollector
+from holdfast.rollout.acting import Acting
 from holdfast.rollout.collector import Collector
 from holdfast.rollout.segment import Segment
 
@@ -49,166 +51,208 @@ STEP_BY_STEP, GRAPH, NATIVE, AUTOGRAD = "step by step", "CUDA graph", "C, withou
 STEP_GRAPH = "step by step, the policy a CUDA graph"
 STEP_IN_C = "step by step, the policy in C"
 IN_BATCHES = "asynchronous batches"
+SWITCHED_OFF = "accelerators are off"
 
 
-# --- rollouts --------------------------------------------------------------------------------------------------------
+class Engines:
+    """The engines of a run. `rollout` and `update` are the latest choices; before the first, what is expected."""
 
+    def __init__(self, config: RunConfig, device: torch.device, ranks: Ranks = ALONE) -> None:
+        self.config, self.device, self.ranks = config, device, ranks
+        self.on_gpu, self.accelerated = device.type == "cuda", config.accelerators == "on"
+        self.rollout = self.update = Choice(AUTOGRAD)
+        self._refused: dict[str, str] = {}  # what could not be captured, and why
 
-def rollout_choice(env: Any, device: torch.device) -> Choice:
-    """How rollouts in this environment run."""
-    if getattr(env, "is_asynchronous", False):
-        return Choice(IN_BATCHES)
-    if device.type != "cuda":
-        return Choice(STEP_BY_STEP)
-    obstacle = graph_rollout.obstacle(env, device)
-    return Choice(GRAPH) if obstacle is None else Choice(STEP_BY_STEP, obstacle)
+    def report(self) -> dict[str, str]:
+        """For the first lines of a run, its meta.json and `holdfast info`."""
+        return {"rollout": str(self.rollout), "update": str(self.update)}
 
+    # --- rollouts -----------------------------------------------------------------------------------------------------
 
-def make_collector(
-    env: Any, policy: RecurrentPolicy, config: TrainConfig, device: torch.device, seed: int
-) -> tuple[Collector, Choice]:
-    """The collector of a run."""
-    choice = rollout_choice(env, device)
-    if choice.engine == STEP_BY_STEP and device.type == "cuda" and graph_step.obstacle(policy) is None:
-        choice = choice._replace(engine=STEP_GRAPH)
-    in_fp32_on_cpu = device.type == "cpu" and config.precision == "fp32"
-    if choice.engine == STEP_BY_STEP and in_fp32_on_cpu and native_step.obstacle(policy) is None:
-        choice = choice._replace(engine=STEP_IN_C)
-    kinds = {
-        GRAPH: GraphCollector,
-        IN_BATCHES: AsyncCollector,
-        STEP_GRAPH: StepGraphCollector,
-        STEP_IN_C: NativeStepCollector,
-    }
-    kind = kinds.get(choice.engine, Collector)
-    collector = kind(
-        env,
-        policy,
-        config.num_steps,
-        gamma=config.gamma,
-        gae_lambda=config.gae_lambda,
-        bptt=config.bptt,
-        inputs=config.inputs,
-        autocast=autocast_dtype(config.precision),
-        noise_correlation=config.noise_correlation,
-        seed=seed,
-    )
-    return collector, choice
-
-
-# --- updates ---------------------------------------------------------------------------------------------------------
-
-
-class UpdateEngines:
-    """Gives the engine for each update. `choice` is the latest one; before the first update, what is expected.
-
-    ddp_policy: the policy inside DDP, which averages gradients over ranks; None: engines do it, or there is one rank.
-    """
-
-    def __init__(
-        self,
-        policy: RecurrentPolicy,
-        config: TrainConfig,
-        optimizer: torch.optim.Adam,
-        ranks: Ranks = ALONE,
-        ddp_policy: nn.Module | None = None,
-    ) -> None:
-        self.policy, self.config, self.optimizer, self.ranks, self.ddp_policy = (
+    def collector(self, env: Any, policy: RecurrentPolicy, algorithm: Algorithm, seed: int) -> Collector:
+        """The collector of a run."""
+        config = self.config
+        kind = GraphCollector if self._whole_graph_obstacle(env) is None else Collector
+        collector = kind(
+            env,
             policy,
-            config,
-            optimizer,
-            ranks,
-            ddp_policy,
+            config.num_steps,
+            gamma=None,
+            bptt=config.sequence_length,
+            inputs=config.inputs,
+            autocast=autocast_dtype(config.precision),
+            seed=seed,
+            records=algorithm.records,
+            noise=algorithm.make_noise(env.num_envs),
         )
-        self._graph: GraphMinibatches | None = None
-        self._waits_at: str | None = None
-        self._device = next(policy.parameters()).device
-        self.choice = self._choose(len(ranks.share(config.num_envs)) * config.sequences_per_env, masked=False)
+        collector.choose_acting = self.acting
+        if isinstance(collector, GraphCollector):
+            collector.refused = lambda reason: self._refused.update(whole=reason)
+            collector.make_fused = lambda: self._fused_policy(policy, algorithm)
+            self.rollout = Choice(GRAPH)
+        else:
+            self._choose_acting(collector)
+        return collector
 
-    def __call__(self, batch: Segment, settings: LossSettings, all_valid: bool) -> MinibatchEngine:
+    def acting(self, collector: Collector) -> Acting:
+        """What steps the policy in the next rollout of a collector that does not run as one graph."""
+        kind = self._choose_acting(collector)
+        if type(collector.acting) is not kind:
+            collector.acting = _made(kind, collector)
+        if kind is StepGraphActing:
+            try:
+                collector.acting.begin(collector.adapter, collector.steps)
+            except NotCapturable as reason:
+                self._refused["step"] = str(reason)
+                return self.acting(collector)
+        return collector.acting
+
+    def _choose_acting(self, collector: Collector) -> type[Acting]:
+        env, policy = collector.adapter.env, collector.policy
+        if getattr(env, "is_asynchronous", False):
+            self.rollout = Choice(IN_BATCHES)
+            return Acting
+        because = "" if self.accelerated else SWITCHED_OFF
+        if self.on_gpu:
+            because = self._refused.get("whole") or self._whole_graph_obstacle(env) or ""
+            if self._step_graph_obstacle(collector) is None:
+                self.rollout = Choice(STEP_GRAPH, because)
+                return StepGraphActing
+        elif self._native_step_obstacle(collector) is None:
+            self.rollout = Choice(STEP_IN_C)
+            return NativeActing
+        self.rollout = Choice(STEP_BY_STEP, because)
+        return Acting
+
+    def _whole_graph_obstacle(self, env: Any) -> str | None:
+        if not self.accelerated:
+            return SWITCHED_OFF
+        if not self.on_gpu or getattr(env, "is_asynchronous", False):
+            return "there is no GPU"
+        return graph_rollout.obstacle(env, self.device)
+
+    def _step_graph_obstacle(self, collector: Collector) -> str | None:
+        if not self.accelerated:
+            return SWITCHED_OFF
+        if collector.adapter.action_mask is not None:
+            return "the environment masks actions"
+        if collector.records - {"log_prob", "value"}:
+            return "the algorithm records more than log-probabilities and values"
+        return self._refused.get("step") or graph_step.obstacle(collector.policy)
+
+    def _native_step_obstacle(self, collector: Collector) -> str | None:
+        if not self.accelerated:
+            return SWITCHED_OFF
+        if self.config.precision != "fp32":
+            return f"the precision is {self.config.precision}"
+        if collector.memory.in_place:
+            return "the memory is updated in place"
+        return native_step.obstacle(collector.policy)
+
+    def _fused_policy(self, policy: RecurrentPolicy, algorithm: Algorithm) -> FusedPolicy | None:
+        """For a captured rollout that records what the fused kernels give."""
+        if algorithm.records - {"log_prob", "value"} or fused_policy.obstacle(policy, self.config.precision) is not None:
+            return None
+        assert isinstance(policy, ActorCritic)
+        return FusedPolicy(policy)
+
+    # --- updates ------------------------------------------------------------------------------------------------------
+
+    def optimizer(self, parameters: list[torch.nn.Parameter], config: RunConfig) -> torch.optim.Adam:
+        """Adam, fused; ranks start from equal weights."""
+        if self.ranks.joined:
+            copy_weights_from_leader(parameters, self.ranks)
+        return make_adam(parameters, config)
+
+    def minibatches(
+        self, policy: RecurrentPolicy, config: Any, optimizer: torch.optim.Adam
+    ) -> Callable[[Segment, Loss], MinibatchEngine]:
+        """Gives the engine for each update."""
+        return _MinibatchEngines(self, policy, config, optimizer)
+
+    def read_later(self, numbers: torch.Tensor) -> Callable[[], list[float]]:
+        """Numbers of the device for the host; the result waits for them and for nothing that is queued after."""
+        return read_later(numbers)
+
+
+def _made(kind: type[Acting], collector: Collector) -> Acting:
+    return kind(collector.policy, collector.memory, collector.noise, collector.autocast, collector.records)
+
+
+class _MinibatchEngines:
+    """Gives the engine for each update of one policy."""
+
+    def __init__(self, engines: Engines, policy: RecurrentPolicy, config: Any, optimizer: torch.optim.Adam) -> None:
+        self.engines, self.policy, self.config, self.optimizer = engines, policy, config, optimizer
+        self.ranks = engines.ranks
+        self._graph: GraphMinibatches | None = None
+        sequences = len(self.ranks.share(config.num_envs)) * config.sequences_per_env
+        self._choose(sequences, masked=False, loss=None)
+
+    def __call__(self, batch: Segment, loss: Loss) -> MinibatchEngine:
         """The engine that trains on this batch, loaded with it."""
-        self.choice = self._choose(batch.num_envs, masked=batch.action_mask is not None)
-        if self._device.type == "cuda" and self.ddp_policy is None:
-            graph = self._graph_for(batch, settings, all_valid)
+        self._choose(batch.num_envs, batch.action_mask is not None, loss)
+        if self.engines.on_gpu:
+            graph = self._graph_for(batch, loss)
             if graph is not None:
-                graph.load(batch, settings)
+                graph.load(batch, loss)
                 return graph
-        engine = (NativeMinibatches if self.choice.engine == NATIVE else AutogradMinibatches)(
-            self.policy, self.config, self.optimizer, self.ranks, all_valid
-        )
-        engine.ddp_policy = self.ddp_policy
-        engine.load(batch, settings)
+        kind = NativeMinibatches if self.engines.update.engine == NATIVE else Minibatches
+        engine = kind(self.policy, self.config, self.optimizer, self.ranks)
+        engine.load(batch, loss)
         return engine
 
-    def _choose(self, sequences: int, masked: bool) -> Choice:
-        on_gpu = self._device.type == "cuda"
-        if self.ddp_policy is not None:
-            obstacle = None if on_gpu else native_obstacle(self.policy, self.config)
-            return Choice(AUTOGRAD, obstacle or "DistributedDataParallel averages the gradients of the ranks")
-        if on_gpu:
-            obstacle = graph_update.obstacle(sequences, self.config.minibatches, masked) or self._waits_at
-            return Choice(GRAPH) if obstacle is None else Choice(AUTOGRAD, obstacle)
-        obstacle = native_obstacle(self.policy, self.config, self.ranks)
-        return Choice(NATIVE) if obstacle is None else Choice(AUTOGRAD, obstacle)
+    def _choose(self, sequences: int, masked: bool, loss: Loss | None) -> None:
+        """loss None: not known yet; PPO's on an ActorCritic is expected."""
+        engines = self.engines
+        if engines.on_gpu:
+            obstacle = graph_update.obstacle(sequences, self.config.minibatches, masked) or engines._refused.get("update")
+            fast = GRAPH
+        else:
+            obstacle, fast = self._native_obstacle(loss), NATIVE
+        engines.update = Choice(fast) if obstacle is None else Choice(AUTOGRAD, obstacle)
 
-    def _graph_for(self, batch: Segment, settings: LossSettings, all_valid: bool) -> GraphMinibatches | None:
+    def _native_obstacle(self, loss: Loss | None) -> str | None:
+        """What keeps minibatches on a CPU from running in C; None if nothing does, on any of the ranks (all must ask)."""
+        obstacle = obstacles.native_obstacle(self.policy)
+        if loss is not None and type(loss) is not ClippedLoss:
+            obstacle = f"the update in C knows PPO's loss, and this is {type(loss).__name__}"
+        if self.config.precision != "fp32":
+            obstacle = f"the precision is {self.config.precision}"
+        if not self.engines.accelerated:
+            obstacle = SWITCHED_OFF
+        blocked = int(self.ranks.sum(torch.tensor(obstacle is not None, dtype=torch.int32)))
+        return "another rank cannot run its minibatches in C" if blocked and obstacle is None else obstacle
+
+    def _graph_for(self, batch: Segment, loss: Loss) -> GraphMinibatches | None:
         """The captured minibatch, captured again if sizes changed. All ranks replay or none does, all capture or none:
         what they exchange must match."""
-        size = batch.num_envs // self.config.minibatches
-        can = self.choice.engine == GRAPH
-        capture = can and (self._graph is None or not self._graph.fits(batch, size))
+        engines, size = self.engines, batch.num_envs // self.config.minibatches
+        can = engines.update.engine == GRAPH
+        capture = can and (self._graph is None or not self._graph.fits(batch, loss, size))
         if self.ranks.joined:
             flags = torch.tensor([can, capture], dtype=torch.int32, device=batch.resets.device)
             ranks_can, ranks_capture = self.ranks.sum(flags).tolist()
             can, capture = ranks_can == self.ranks.size, ranks_capture > 0
         if not can:
-            if self.choice.engine == GRAPH:
-                self.choice = Choice(AUTOGRAD, "another rank cannot capture its minibatches")
+            if engines.update.engine == GRAPH:
+                engines.update = Choice(AUTOGRAD, "another rank cannot capture its minibatches")
             return None
         if capture:
-            fused = not self.ranks.joined and fused_policy.obstacle(self.policy, self.config.precision) is None
-            kind = FusedMinibatches if fused else AutogradMinibatches
-            eager = kind(self.policy, self.config, self.optimizer, self.ranks, all_valid)
+            kind = FusedMinibatches if self._fuses(loss) else Minibatches
+            eager = kind(self.policy, self.config, self.optimizer, self.ranks)
             try:
-                self._graph = GraphMinibatches(eager, batch, settings, size)
+                self._graph = GraphMinibatches(eager, batch, loss, size)
             except NotCapturable as reason:
-                self._waits_at = str(reason)
-                self.choice = Choice(AUTOGRAD, self._waits_at)
+                engines._refused["update"] = str(reason)
+                engines.update = Choice(AUTOGRAD, str(reason))
                 return None
         return self._graph
 
-
-def native_obstacle(policy: RecurrentPolicy, config: TrainConfig, ranks: Ranks = ALONE) -> str | None:
-    """What keeps minibatches on a CPU from running in C; None if nothing does, on any of the ranks (all must ask)."""
-    obstacle = native_obstacles.obstacle(policy)
-    if config.precision != "fp32":
-        obstacle = f"the precision is {config.precision}"
-    blocked = int(ranks.sum(torch.tensor(obstacle is not None, dtype=torch.int32)))
-    return "another rank cannot run its minibatches in C" if blocked and obstacle is None else obstacle
-
-
-def make_ppo(
-    policy: RecurrentPolicy,
-    config: TrainConfig,
-    ranks: Ranks = ALONE,
-    *,
-    some_unused: bool = False,
-    capturable: bool = False,
-) -> tuple[PPO, UpdateEngines]:
-    """PPO with its optimizer and engines.
-
-    some_unused: a minibatch may give some parameters no gradient. capturable: minibatches may become CUDA graphs. In a
-    graph, as in C, DDP's hooks do not run: engines then average the gradients of ranks themselves.
-    """
-    on_cpu = next(policy.parameters()).is_cpu
-    engines_average = native_obstacle(policy, config, ranks) is None if on_cpu else capturable and not some_unused
-    ddp_policy = None if engines_average else wrap_for_averaging(policy, ranks, some_unused)
-    if ranks.joined and ddp_policy is None:
-        copy_weights_from_leader(policy, ranks)
-    optimizer = make_adam(policy, config)
-    engines = UpdateEngines(policy, config, optimizer, ranks, ddp_policy)
-    kind = PPO if on_cpu else QueuedPPO
-    return kind(policy, config, optimizer, engines, ranks), engines
+    def _fuses(self, loss: Loss) -> bool:
+        if self.ranks.joined or type(loss) is not ClippedLoss or not self.engines.accelerated:
+            return False
+        return fused_policy.obstacle(self.policy, self.config.precision) is None
 
 
 # --- for people ------------------------------------------------------------------------------------------------------
@@ -218,20 +262,17 @@ def describe_machine() -> list[tuple[str, str]]:
     """Which engines this machine can use, for `holdfast info`."""
     if torch.cuda.is_available():
         return [
-            (
-                "rollout engine",
-                "CUDA graph in environments of holdfast.envs; step by step otherwise",
-            ),
+            ("rollout engine", "CUDA graph in environments of holdfast.envs; step by step otherwise"),
             (
                 "update engine",
-                "CUDA graph; autograd for one minibatch, minibatches of unequal size, action masks, a policy that waits for "
-                "the GPU, or under DDP",
+                "CUDA graph; autograd for one minibatch, minibatches of unequal size, action masks, or a policy that waits for "
+                "the GPU",
             ),
         ]
     kernel = native_kernel.status()
     if kernel["kernel"] == "native":
         rollout = f"{STEP_IN_C}, for hf.ActorCritic in fp32 with one layer of memory; {STEP_BY_STEP} for other policies"
-        update = "C, without autograd, for hf.ActorCritic in fp32; autograd for other policies"
+        update = "C, without autograd, for PPO with hf.ActorCritic in fp32; autograd for others"
     else:
         rollout = STEP_BY_STEP
         update = f"autograd, because the compiled CPU kernel is not in use ({kernel['reason']})"

@@ -30,7 +30,7 @@ class NotCapturable(Exception):
 
 
 @contextmanager
-def gpu_turn(device: torch.device) -> Iterator[None]:
+def exclusive_gpu(device: torch.device) -> Iterator[None]:
     """Inside, no other run of this process uses the GPU, and it is the current one; no-op on other devices."""
     if device.type != "cuda":
         yield

@@ -1,24 +1,24 @@
-"""One minibatch of PPO (select, forward, backward, optimizer step) as a CUDA graph over copies of the rollout."""
+"""One minibatch (select, forward, backward, optimizer step) as a CUDA graph over copies of the rollout, for any `Loss`."""
 
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from holdfast.algorithms.ppo import LossSettings
+from holdfast.algorithms.loss import Loss
+from holdfast.engines.autograd import Minibatches
 from holdfast.engines.cuda_graph import NotCapturable, capturing, copy_into, rehearsal, side_stream
-from holdfast.engines.eager import AutogradMinibatches
 from holdfast.engines.ranks import average_gradient
-from holdfast.rollout.segment import Segment
+from holdfast.rollout.segment import PER_STEP, Segment
 from holdfast.spans import span
-from holdfast.state import tree_map
+from holdfast.state import map_tensors
 
-_USED = ("obs", "actions", "resets", "log_prob", "value", "advantage", "returns", "valid", "start_state")
-"""The parts of a segment that a minibatch reads."""
+_UNUSED = ("rewards", "terminated", "truncated", "final_obs", "final_value")
+_USED = (*(name for name in PER_STEP if name not in _UNUSED), "start_state")
+"""The parts of a segment that a loss may read, once its targets are made."""
 
 
 def obstacle(sequences: int, minibatches: int, masked: bool) -> str | None:
@@ -39,44 +39,43 @@ class GraphMinibatches:
     exchange itself is in neither.
     """
 
-    def __init__(self, eager: AutogradMinibatches, batch: Segment, settings: LossSettings, size: int) -> None:
+    def __init__(self, eager: Minibatches, batch: Segment, loss: Loss, size: int) -> None:
         self.size, self._eager, self._parameters = size, eager, eager.parameters
         self._joined = eager.ranks.joined
-        used = {name: tree_map(_contiguous_copy, getattr(batch, name)) for name in _USED}
-        unused: dict[str, Any] = {"rewards": None, "terminated": None, "truncated": None, "chunk_states": []}
-        self._batch = replace(batch, **used, **unused)
-        self._shapes = _shapes(batch)
+        used = {name: map_tensors(_contiguous_copy, part) for name, part in _parts(batch).items()}
+        unused: dict[str, Any] = {name: None for name in _UNUSED}
+        self._batch = batch.changed(**unused, **used, chunk_states=[])
+        self._shapes, self._constants = _shapes(batch), loss.constants()
         self._columns = torch.arange(size, device=batch.resets.device)
-        self._share: Any = torch.ones((), device=batch.resets.device) if self._joined else 1.0
-        schedules = {"clip_range": eager.config.clip_schedule, "entropy_coef": eager.config.entropy_schedule}
-        changing = [name for name, schedule in schedules.items() if schedule != "constant"]
-        self._scheduled: dict[str, Any] = {
-            n: torch.tensor(getattr(settings, n), device=batch.resets.device) for n in changing
-        }
-        eager.load(self._batch, settings._replace(**self._scheduled))
+        self._rank_weight: Any = torch.ones((), device=batch.resets.device) if self._joined else 1.0
+        eager.load(self._batch, loss)
         self._capture()
 
-    def fits(self, batch: Segment, size: int) -> bool:
-        """Whether the captured graph serves this batch too."""
-        same = size == self.size and _shapes(batch) == self._shapes
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What the numbers that `step` gives are."""
+        return self._eager.names
+
+    def fits(self, batch: Segment, loss: Loss, size: int) -> bool:
+        """Whether the captured graph serves this batch and loss too."""
+        same = size == self.size and _shapes(batch) == self._shapes and loss.constants() == self._constants
         return same and [t.data_ptr() for t in self._tensors_written()] == self._addresses
 
-    def load(self, batch: Segment, settings: LossSettings) -> None:
-        """Copy a rollout's numbers, and coefficients that have a schedule, into the tensors that the graph reads."""
-        for name, number in self._scheduled.items():
-            number.fill_(getattr(settings, name))
+    def load(self, batch: Segment, loss: Loss) -> None:
+        """Copy a rollout's numbers into the tensors that the graph reads. What changes in a loss are tensors that it reads."""
         with span("copying the rollout into the graph"):
-            for name in _USED:
-                copy_into(getattr(self._batch, name), getattr(batch, name))
+            mine = _parts(self._batch)
+            for name, part in _parts(batch).items():
+                copy_into(mine[name], part)
 
-    def step(self, columns: Tensor | None, share: Any = 1.0) -> Tensor:
-        """One optimizer step on these columns: `MinibatchMetrics` as a tensor."""
+    def step(self, columns: Tensor | None, rank_weight: Any = 1.0) -> Tensor:
+        """One optimizer step on these columns: the numbers of `names`."""
         self._columns.copy_(columns)  # type: ignore[arg-type]
         if not self._joined:
             with span("forward, backward, optimizer (one CUDA graph)"):
                 self._graph.replay()
             return self._result
-        self._share.copy_(share)
+        self._rank_weight.copy_(rank_weight)
         with span("forward, backward (one CUDA graph)"):
             self._graph.replay()
         self._average()
@@ -89,7 +88,7 @@ class GraphMinibatches:
     def _to_gradients(self) -> tuple[Any, Tensor | None]:
         """What `finish_step` takes, and with several ranks all gradients in one flat tensor."""
         # Without their history: it would keep autograd nodes of another stream than the captured one.
-        terms = tree_map(Tensor.detach, self._eager.columns_backward(self._columns, self._share))
+        terms = map_tensors(Tensor.detach, self._eager.columns_backward(self._columns, self._rank_weight))
         return terms, torch.cat([grad.flatten() for grad in self._gradients()]) if self._joined else None
 
     def _from_gradients(self, terms: Any, flat: Tensor | None) -> Tensor:
@@ -97,7 +96,7 @@ class GraphMinibatches:
             grads = self._gradients()
             parts = flat.split([grad.numel() for grad in grads])
             torch._foreach_copy_(grads, [part.view_as(grad) for part, grad in zip(parts, grads)])
-        return self._eager.finish_step(terms, self._share)
+        return self._eager.finish_step(terms, self._rank_weight)
 
     def _gradients(self) -> list[Tensor]:
         return [p.grad for p in self._parameters if p.grad is not None]
@@ -157,9 +156,14 @@ class GraphMinibatches:
                 value.copy_(moments[p][name]) if p in moments else value.zero_()
 
 
+def _parts(batch: Segment) -> dict[str, Any]:
+    """What a loss may read, where it is there. Advantages that nobody made are not computed."""
+    return {name: part for name in _USED if (part := vars(batch)[name]) is not None}
+
+
 def _contiguous_copy(x: Tensor) -> Tensor:
     return x.clone(memory_format=torch.contiguous_format)
 
 
-def _shapes(batch: Segment) -> list[Any]:
-    return [tree_map(lambda x: (tuple(x.shape), x.dtype), getattr(batch, name)) for name in _USED]
+def _shapes(batch: Segment) -> dict[str, Any]:
+    return {name: map_tensors(lambda x: (tuple(x.shape), x.dtype), part) for name, part in _parts(batch).items()}

@@ -1,9 +1,10 @@
-"""PPO's minibatches on a CPU without autograd: each part of an `ActorCritic` forward, then backward, in C.
+"""PPO's minibatches on a CPU without autograd: each part of an `ActorCritic` forward, then backward, in C. An accelerator for
+`ClippedLoss`.
 
 In a thin minibatch (one environment's 128 steps through 64 units) autograd's records, module calls and small operations
 take as long as the arithmetic (docs/cpu.md). So do checks and addresses of arguments: for each size of minibatch they are
-prepared once, on tensors that stay where they are. The numbers are those of `ppo_terms` and `backward()`, to rounding.
-`native_obstacles.py` says for which policies; every other one goes through autograd.
+prepared once, on tensors that stay where they are. The numbers are those of autograd, to rounding.
+`obstacles.py` says for which policies; every other one goes through autograd.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from holdfast.algorithms.ppo import LossSettings, PPOTerms
-from holdfast.engines.minibatch import Minibatches
+from holdfast.algorithms.loss import Loss
+from holdfast.algorithms.ppo import ClippedLoss, LossSettings, PPOTerms, clipped_objective
+from holdfast.engines.autograd import Minibatches
 from holdfast.engines.native_batch import NativeBatch, objective_in_c
 from holdfast.engines.native_passes import CorePasses, LayerPasses, Passes, cores_by_head, sum_of
-from holdfast.engines.objective import fused_objective
 from holdfast.engines.ranks import FlatGradients
 from holdfast.kernels.cpu.adam import NativeAdam
 from holdfast.kernels.cpu.objective import PreparedObjective, StoredSteps
@@ -31,17 +32,19 @@ from holdfast.spans import span
 class NativeMinibatches(Minibatches):
     """Gradients, clipping and Adam in C; ranks average gradients in between. Rebuilt for every update: modules may change."""
 
-    def __init__(self, policy: RecurrentPolicy, *args: Any, **options: Any) -> None:
-        super().__init__(policy, *args, **options)
+    def __init__(self, policy: RecurrentPolicy, *args: Any) -> None:
+        super().__init__(policy, *args)
         assert isinstance(policy, ActorCritic)
         self._policy = policy
         self._adam = NativeAdam.try_create(self.optimizer, self.parameters)
-        self._gradients = FlatGradients(self.parameters)
+        self._gradients = FlatGradients(self.parameters) if self._flat is None else self._flat
 
     @torch.no_grad()
-    def load(self, batch: Segment, settings: LossSettings) -> None:
-        super().load(batch, settings)
-        self._batch = NativeBatch.of(self._policy, batch, self.all_valid)
+    def load(self, batch: Segment, loss: Loss) -> None:
+        super().load(batch, loss)
+        assert isinstance(loss, ClippedLoss)
+        self._settings = loss.settings
+        self._batch = NativeBatch.of(self._policy, batch)
         self._by_size: dict[int | None, NativeMinibatch] = {}
 
     @torch.no_grad()
@@ -50,30 +53,29 @@ class NativeMinibatches(Minibatches):
         found = self._by_size.get(size)
         if found is None:
             room = self._batch.everything(self._policy) if size is None else self._batch.new_selection(size)
-            found = NativeMinibatch(self._policy, self.settings, room, self._gradients)
+            found = NativeMinibatch(self._policy, self._settings, room, self._gradients)
             self._by_size[size] = found
         if columns is not None:
             self._batch.select_into(self._policy, columns, found.batch)
         return found
 
-    def gradients(self, part: NativeMinibatch, share: Any) -> PPOTerms:
+    def gradients(self, part: NativeMinibatch, rank_weight: Any) -> Any:
         with span("forward and backward (without autograd)"):
             terms = part.run()
         if self.ranks.joined:
             with span("averaging gradients over ranks"):
-                self._gradients.average(self.ranks, share)
+                self._gradients.average(self.ranks, rank_weight)
         return terms
 
-    def finish_step(self, terms: PPOTerms, share: Any) -> Tensor:
+    def finish_step(self, terms: Any, rank_weight: Any) -> Tensor:
         """As the other engines do, in numbers of Python: seven small operations of torch would take longer than Adam."""
         with span("clipping and optimizer step"):
             norm = float(self.optimizer_step())
         with span("its metrics"):
             if not math.isfinite(norm):
                 return torch.tensor([0.0] * 6 + [1.0])
-            part, size = float(share) / self.ranks.size, self.ranks.size
-            _, policy_loss, value_loss, entropy, approx_kl, clip_fraction = [part * float(term) for term in terms]
-            return torch.tensor([policy_loss, value_loss, entropy, norm / size, approx_kl, clip_fraction, 0.0])
+            part, size = float(rank_weight) / self.ranks.size, self.ranks.size
+            return torch.tensor([*(part * float(term) for term in terms[1:]), norm / size, 0.0])
 
     def optimizer_step(self) -> Tensor:
         if self._adam is None:  # before the first step of the run there are no moments to work on
@@ -163,7 +165,7 @@ class NativeMinibatch:
             dist = policy.distribution(logits, mask)
             log_prob, entropy = dist.log_prob(merge_time(batch.actions, T, B, "actions")), dist.entropy()
             new = (log_prob.view(T, B), entropy.view(T, B), value.view(T, B))
-            terms = fused_objective(*new, cast(Segment, batch), self.settings, batch.valid is None)
+            terms = clipped_objective(*new, cast(Segment, batch), self.settings, batch.valid is None)
             # 1 + 0 * loss: a loss that is not finite makes its gradients so.
             (terms.loss * (1 + 0 * terms.loss.detach())).backward()
         assert logits.grad is not None and value.grad is not None
@@ -176,13 +178,13 @@ class NativeMinibatch:
 
 
 class NativeGradient:
-    """`NativeGradient(policy, settings)(segment, all_valid)` leaves gradients in the policy's parameters."""
+    """`NativeGradient(policy, settings)(segment)` leaves gradients in the policy's parameters."""
 
     def __init__(self, policy: ActorCritic, settings: LossSettings) -> None:
         self.policy, self.settings = policy, settings
 
     @torch.no_grad()
-    def __call__(self, segment: Segment, all_valid: bool) -> PPOTerms:
-        batch = NativeBatch.of(self.policy, segment, all_valid).everything(self.policy)
+    def __call__(self, segment: Segment) -> PPOTerms:
+        batch = NativeBatch.of(self.policy, segment).everything(self.policy)
         gradients = FlatGradients(list(self.policy.parameters()))
         return NativeMinibatch(self.policy, self.settings, batch, gradients).run()

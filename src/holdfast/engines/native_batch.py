@@ -34,7 +34,7 @@ class NativeBatch:
     states: dict[str, Tensor]  # by core [leaves, layers, B, H]
 
     @classmethod
-    def of(cls, policy: ActorCritic, segment: Segment, all_valid: bool) -> NativeBatch:
+    def of(cls, policy: ActorCritic, segment: Segment) -> NativeBatch:
         policy.core.check_state(segment.start_state, segment.num_envs)
         stored = (segment.log_prob, segment.value, segment.advantage, segment.returns)
         encoded = encode(policy, tree_map(lambda o: o[:, :1], segment.obs))
@@ -45,7 +45,7 @@ class NativeBatch:
             stored=torch.stack([part.float() for part in stored]),
             resets=segment.resets.contiguous(),
             actions=_actions(policy, segment),
-            valid=None if all_valid else segment.valid.contiguous(),
+            valid=None if segment.all_valid else segment.valid.contiguous(),
             action_mask=segment.action_mask,
             states=_states(policy, segment),
         )

@@ -1,7 +1,7 @@
 """Rollouts on a CPU with the policy's step in C: trunk, core and heads as prepared calls, without modules and checks.
 
 Between two steps of small environments most of the policy's time is Python. Encoder and distribution are the policy's own; the
-numbers are those of `policy.step`, to rounding. For the policies that `native_obstacles.py` allows, with one layer of memory.
+numbers are those of `policy.step`, to rounding. For the policies that `obstacles.py` allows, with one layer of memory.
 """
 
 from __future__ import annotations
@@ -13,21 +13,20 @@ from torch import Tensor
 
 from holdfast.cores import Core
 from holdfast.cores.gated import GatedCore
-from holdfast.engines import native_obstacles
 from holdfast.engines.native_passes import LayerPasses, Passes, cores_by_head
+from holdfast.engines.obstacles import native_obstacle
 from holdfast.kernels.cpu import recurrence as native
 from holdfast.kernels.operands import Resets
 from holdfast.policies.actor_critic import ActorCritic
 from holdfast.policies.base import RecurrentPolicy, Step
 from holdfast.policies.heads import draw_action
-from holdfast.rollout.collector import Collector
-from holdfast.rollout.segment import Segment
+from holdfast.rollout.acting import Acted, Acting
 from holdfast.state import State
 
 
 def obstacle(policy: RecurrentPolicy) -> str | None:
     """Why this policy's step cannot run in C; None if it can."""
-    reason = native_obstacles.obstacle(policy)
+    reason = native_obstacle(policy)
     if reason is not None:
         return reason
     if type(policy).act is not ActorCritic.act or "act" in vars(policy):
@@ -37,28 +36,26 @@ def obstacle(policy: RecurrentPolicy) -> str | None:
     return None
 
 
-class NativeStepCollector(Collector):
-    """As `Collector`, which acts itself in a rollout before which something came in the way: a hook, debugging."""
+class NativeActing(Acting):
+    """As `Acting`, for all environments at once."""
 
     _steps: NativeSteps | None = None
 
-    def _rollout(self) -> Segment:
-        possible = obstacle(self.policy) is None and not self.memory.in_place
+    def begin(self, adapter: Any, steps: int) -> None:
+        super().begin(adapter, steps)
         # Prepared for each rollout: weights may lie elsewhere, modules may have been replaced.
-        self._steps = NativeSteps(self.policy, self.adapter.num_envs) if possible else None
-        try:
-            return super()._rollout()
-        finally:
-            self._steps = None
+        self._steps = NativeSteps(self.policy, adapter.num_envs)
 
-    def act(self, noise: Tensor | None) -> Step:
-        if self._steps is None:
-            return super().act(noise)
-        adapter, memory = self.adapter, self.memory
-        state, _ = memory.take(adapter.num_envs)
-        step, state = self._steps.act(adapter.obs, state, adapter.resets, adapter.action_mask, noise)
-        memory.put(state, None)
-        return step
+    def act(self, obs: Any, resets: Tensor, mask: Any, rows: Tensor | None) -> Acted:
+        assert self._steps is not None
+        drawn = None if self.noise is None else self.noise.advance(resets)
+        state, _ = self.memory.take(len(resets))
+        step, state = self._steps.act(obs, state, resets, mask, drawn)
+        self.memory.put(state, None)
+        return Acted(*step)
+
+    def finish(self) -> None:
+        self._steps = None
 
 
 class NativeSteps:

@@ -1,7 +1,7 @@
 """`make`: a vector environment from an id, a class, a function or an environment, always with SAME_STEP autoreset.
 
 Environments of Holdfast and those written in JAX are on `device` and use tensors. All others are a gymnasium
-`SyncVectorEnv` or `AsyncVectorEnv`, or a `WorkersVectorEnv`, and use numpy arrays, whatever `device` is. `own.py` makes what
+`SyncVectorEnv` or `AsyncVectorEnv`, or a `WorkersVectorEnv`, and use numpy arrays, whatever `device` is. `user_envs.py` makes what
 is not an id. What the trainer does with an environment is in `rollout/vector_env.py`.
 """
 
@@ -16,7 +16,8 @@ from typing import Any, Literal, get_args
 
 import gymnasium as gym
 
-from holdfast.envs import own
+from holdfast.config.imports import BRIDGES, JAX_SUITES
+from holdfast.envs import user_envs
 from holdfast.envs.catalog import CATALOG, register_all
 from holdfast.envs.jax.protocol import is_jax_env, keep_jax_from_preallocating
 from holdfast.envs.velocity_mask import require_known_velocities
@@ -59,22 +60,22 @@ def make(
     """
     if vectorization not in get_args(Vectorization):
         raise ValueError(f'vectorization is {vectorization!r}; expected "sync", "async" or "workers"')
-    own.check_num_envs(num_envs)
+    user_envs.check_num_envs(num_envs)
     source, kwargs = find(env) if isinstance(env, str) else env, dict(env_kwargs or {})
     if is_jax_env(source):
         source = _jax_maker(source)
     if isinstance(source, EnvSpec):
-        with own.constructor_errors(env, kwargs):
+        with user_envs.constructor_errors(env, kwargs):
             made = _from_spec(source, num_envs, device, vectorization, mask_velocity, kwargs)
-    elif own.can_be_made_again(source):
+    elif user_envs.can_be_made_again(source):
         if isinstance(env, str) and env.startswith("envpool:") and vectorization == "async":
             from holdfast.envs import envpool
 
             kwargs.setdefault("batch_size", envpool.default_batch(num_envs))
-        with own.constructor_errors(env, kwargs):
-            made = own.from_callable(source, num_envs, device, vectorization, mask_velocity, kwargs)
+        with user_envs.constructor_errors(env, kwargs):
+            made = user_envs.from_callable(source, num_envs, device, vectorization, mask_velocity, kwargs)
     else:
-        made = own.from_object(source, num_envs, vectorization, mask_velocity, kwargs)
+        made = user_envs.from_object(source, num_envs, vectorization, mask_velocity, kwargs)
     if seed is not None:
         made.reset(seed=seed)
         made.action_space.seed(seed)
@@ -91,19 +92,19 @@ def _from_spec(
     if vector_only:
         if ours:
             assert isinstance(spec.vector_entry_point, str)
-            own.check_arguments(gym.envs.registration.load_env_creator(spec.vector_entry_point), kwargs)
+            user_envs.check_arguments(gym.envs.registration.load_env_creator(spec.vector_entry_point), kwargs)
             kwargs["device"] = device
         return gym.make_vec(spec, num_envs, **kwargs)
     if spec.id.startswith("popgym-"):
         kwargs.setdefault("disable_env_checker", True)  # it warns about info dicts that some of them share
     if vectorization == "workers":
-        return own.vectorize([partial(gym.make, spec, **kwargs)] * num_envs, vectorization, mask_velocity)
+        return user_envs.vectorize([partial(gym.make, spec, **kwargs)] * num_envs, vectorization, mask_velocity)
     return gym.make_vec(
         spec,
         num_envs,
         vectorization_mode=vectorization,
         vector_kwargs={"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP},
-        wrappers=own.wrappers(mask_velocity),
+        wrappers=user_envs.wrappers(mask_velocity),
         **kwargs,
     )
 
@@ -119,11 +120,11 @@ def find(env_id: str) -> EnvSpec | Callable[..., Any]:
         from holdfast.envs import envpool
 
         return envpool.named(env_id)
-    if env_id.partition(":")[0] in own.JAX_SUITES:
+    if env_id.partition(":")[0] in JAX_SUITES:
         from holdfast.envs.jax import suites
 
         return suites.find(env_id)
-    own.refuse_object_name(env_id)
+    user_envs.refuse_object_name(env_id)
     module_name, colon, name = env_id.rpartition(":")
     module = None
     if colon:
@@ -131,7 +132,7 @@ def find(env_id: str) -> EnvSpec | Callable[..., Any]:
         try:
             module = import_module(module_name)
         except ValueError as error:
-            meant = get_close_matches(module_name, own.BRIDGES, 1, cutoff=0.75)
+            meant = get_close_matches(module_name, BRIDGES, 1, cutoff=0.75)
             raise UnknownEnvError(
                 f"{env_id!r}: {error}{f'; did you mean {meant[0]}:{name}?' if meant else ''}"
             ) from error
@@ -142,7 +143,7 @@ def find(env_id: str) -> EnvSpec | Callable[..., Any]:
         return gym.spec(name)
     except gym.error.Error as unknown:
         if module is not None:
-            raise UnknownEnvError(own.what_a_module_offers(module, name)) from unknown
+            raise UnknownEnvError(user_envs.what_a_module_offers(module, name)) from unknown
         if Path(f"{name}.py").exists():
             raise UnknownEnvError(f"{name} is a module; name the class in it: {name}:MyEnv") from unknown
         if name.startswith("ALE/"):

@@ -10,7 +10,6 @@ weights they agree. Losses and rollouts are not here.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import warnings
 from pathlib import Path
@@ -60,6 +59,8 @@ class RecurrentPolicy(nn.Module):
 
     trained_in: Path | None = None
     """The folder of the run that it was trained in or loaded from."""
+    skip: bool = False
+    """Whether `decode` receives what `encode` gave after what the core gave."""
 
     def __init__(self, core: Core) -> None:
         super().__init__()
@@ -113,12 +114,13 @@ class RecurrentPolicy(nn.Module):
         """
         if not checked:
             obs, resets, action_mask = self.as_tensors(obs), self.as_flags(resets), self.as_mask(action_mask)
+        x = self._encode(obs)
         if in_place:
-            y = self.core.advance_(self._encode(obs), state, resets)
+            y = self.core.advance_(x, state, resets)
         else:
             run = self.core.step_unchecked if checked and not is_debug() else self.core
-            y, state = run(self._encode(obs), state, resets)  # [B, I] -> [B, O]
-        dist, value = self._decode(y, action_mask)
+            y, state = run(x, state, resets)  # [B, I] -> [B, O]
+        dist, value = self._decode(torch.cat([y, x], -1) if self.skip else y, action_mask)
         return PolicyOutput(dist, value, state)
 
     def unroll(self, obs: Any, state: State, resets: Any = None, *, action_mask: Any = None) -> PolicyOutput:
@@ -126,13 +128,22 @@ class RecurrentPolicy(nn.Module):
 
         `dist` has batch shape [T * B], in the row order of `flatten(0, 1)`.
         """
-        obs, resets, action_mask = self.as_tensors(obs), self.as_flags(resets), self.as_mask(action_mask)
         T, B = segment_shape(obs)
-        x = self._encode(merge_time(obs, T, B, "observations")).reshape(T, B, self.core.input_size)
-        y, state = self.core(x, state, resets)  # [T, B, O]
+        features, state = self.features(obs, state, resets)
+        action_mask = self.as_mask(action_mask)
         mask = None if action_mask is None else merge_time(action_mask, T, B, "an action mask")
-        dist, value = self._decode(y.flatten(0, 1), mask)
+        dist, value = self._decode(features, mask)
         return PolicyOutput(dist, None if value is None else value.view(T, B), state)
+
+    def features(self, obs: Any, state: State, resets: Any = None) -> tuple[Tensor, State]:
+        """What `decode` receives for a segment, [T * B, O], and the final state: the core's outputs, then the encoder's if the
+        policy has a `skip`. Pure. For heads and losses of your own."""
+        obs, resets = self.as_tensors(obs), self.as_flags(resets)
+        T, B = segment_shape(obs)
+        x = self._encode(merge_time(obs, T, B, "observations"))
+        y, state = self.core(x.reshape(T, B, self.core.input_size), state, resets)  # [T, B, O]
+        y = y.flatten(0, 1)
+        return (torch.cat([y, x], -1) if self.skip else y), state
 
     # --- the rollout leg --------------------------------------------------------------------------------------------
 
@@ -154,12 +165,32 @@ class RecurrentPolicy(nn.Module):
         noise: for Box actions, standard normal numbers [B, n] to sample with; None: drawn here.
         """
         first = first_leaf(obs)
-        batch = first.shape[0]
         if memory is None:
             memory = self.memory
-            memory.expect(batch, env_ids)
+            memory.expect(first.shape[0], env_ids)
             if env_ids is None and not torch.compiler.is_compiling():
                 self._notice_two_users(memory, resets)
+        step, _ = self._act(obs, resets, env_ids, memory, action_mask, deterministic, noise)
+        return step if isinstance(first, Tensor) else Step(*(None if x is None else to_numpy(x) for x in step))
+
+    @torch.no_grad()
+    def act_and_decode(
+        self, obs: Any, resets: Any, env_ids: EnvIds, memory: Memory, action_mask: Any, noise: Tensor | None
+    ) -> tuple[Step, Any]:
+        """As `act`, and the distribution that the actions were drawn from."""
+        return self._act(obs, resets, env_ids, memory, action_mask, False, noise)
+
+    def _act(
+        self,
+        obs: Any,
+        resets: Any,
+        env_ids: EnvIds,
+        memory: Memory,
+        action_mask: Any,
+        deterministic: bool,
+        noise: Tensor | None,
+    ) -> tuple[Step, Any]:
+        batch = first_leaf(obs).shape[0]
         state, ids = memory.take(batch, env_ids)
         if memory.in_place and ids is None and not is_debug():
             dist, value, state = self.step(obs, state, resets, action_mask=action_mask, in_place=True)
@@ -169,9 +200,7 @@ class RecurrentPolicy(nn.Module):
         log_prob = dist.log_prob(action)
         _check_batch_shape(log_prob, batch)
         memory.put(state, ids)  # last, so that an error above leaves memory as it was
-        if not isinstance(first, Tensor):
-            return Step(to_numpy(action), to_numpy(log_prob), None if value is None else to_numpy(value))
-        return Step(action, log_prob, value)
+        return Step(action, log_prob, value), dist
 
     @torch.no_grad()
     def peek_value(self, obs: Any, env_ids: EnvIds = None, *, resets: Any = None, memory: Memory | None = None) -> Any:
@@ -233,9 +262,11 @@ class RecurrentPolicy(nn.Module):
         """`evaluate`, under the name that Stable-Baselines3 uses."""
         return self.evaluate(*args, **kwargs)
 
-    def forward(self, *args: Any, **kwargs: Any) -> Evaluation:
-        """`evaluate`, so that DDP, hooks and `torch.compile(policy)` reach the training leg."""
-        return self.evaluate(*args, **kwargs)
+    def forward(self, obs: Any, actions: Any, state: State, resets: Any, **options: Any) -> Any:
+        """`evaluate`, or `unroll` if actions is None, so that DDP, hooks and `torch.compile(policy)` reach the training leg."""
+        if actions is None:
+            return self.unroll(obs, state, resets, **options)
+        return self.evaluate(obs, actions, state, resets, **options)
 
     # --- SB3's way --------------------------------------------------------------------------------------------------
 
@@ -318,12 +349,23 @@ class RecurrentPolicy(nn.Module):
         """The same state without its graph."""
         return state_ops.detach(state)
 
+    # --- statistics -------------------------------------------------------------------------------------------------
+
+    @property
+    def normalizes(self) -> bool:
+        """Whether it has running statistics of observations."""
+        return False
+
+    def update_normalizer(self, obs: Any, ranks: Any = None) -> None:
+        """Update the statistics with [N, ...] or [T, B, ...] observations. Not between a rollout and its update."""
+
     # --- sharing ------------------------------------------------------------------------------------------------------
 
     def push_to_hub(self, repo_id: str, **options: Any) -> str:
         """Upload it to "user/name" on the Hugging Face Hub; see `hf.push_to_hub`."""
-        # Users expect this method here; what it does is built on top of policies, and is looked up when it is called.
-        return importlib.import_module("holdfast").push_to_hub(self, repo_id, **options)
+        from holdfast.deploy.hub import push_to_hub  # upwards: users expect this method here
+
+        return push_to_hub(self, repo_id, **options)
 
     # --- inside -----------------------------------------------------------------------------------------------------
 

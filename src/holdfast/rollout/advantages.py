@@ -1,4 +1,4 @@
-"""Generalized advantage estimation (Schulman et al., 2016), and which observations begin an episode."""
+"""Generalized advantage estimation (Schulman et al., 2016), of arrays and of segments; which observations begin an episode."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from torch import Tensor
 from holdfast.checks import values_are_readable
 from holdfast.kernels.dispatch import choose_linear
 from holdfast.kernels.operands import Resets
+from holdfast.rollout.segment import Segment
+from holdfast.spans import span
 
 
 def gae(
@@ -18,8 +20,8 @@ def gae(
     """Advantages and returns, all [T, B].
 
     next_values[t]: the value of what follows step t *inside its episode*: 0 where it terminated, V(final observation)
-    where it was truncated, V(next observation) elsewhere (`Collector.advantages` builds it). dones[t]: the episode ended
-    at t, either way.
+    where it was truncated, V(next observation) elsewhere (`next_values` builds it). dones[t]: the episode ended at t,
+    either way.
 
     >>> adv, ret = gae(torch.tensor([[1.0], [1.0]]), torch.zeros(2, 1), torch.tensor([[0.0], [5.0]]),
     ...                torch.tensor([[False], [True]]), gamma=0.5, lam=1.0)
@@ -40,6 +42,27 @@ def gae(
     advantages, _ = choose_linear("auto", deltas).sequence(*backwards, after_the_last, Resets())
     advantage = advantages.squeeze(1).flip(0)
     return advantage, advantage + values
+
+
+def segment_advantages(segment: Segment, gamma: float, lam: float, reward_scale: Any = 1.0) -> tuple[Tensor, Tensor]:
+    """Advantages and returns [T, B] of a segment that recorded values. Rewards are multiplied by `reward_scale` first."""
+    with span("advantages (GAE)"):
+        dones = segment.terminated | segment.truncated
+        rewards = segment.rewards * reward_scale
+        advantage, returns = gae(rewards, segment.value, next_values(segment), dones, gamma, lam)
+        if not segment.all_valid:
+            advantage = advantage.masked_fill(~segment.valid, 0.0)
+            returns = torch.where(segment.valid, returns, segment.value)
+        return advantage, returns
+
+
+def next_values(segment: Segment) -> Tensor:
+    """The value of what follows each step inside its episode [T, B]: 0 where it terminated, V(final observation) where it was
+    truncated, V(next observation) elsewhere."""
+    values = torch.cat([segment.value[1:], segment.last_value.unsqueeze(0)])
+    if segment.final_value is not None:
+        values = torch.where(segment.truncated, segment.final_value, values)
+    return values.masked_fill(segment.terminated, 0.0)
 
 
 def _within_episodes(deltas: Tensor, dones: Tensor, decay: float) -> Tensor:

@@ -3,42 +3,53 @@
     for segment in hf.collect(env, policy, steps=128):
         loss = hf.ppo_loss(policy, segment)
 
-A segment is T steps of B environments with the state it started from. Truncated episodes are bootstrapped with
-V(final observation) from the state *before* the reset, leaving memory as it was. `VectorEnvAdapter` drives the
-environment.
+A segment is T steps of B environments with the state it started from. `Collector._play` is the only loop over the steps of a
+rollout: engines replace what acts (`acting.py`), or capture the loop. Truncated episodes are bootstrapped with V(final
+observation) from the state *before* the reset, leaving memory as it was. `VectorEnvAdapter` drives the environment.
 """
 
 from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from holdfast.memory import Memory
-from holdfast.policies.base import RecurrentPolicy, Step
-from holdfast.policies.precision import autocast
-from holdfast.rollout.advantages import gae
-from holdfast.rollout.exploration import CorrelatedNoise
+from holdfast.policies.base import RecurrentPolicy
+from holdfast.rollout.acting import Acting
+from holdfast.rollout.advantages import segment_advantages
+from holdfast.rollout.exploration import CorrelatedNoise, Noise
+from holdfast.rollout.recording import Recording
 from holdfast.rollout.segment import Segment
 from holdfast.spans import span
-from holdfast.state import State, tree_map
+from holdfast.state import State
+
+
+class Played(NamedTuple):
+    """The steps of a rollout."""
+
+    parts: dict[str, Any]  # fields of a segment
+    chunk_states: list[State]
+    failed: list[int]  # steps in which the environments failed and were rebuilt
+    seconds_in_env: float
 
 
 class Collector:
     """Rolls a policy through an environment, a segment at a time.
 
-    memory: a new one unless given, so acting elsewhere with the same policy does not change it. bptt: length of
-    the training chunks whose start states are kept (None: the whole segment). reward_scale: rewards are multiplied by it
-    before advantages are computed; `segment.rewards` stay raw. noise_correlation: of the exploration noise from step to
-    step, Box actions only (`exploration.py`).
+    memory: a new one unless given, so acting elsewhere with the same policy does not change it. bptt: length of the training
+    chunks whose start states are kept (None: the whole segment). gamma, gae_lambda: of advantages and returns, which are computed
+    at once; gamma None: they are left out. reward_scale: rewards are multiplied by it before; `segment.rewards` stay raw.
+    records: what is kept besides what was played, out of log_prob, value, params and final_obs. noise: exploration noise; by
+    default noise_correlation makes it, for Box actions (`exploration.py`). acting: what steps the policy.
     """
 
-    slowed_by: str | None = None
-    """What keeps a collector from running as it was made to, if that shows only when it is tried."""
+    choose_acting: Callable[[Collector], Acting] | None = None
+    """Chooses what steps the policy, before each rollout: hooks come and go (`engines/choose.py`)."""
 
     def __init__(
         self,
@@ -46,7 +57,7 @@ class Collector:
         policy: RecurrentPolicy,
         steps: int = 128,
         *,
-        gamma: float = 0.99,
+        gamma: float | None = 0.99,
         gae_lambda: float = 0.95,
         bptt: int | None = None,
         memory: Memory | None = None,
@@ -54,10 +65,13 @@ class Collector:
         autocast: torch.dtype | None = None,
         noise_correlation: float = 0.0,
         seed: int | None = None,
+        records: Collection[str] = ("log_prob", "value"),
+        noise: Noise | None = None,
+        acting: type[Acting] = Acting,
     ) -> None:
-        from holdfast.rollout.vector_env import VectorEnvAdapter  # imports gymnasium
+        from holdfast.rollout.vector_env import make_adapter  # imports gymnasium
 
-        self.adapter = VectorEnvAdapter(env, policy.core.device(), inputs)
+        self.adapter = make_adapter(env, policy.core.device(), inputs)
         self.policy, self.steps, self.gamma, self.gae_lambda = policy, steps, gamma, gae_lambda
         self.bptt = bptt or steps
         if steps < 1:
@@ -65,22 +79,19 @@ class Collector:
         if steps % self.bptt:
             raise ValueError(f"bptt={bptt} must divide steps={steps}")
         self.memory = Memory(policy.core) if memory is None else memory
+        self.records = frozenset(records)
         self._writes: int | None = None  # of the memory, after the last segment
         self.autocast = autocast
         self.seed = seed
-        self.reward_scale = 1.0
-        self.noise = self._make_noise(noise_correlation)
+        self.reward_scale: Any = 1.0
+        self.noise = noise
+        if noise is None:
+            device = self.adapter.device
+            space, count = self.adapter.action_space, self.adapter.num_envs
+            self.noise = CorrelatedNoise.for_actions(space, count, noise_correlation, device)
+        self.acting = acting(policy, self.memory, self.noise, autocast, self.records)
         self.started = False
         self._forget_open_episodes()
-
-    def _make_noise(self, correlation: float) -> CorrelatedNoise | None:
-        from gymnasium import spaces  # imported where it is used
-
-        space = self.adapter.env.single_action_space
-        if correlation == 0.0 or not isinstance(space, spaces.Box):
-            return None
-        actions = int(torch.Size(space.shape).numel())
-        return CorrelatedNoise(self.adapter.num_envs, actions, correlation, self.adapter.device)
 
     def start(self) -> None:
         """Begin new episodes everywhere, with fresh memory."""
@@ -100,17 +111,20 @@ class Collector:
     def rollout(self) -> Segment:
         """The next segment."""
         self._notice_other_writers()
+        if not self.started:
+            self.start()
         with span("rollout"):
             segment = self._rollout()
         self._writes = self.memory.writes
         return segment
 
-    def go_ahead(self, segment: Segment) -> Segment | None:
-        """Start the next rollout, which `rollout` gives then: `segment`, with tensors that stay. None: not with this engine."""
+    def prefetch(self, segment: Segment) -> Segment | None:
+        """Start the next rollout; the next `rollout()` returns it. Returns `segment` in tensors of its own, or None if this
+        collector cannot."""
         return None
 
-    def take_back(self) -> None:
-        """Be as before `go_ahead`. Call it before you save or change what a rollout uses."""
+    def cancel_prefetch(self) -> None:
+        """Be as before `prefetch`. Call it before you save or change what a rollout uses."""
 
     def _notice_other_writers(self) -> None:
         if self._writes is not None and self._writes != self.memory.writes:
@@ -120,122 +134,74 @@ class Collector:
                 stacklevel=4,
             )
 
+    # --- a rollout ---------------------------------------------------------------------------------------------------
+
     def _rollout(self) -> Segment:
-        if not self.started:
-            self.start()
-        adapter, policy, memory, clock = self.adapter, self.policy, self.memory, time.perf_counter
-        noise = self.noise
-        rows: dict[str, list[Any]] = {name: [] for name in Segment.TIMED if name not in ("advantage", "returns")}
-        chunk_states: list[State] = []
-        final_values: dict[int, Tensor] = {}
-        failed: list[int] = []  # steps in which the environments failed
-        in_env, began = 0.0, clock()
-        for t in range(self.steps):
-            if t % self.bptt == 0:
-                chunk_states.append(memory.read() if memory.in_place else memory.take(adapter.num_envs)[0])
-            with span("policy"), autocast(adapter.device, self.autocast):
-                step = self.act(None if noise is None else noise.advance(adapter.resets))
-            for name in ("obs", "resets", "valid", "action_mask"):
-                rows[name].append(getattr(adapter, name))
-            rows["actions"].append(step.action)
-            rows["log_prob"].append(step.log_prob)
-            rows["value"].append(step.value)
+        began = time.perf_counter()
+        played = self._play(self.steps, self.acting if self.choose_acting is None else self.choose_acting(self))
+        parts = played.parts
+        ends = parts["terminated"] | parts["truncated"]
+        returns, lengths = self._finished_episodes(parts["rewards"], ends, parts["valid"], played.failed)
+        in_env = played.seconds_in_env
+        seconds = {"env": in_env, "policy": time.perf_counter() - began - in_env}
+        return self._segment(played, episode_returns=returns, episode_lengths=lengths, seconds=seconds)
+
+    def _play(self, steps: int, acting: Acting) -> Played:
+        """`steps` steps of every environment: read memory, act, step the environment, store. Also what a captured rollout runs,
+        so nothing here looks at a number on the device."""
+        adapter, records, clock = self.adapter, self.records, time.perf_counter
+        recording, failed, in_env = Recording(steps, adapter.num_envs, min(self.bptt, steps)), [], 0.0
+        acting.begin(adapter, steps)
+        for turn in adapter.turns(steps):
+            recording.keep_state(turn, acting.state)
+            obs, resets, valid, mask = adapter.seen(turn.rows)
+            with span("policy"):
+                acted = acting.act(obs, resets, mask, turn.rows)
+            recording.add(turn, obs=obs, resets=resets, valid=valid, action_mask=mask, actions=acted.action)
+            recording.add(turn, **{name: getattr(acted, name) for name in records & _OF_THE_POLICY})
             before = clock()
             with span("environment"):
-                out = adapter.step(step.action)
+                outcomes = adapter.step_turn(acted.action, turn)
             in_env += clock() - before
-            for name in ("rewards", "terminated", "truncated"):
-                rows[name].append(getattr(out, name))
-            if out.failed:
-                failed.append(t)
-            if out.final_obs is not None:
-                final_values[t] = self._value_of_final(out.final_obs, out.truncated)
-        with span("values for bootstrapping"), autocast(adapter.device, self.autocast):
-            last = policy.peek_value(adapter.obs, resets=adapter.resets, memory=memory).float()
-        rows["action_mask"] = _fill_missing_masks(rows["action_mask"])
-        stacked = {name: _stack(parts) for name, parts in rows.items() if parts}
-        segment = self._finish(stacked, last, final_values, chunk_states, failed)
-        segment.seconds = {"env": in_env, "policy": clock() - began - in_env}
+            for came, out in outcomes:
+                recording.add(came, rewards=out.rewards, terminated=out.terminated, truncated=out.truncated)
+                if out.failed:
+                    failed.append(came.t)
+                if out.final_obs is not None and "value" in records:
+                    acting.add_final(came.t, out.final_obs, out.truncated)
+                if out.final_obs is not None and "final_obs" in records:
+                    recording.add_final(came.t, out.final_obs, out.truncated)
+        parts = recording.finished()
+        if "value" in records:
+            parts["last_value"] = acting.value(adapter.obs, adapter.resets)
+            parts["final_value"] = acting.final_values(parts["resets"])
+        acting.finish()
+        return Played(parts, recording.chunk_states(), failed, in_env)
+
+    def _segment(self, played: Played, **known: Any) -> Segment:
+        """The segment of what was played. known: its episodes and seconds."""
+        parts, chunks = played.parts, played.chunk_states
+        for name in ("value", "log_prob"):
+            if name in parts:
+                parts[name] = parts[name].float()
+        all_valid = not self.adapter.has_dummy_steps
+        segment = Segment(**parts, start_state=chunks[0], chunk_states=chunks, all_valid=all_valid, **known)
+        if self.gamma is not None:
+            segment.advantage, segment.returns = segment_advantages(
+                segment, self.gamma, self.gae_lambda, self.reward_scale
+            )
         return segment
 
-    def act(self, noise: Tensor | None) -> Step:
-        """One step of the policy in all environments; memory moves on. noise: as in `RecurrentPolicy.act`."""
-        adapter = self.adapter
-        options: dict[str, Any] = {} if noise is None else {"noise": noise}
-        return self.policy.act(
-            adapter.obs, adapter.resets, memory=self.memory, action_mask=adapter.action_mask, **options
-        )
-
-    def _value_of_final(self, final_obs: Any, truncated: Tensor) -> Tensor:
-        """V(final observation) for the truncated rows, from the state they had before the reset: [B]."""
-        rows = truncated.nonzero().squeeze(1)
-        obs = tree_map(lambda o: o.index_select(0, rows), final_obs)
-        with span("values for bootstrapping"), autocast(self.adapter.device, self.autocast):
-            value = self.policy.peek_value(obs, rows, memory=self.memory)
-        return torch.zeros(len(truncated), device=truncated.device).index_copy(0, rows, value.float())
-
-    def _finish(
-        self,
-        rows: dict[str, Any],
-        last: Tensor,
-        final_values: dict[int, Tensor],
-        chunk_states: list[State],
-        failed: Sequence[int],
-    ) -> Segment:
-        rows["value"], rows["log_prob"] = rows["value"].float(), rows["log_prob"].float()
-        finals = None
-        if final_values:
-            finals = torch.zeros_like(rows["value"])
-            for t, final in final_values.items():
-                finals[t] = final
-        advantage, returns = self.advantages(rows, last, finals)
-        dones = rows["terminated"] | rows["truncated"]
-        ended_returns, ended_lengths = self.finished_episodes(rows["rewards"], dones, rows["valid"], failed)
-        return Segment(
-            **rows,
-            advantage=advantage,
-            returns=returns,
-            start_state=chunk_states[0],
-            chunk_states=chunk_states,
-            episode_returns=ended_returns,
-            episode_lengths=ended_lengths,
-        )
-
-    def advantages(self, rows: dict[str, Any], last: Tensor, finals: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Advantages and returns [T, B]. last: the value [B] after the last step; finals: V(final observation) [T, B],
-        used where an episode was truncated."""
-        with span("advantages (GAE)"):
-            return self._advantages(rows, last, finals)
-
-    def _advantages(self, rows: dict[str, Any], last: Tensor, finals: Tensor | None) -> tuple[Tensor, Tensor]:
-        value = rows["value"]
-        next_values = torch.cat([value[1:], last.unsqueeze(0)])
-        if finals is not None:
-            next_values = torch.where(rows["truncated"], finals, next_values)
-        next_values = next_values.masked_fill(rows["terminated"], 0.0)
-        dones = rows["terminated"] | rows["truncated"]
-        rewards = rows["rewards"] * self.reward_scale
-        advantage, returns = gae(rewards, value, next_values, dones, self.gamma, self.gae_lambda)
-        if self.adapter.has_dummy_steps:
-            advantage = advantage.masked_fill(~rows["valid"], 0.0)
-            returns = torch.where(rows["valid"], returns, value)
-        return advantage, returns
-
-    def finished_episodes(
-        self, rewards: Tensor, dones: Tensor, valid: Tensor, failed: Sequence[int] = ()
+    def _finished_episodes(
+        self, rewards: Tensor, dones: Tensor, valid: Tensor, failed: list[int]
     ) -> tuple[list[float], list[int]]:
         """Returns and lengths of the episodes that ended here, in order of time; interrupted ones are not counted."""
         with span("returns of the episodes that ended"):
-            return self._finished_episodes(rewards, dones, valid, failed)
-
-    def _finished_episodes(
-        self, rewards: Tensor, dones: Tensor, valid: Tensor, failed: Sequence[int]
-    ) -> tuple[list[float], list[int]]:
-        returns, lengths, *still_open = episode_sums(rewards, dones, valid, self._open_return, self._open_length)
-        self._open_return, self._open_length = still_open
-        if failed:
-            dones = dones.index_fill(0, torch.tensor(failed, device=rewards.device), False)
-        return returns[dones].tolist(), lengths[dones].tolist()
+            returns, lengths, *still_open = episode_sums(rewards, dones, valid, self._open_return, self._open_length)
+            self._open_return, self._open_length = still_open
+            if failed:
+                dones = dones.index_fill(0, torch.tensor(failed, device=rewards.device), False)
+            return returns[dones].tolist(), lengths[dones].tolist()
 
     # --- saving ------------------------------------------------------------------------------------------------------
 
@@ -267,12 +233,12 @@ class Collector:
         return True
 
 
+_OF_THE_POLICY = frozenset(("log_prob", "value", "params"))
+
+
 def collect(env: Any, policy: RecurrentPolicy, steps: int = 128, **options: Any) -> Iterator[Segment]:
     """Endless segments: `for segment in hf.collect(env, policy, steps=128)`. Options as `Collector`'s."""
-    from holdfast.rollout.async_collector import AsyncCollector
-
-    kind = AsyncCollector if getattr(env, "is_asynchronous", False) else Collector
-    collector = kind(env, policy, steps, **options)
+    collector = Collector(env, policy, steps, **options)
     while True:
         yield collector.rollout()
 
@@ -299,13 +265,3 @@ def episode_sums(
         total[-1] - counted_return[-1],
         length[-1] - counted_length[-1],
     )
-
-
-def _fill_missing_masks(masks: list[Tensor | None]) -> list[Tensor]:
-    """Masks of each step; steps without one allow everything. [] if no step has a mask."""
-    known = next((mask for mask in masks if mask is not None), None)
-    return [] if known is None else [torch.ones_like(known) if mask is None else mask for mask in masks]
-
-
-def _stack(parts: list[Any]) -> Any:
-    return tree_map(lambda *x: torch.stack(x), parts[0], *parts[1:])

@@ -12,7 +12,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from holdfast.envs.own import NO_REWARD
+from holdfast.envs.user_envs import NO_REWARD
 
 _FRAME = re.compile(r'  File "([^"]+)", line \d+, in \w+\n((?:    .*\n)*)')
 _ONE_NUMBER = "step() must return the reward as one number"

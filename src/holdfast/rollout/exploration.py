@@ -1,21 +1,44 @@
-"""Exploration noise for Box actions that is correlated over time, one row per environment.
+"""Exploration noise of rollouts, one row per environment: numbers from which a distribution makes its action.
 
-White noise pushes a heavy body back and forth and gets it nowhere. Here each action is mean + std * noise with
-
-    noise[t] = correlation * noise[t-1] + sqrt(1 - correlation ** 2) * normal(0, 1)        # a fresh normal at a reset
-
-At every step the noise is standard normal, so log-probabilities stay those of the Gaussian, in both legs. It belongs to
-the rollout: checkpoints keep it, and evaluation and deployment draw white noise.
+It belongs to the rollout: checkpoints keep it, and evaluation and deployment draw without it.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
 
 
-class CorrelatedNoise:
-    """`value` [B, n] is the noise of the latest step; `draw` gives the next."""
+class Noise:
+    """`value` [B, n] is the noise of the latest step; `draw` gives the next. An algorithm makes one for its rollouts."""
+
+    value: Tensor
+
+    def draw(self, before: Tensor, resets: Tensor) -> Tensor:
+        """The noise [B, n] after `before`; where `resets` is True an episode begins. Pure: a captured rollout calls it."""
+        raise NotImplementedError
+
+    def advance(self, resets: Tensor, rows: Tensor | None = None) -> Tensor:
+        """Draw the next noise and keep it; of some environments only if `rows` names them."""
+        if rows is None:
+            self.value = self.draw(self.value, resets)
+            return self.value
+        drawn = self.draw(self.value.index_select(0, rows), resets)
+        self.value = self.value.index_copy(0, rows, drawn)
+        return drawn
+
+
+class CorrelatedNoise(Noise):
+    """Noise for Box actions that is correlated over time.
+
+    White noise pushes a heavy body back and forth and gets it nowhere. Here each action is mean + std * noise with
+
+        noise[t] = correlation * noise[t-1] + sqrt(1 - correlation ** 2) * normal(0, 1)        # a fresh normal at a reset
+
+    At every step the noise is standard normal, so log-probabilities stay those of the Gaussian, in both legs.
+    """
 
     def __init__(self, num_envs: int, actions: int, correlation: float, device: torch.device) -> None:
         if not 0.0 <= correlation < 1.0:
@@ -23,13 +46,16 @@ class CorrelatedNoise:
         self.correlation = correlation
         self.value = torch.zeros(num_envs, actions, device=device)
 
+    @classmethod
+    def for_actions(cls, space: Any, num_envs: int, correlation: float, device: torch.device) -> CorrelatedNoise | None:
+        """For the actions of a Box; None for other spaces, and for white noise, which distributions draw themselves."""
+        from gymnasium import spaces  # imported where it is used
+
+        if correlation == 0.0 or not isinstance(space, spaces.Box):
+            return None
+        return cls(num_envs, int(torch.Size(space.shape).numel()), correlation, device)
+
     def draw(self, before: Tensor, resets: Tensor) -> Tensor:
-        """The noise [B, n] after `before`; where `resets` is True an episode begins with fresh noise."""
         fresh = torch.randn_like(before)
         following = self.correlation * before + (1 - self.correlation**2) ** 0.5 * fresh
         return torch.where(resets.unsqueeze(1), fresh, following)
-
-    def advance(self, resets: Tensor) -> Tensor:
-        """Draw the next noise and keep it."""
-        self.value = self.draw(self.value, resets)
-        return self.value

@@ -3,38 +3,95 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from holdfast import state as state_ops
-from holdfast.state import State, tree_map
+from holdfast.state import State, map_tensors, tree_map
+
+Targets = Callable[["Segment"], tuple[Tensor, Tensor]]
+_STEPS, _NUMBERS = {"per": "step"}, {"per": "step", "numbers": True}
+"""Marks of fields: [T, B, ...]; exactly [T, B]."""
+_INPUTS_OF_TARGETS = ("rewards", "terminated", "truncated", "valid", "value")
+
+
+class Later:
+    """A value that is read or computed when it is first asked for."""
+
+    def __init__(self, compute: Callable[[], Any]) -> None:
+        self.compute = compute
+
+
+class _MayComeLater:
+    """A field whose value may be a `Later`."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, segment: Any, owner: type | None = None) -> Any:
+        if segment is None:
+            return ()  # the default
+        value = segment.__dict__[self.name]
+        if isinstance(value, Later):
+            value = segment.__dict__[self.name] = value.compute()
+        return value
+
+    def __set__(self, segment: Any, value: Any) -> None:
+        segment.__dict__[self.name] = value
+
+
+class _Target:
+    """A field that `Segment.targets` computes, again if what it was computed from has changed since; an assigned one stays."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name, self.index = name, ("advantage", "returns").index(name)
+
+    def __get__(self, segment: Any, owner: type | None = None) -> Any:
+        if segment is None:
+            return None  # the default
+        assigned = segment.__dict__[self.name]
+        return assigned if assigned is not None or segment.targets is None else segment.compute_targets()[self.index]
+
+    def __set__(self, segment: Any, value: Any) -> None:
+        segment.__dict__[self.name] = value
 
 
 @dataclass
 class Segment:
-    """T steps of B environments, time first. `valid` is False where a step only played an environment's reset."""
+    """T steps of B environments, time first: what was played, and what a rollout was asked to record besides.
 
-    obs: Any  # [T, B, ...]
-    actions: Tensor  # [T, B, ...]
-    resets: Tensor  # [T, B] bool
-    rewards: Tensor  # [T, B]
-    log_prob: Tensor  # [T, B]
-    value: Tensor  # [T, B]
-    terminated: Tensor  # [T, B] bool
-    truncated: Tensor  # [T, B] bool
-    advantage: Tensor  # [T, B]
-    returns: Tensor  # [T, B]
-    valid: Tensor  # [T, B] bool
+    `valid` is False where a step only played an environment's reset. `advantage` and `returns` are assigned, or computed by
+    `targets` when they are first asked for.
+    """
+
+    obs: Any = field(metadata=_STEPS)  # [T, B, ...]
+    actions: Tensor = field(metadata=_STEPS)  # [T, B, ...]
+    resets: Tensor = field(metadata=_NUMBERS)  # [T, B] bool
+    rewards: Tensor = field(metadata=_NUMBERS)  # [T, B]
+    terminated: Tensor = field(metadata=_NUMBERS)  # [T, B] bool
+    truncated: Tensor = field(metadata=_NUMBERS)  # [T, B] bool
+    valid: Tensor = field(metadata=_NUMBERS)  # [T, B] bool
     start_state: State  # leaves [B, ...]: before step 0 and before its resets
-    action_mask: Any = None  # [T, B, ...] bool
+    action_mask: Any = field(default=None, metadata=_STEPS)  # [T, B, ...] bool
+    log_prob: Any = field(default=None, metadata=_NUMBERS)  # [T, B]
+    value: Any = field(default=None, metadata=_NUMBERS)  # [T, B]
+    params: Any = field(default=None, metadata=_STEPS)  # [T, B, ...]: what the distributions were made from
+    final_obs: Any = field(default=None, metadata=_STEPS)  # [T, B, ...]: zeros where no episode was truncated
+    final_value: Any = field(default=None, metadata=_NUMBERS)  # [T, B]: V(final observation) where truncated; None: nowhere
+    last_value: Any = None  # [B]: after the last step
+    advantage: Any = _Target()
+    returns: Any = _Target()
+    all_valid: bool = False  # whether it is known, without a look, that every step is valid
     chunk_states: list[State] = field(default_factory=list)  # before each training chunk; the first is start_state
-    episode_returns: list[float] = field(default_factory=list)
-    episode_lengths: list[int] = field(default_factory=list)
+    episode_returns: Sequence[float] = _MayComeLater()  # type: ignore[assignment]
+    episode_lengths: Sequence[int] = _MayComeLater()  # type: ignore[assignment]
     seconds: dict[str, float] = field(default_factory=dict)
+    targets: Targets | None = None
+    """Gives advantages and returns [T, B]."""
 
     @property
     def num_steps(self) -> int:
@@ -44,26 +101,37 @@ class Segment:
     def num_envs(self) -> int:
         return self.resets.shape[1]
 
-    TIMED: ClassVar = ("obs", "actions", "resets", "rewards", "log_prob", "value", "terminated", "truncated", "advantage",
-             "returns", "valid", "action_mask")  # fmt: skip
-    """The fields that are [T, B, ...]."""
-    PER_STEP: ClassVar = frozenset(
-        {"rewards", "log_prob", "value", "terminated", "truncated", "advantage", "returns", "valid"}
-    )
-    """The fields with one number per step, as `resets`."""
-
     def __setattr__(self, name: str, value: Any) -> None:
-        """A loss would broadcast an advantage [B], and give a number."""
-        if name in self.PER_STEP and isinstance(value, Tensor) and value.shape != self.resets.shape:
+        """Rejects shapes that a loss would silently broadcast."""
+        if name in _PER_STEP and isinstance(value, Tensor) and "resets" in vars(self) and value.shape != self.resets.shape:
             raise ValueError(
                 f"{name} of a segment has shape {tuple(value.shape)}, expected [T, B] = {list(self.resets.shape)}, as its resets"
             )
+        if name == "valid" and name in vars(self):
+            super().__setattr__("all_valid", False)
         super().__setattr__(name, value)
 
-    def _timed(self, change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
+    def compute_targets(self) -> tuple[Tensor, Tensor]:
+        """Advantages and returns by `targets`; computed once, as long as nothing they depend on changes."""
+        assert self.targets is not None
+        inputs = [getattr(self, name) for name in _INPUTS_OF_TARGETS]
+        key = [(id(x), x._version) for x in inputs if isinstance(x, Tensor)]
+        if vars(self).get("_targets_of") != key:
+            vars(self)["_computed"], vars(self)["_targets_of"] = self.targets(self), key
+        return vars(self)["_computed"]
+
+    # --- cutting -----------------------------------------------------------------------------------------------------
+
+    def changed(self, **parts: Any) -> Segment:
+        """The same segment with other parts. Nothing is read or computed for it."""
+        other = object.__new__(Segment)
+        vars(other).update({**vars(self), **parts})
+        return other
+
+    def map_steps(self, change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
         """Everything that is [T, B, ...], changed."""
-        present = [name for name in self.TIMED if getattr(self, name) is not None]
-        return {name: tree_map(change, getattr(self, name)) for name in present}
+        present = {name: getattr(self, name) for name in PER_STEP}
+        return {name: tree_map(change, part) for name, part in present.items() if part is not None}
 
     def as_sequences(self, length: int | None = None) -> Segment:
         """The same steps as training sequences: [length, K*B, ...], one column per chunk and environment::
@@ -88,7 +156,7 @@ class Segment:
             return x.unflatten(0, (chunks, length)).transpose(0, 1).flatten(1, 2)
 
         start = tree_map(lambda *s: torch.cat(s), *self.chunk_states)
-        return replace(self, **self._timed(cut), start_state=start, chunk_states=[start])
+        return self.changed(**self.map_steps(cut), start_state=start, chunk_states=[start])
 
     def columns(self, length: int | None = None) -> Segment:
         """Deprecated name of `as_sequences`."""
@@ -97,18 +165,24 @@ class Segment:
 
     def select(self, columns: Tensor) -> Segment:
         """Some environments (columns) only."""
-        timed = self._timed(lambda x: x.index_select(1, columns))
+        steps = self.map_steps(lambda x: x.index_select(1, columns))
         start = state_ops.select(self.start_state, columns)
-        return replace(self, **timed, start_state=start, chunk_states=[start])
+        return self.changed(**steps, start_state=start, chunk_states=[start])
 
     def steps(self, begin: int, end: int) -> Segment:
         """The steps from `begin` up to `end`; `start_state` stays that of step 0."""
-        return replace(self, **self._timed(lambda x: x[begin:end]))
+        return self.changed(**self.map_steps(lambda x: x[begin:end]))
+
+    def map_tensors(self, change: Callable[[Tensor], Tensor]) -> Segment:
+        """The same segment with every tensor changed. Episodes that were not read yet stay so."""
+        return self.changed(**{name: map_tensors(change, part) for name, part in vars(self).items() if name in _TENSORS})
 
     def to(self, device: torch.device | str) -> Segment:
         """A copy on another device."""
-        moved = {f.name: getattr(self, f.name) for f in fields(self)}
-        for name in (*self.TIMED, "start_state", "chunk_states"):
-            if moved[name] is not None:
-                moved[name] = tree_map(lambda x: x.to(device), moved[name])
-        return Segment(**moved)
+        return self.map_tensors(lambda x: x.to(device))
+
+
+PER_STEP = tuple(f.name for f in fields(Segment) if f.metadata.get("per") == "step") + ("advantage", "returns")
+"""The fields that are [T, B, ...]."""
+_PER_STEP = {f.name for f in fields(Segment) if f.metadata.get("numbers")} | {"advantage", "returns"}
+_TENSORS = {*PER_STEP, "start_state", "chunk_states", "last_value"}

@@ -6,7 +6,7 @@ and turns the three autoreset modes into one form. It does not act and keeps no 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +19,7 @@ from torch import Tensor
 from holdfast.checks import check_discrete
 from holdfast.envs.base import TorchVectorEnv
 from holdfast.rollout.action_check import CHECKED_STEPS, check_actions
+from holdfast.rollout.recording import Turn
 from holdfast.state import leaves, tree_map
 
 
@@ -64,6 +65,15 @@ def input_space(observation_space: spaces.Space[Any], action_space: spaces.Space
     return spaces.Dict({name: parts[name] for name in inputs})
 
 
+def make_adapter(env: Any, device: torch.device | str, inputs: tuple[str, ...]) -> VectorEnvAdapter:
+    """The adapter for an environment that answers all at once, or in batches."""
+    if getattr(env, "is_asynchronous", False):
+        from holdfast.rollout.batch_env import BatchEnvAdapter
+
+        return BatchEnvAdapter(env, device, inputs)
+    return VectorEnvAdapter(env, device, inputs)
+
+
 class VectorEnvAdapter:
     """Observations, flags and masks of a vector environment as tensors on `device`."""
 
@@ -91,9 +101,8 @@ class VectorEnvAdapter:
         self.has_dummy_steps = self._has_absent_rows or self.mode == AutoresetMode.NEXT_STEP
         self._masks = masks_of(env)
         self._returns_tensors = False
-        self.takes_every_final_obs = (
-            False  # where they are tensors for all rows, without a look at the flags on the device
-        )
+        self.takes_every_final_obs = False  # where they are tensors for all rows: without a look at the flags on the device
+        self._can_truncate = bool(getattr(env, "can_truncate", True))
         self._never_overwrites = isinstance(env, TorchVectorEnv)
         self._goes_to_gpu = self.device.type != "cpu" and not isinstance(env, TorchVectorEnv)
         self.obs: Any = None
@@ -108,6 +117,18 @@ class VectorEnvAdapter:
         self.resets, self.valid = self._all_true(), self._present(info)
         self.action_mask = self._read_mask(info)
         self.obs = self.compose(self._tensors(obs, "reset"), None, None)
+
+    def turns(self, steps: int) -> Iterator[Turn]:
+        """Who acts when in a rollout: all environments, step by step."""
+        return (Turn(t) for t in range(steps))
+
+    def seen(self, rows: Tensor | None) -> tuple[Any, Tensor, Tensor, Any]:
+        """What the environments in `rows` (None: all) show before they act: observations, resets, valid, action mask."""
+        return self.obs, self.resets, self.valid, self.action_mask
+
+    def step_turn(self, action: Tensor, turn: Turn) -> list[tuple[Turn, EnvStep]]:
+        """Take the actions of a turn. Returns what came back, and of which turn it is the result."""
+        return [(turn, self.step(action))]
 
     def step(self, action: Tensor) -> EnvStep:
         """Take an action in every environment and advance to the next observations."""
@@ -129,7 +150,7 @@ class VectorEnvAdapter:
                 rewards = rewards.masked_fill(~played, 0.0)
                 self.valid = self._present(info)
             done = terminated | truncated
-            if (self.takes_every_final_obs and self._gives_tensors_of_finals(info)) or self._any(truncated):
+            if self._can_truncate and (self._gives_every_final_obs(info) or self._any(truncated)):
                 raw = obs if self.mode == AutoresetMode.DISABLED else self._final_obs(obs, info, truncated)
                 final = self.compose(raw, action, rewards, fresh=None)
             self.resets = done | ~played if self._has_absent_rows else done
@@ -143,20 +164,6 @@ class VectorEnvAdapter:
         self.action_mask = mask
         self.obs = self.compose(obs, action, rewards, fresh=self.resets)
         return EnvStep(rewards, terminated, truncated, final, bool(info.get("env_failure", False)))
-
-    def step_rows(self, rows: Tensor, actions: Tensor, result: Any) -> EnvStep:
-        """Take in what some environments returned: (observations, rewards, terminated, truncated), a row per entry of
-        `rows`. actions: the last of all environments. For NEXT_STEP; `obs`, `resets` and `valid` of the others stay."""
-        obs, rewards, terminated, truncated = result
-        played, count = self.valid.index_select(0, rows), len(rows)
-        rewards = self._per_env("rewards", rewards, torch.float32, count).masked_fill(~played, 0.0)
-        terminated = self._per_env("terminated", terminated, torch.bool, count) & played
-        truncated = self._per_env("truncated", truncated, torch.bool, count) & played
-        self.resets = self.resets.index_copy(0, rows, ~played)
-        self.valid = self.valid.index_copy(0, rows, ~(terminated | truncated))
-        new = self.compose(self._tensors(obs, "recv", count), actions.index_select(0, rows), rewards, fresh=~played)
-        self.obs = tree_map(lambda o, n: o.index_copy(0, rows, n), self.obs, new)
-        return EnvStep(rewards, terminated, truncated, None)
 
     def to_env(self, action: Tensor) -> Any:
         """The action as the environment takes it: clipped to its Box, numpy unless it returns tensors."""
@@ -207,9 +214,11 @@ class VectorEnvAdapter:
             return self._all_true()
         return ~self._per_env("info['absent']", info["absent"], torch.bool)
 
-    def _gives_tensors_of_finals(self, info: dict[str, Any]) -> bool:
+    def _gives_every_final_obs(self, info: dict[str, Any]) -> bool:
+        """Whether the last observations are taken of all rows."""
         final = info.get("final_obs")
-        return self.mode == AutoresetMode.SAME_STEP and final is not None and isinstance(leaves(final)[0], Tensor)
+        wanted = self.takes_every_final_obs and self.mode == AutoresetMode.SAME_STEP
+        return wanted and final is not None and isinstance(leaves(final)[0], Tensor)
 
     def _any(self, flags: Tensor) -> bool:
         return bool(flags.any())

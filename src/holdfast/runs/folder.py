@@ -16,7 +16,7 @@ from typing import Any
 
 from holdfast.config import TrainConfig
 from holdfast.distributed.ranks import Ranks, launched
-from holdfast.envs.own import allow_imports_flag
+from holdfast.config.imports import allow_imports_flag
 from holdfast.runs import checkpoint
 from holdfast.runs.lock import LOCK_NAME, FolderInUseError, RunLock
 from holdfast.runs.log import RESULT_NAME, RunFolderError, read_progress, removed_folder, write_json, write_metadata

@@ -18,12 +18,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from holdfast.config import TrainConfig
+from holdfast import plain_checks
+from holdfast.config import TrainConfig, imports
 from holdfast.named_objects import is_import_name
-from holdfast.policies import own
+from holdfast.policies import user_policies
 from holdfast.policies.actor_critic import ActorCritic
 from holdfast.policies.base import RecurrentPolicy
-from holdfast.runs import checkpoint, hub_repository, imports, plain_checks, space_json
+from holdfast.runs import checkpoint, hub_repository, space_json
 from holdfast.runs.checkpoint import CheckpointError
 
 FORMAT = "holdfast policy 1"
@@ -170,7 +171,7 @@ def load(folder: Path, policy: Any = None, *, allow_imports: bool = False) -> Re
             how = plain_checks.mapping(shared.config["policy"], "policy", "class")
         training = training_config(shared)
         if policy is not None:
-            made = own.build(policy, spaces[0], spaces[1], training or TrainConfig())
+            made = user_policies.build(policy, spaces[0], spaces[1], training or TrainConfig())
         elif how["class"] == _ACTOR_CRITIC:
             made = _actor_critic(how, spaces, shared, allow_imports)
         else:
@@ -203,7 +204,7 @@ def describe_policy(policy: RecurrentPolicy) -> dict[str, Any]:
         if arguments["mask_parents"] is not None:
             arguments["mask_parents"] = [[int(key), int(value)] for key, value in arguments["mask_parents"].items()]
         return {"class": _ACTOR_CRITIC, "arguments": json.loads(json.dumps(arguments))}
-    name = own.recorded_name(type(policy))
+    name = user_policies.recorded_name(type(policy))
     if name is None:
         raise ValueError(
             f"{type(policy).__qualname__} cannot be found again by name; define the class at the top level of a module"
@@ -225,7 +226,7 @@ def _actor_critic(how: dict[str, Any], spaces: list[Any], shared: Shared, allow_
             if isinstance(listed, list) and len(listed) > MOST_LAYERS:
                 raise ValueError(f"{name} has {len(listed)} entries, expected at most {MOST_LAYERS}")
         config = TrainConfig.from_dict({name: value for name, value in arguments.items() if name in known})
-    imports.require_allowed(config, source, imports.MAKES_POLICY, allow_imports)
+    imports.require_allowed(config, source, allow_imports, env=False)
     options = {name: getattr(config, name) if name in known else value for name, value in arguments.items()}
     options["core"] = None if config.core == "none" else config.core
     options |= {name: getattr(config, name) or None for name in _ALL_OR_KEYS}
@@ -254,8 +255,8 @@ def _own_policy(
         if not isinstance(name, str) or not is_import_name(name):
             raise ValueError(f"its policy class is {name!r:.40}, expected {_ACTOR_CRITIC} or module:Name")
     config = TrainConfig(policy=name)
-    imports.require_allowed(config, source, imports.MAKES_POLICY, allow_imports)
-    return own.build(name, spaces[0], spaces[1], training or config)
+    imports.require_allowed(config, source, allow_imports, env=False)
+    return user_policies.build(name, spaces[0], spaces[1], training or config)
 
 
 def require_safetensors() -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from holdfast.runs import plain_checks as checks
+from holdfast import plain_checks as checks
 
 
 def capture(device: torch.device) -> dict[str, Any]:
@@ -33,7 +33,7 @@ def restore(saved: dict[str, Any], device: torch.device) -> None:
 def check(saved: Any, where: str) -> None:
     """ValueError unless `restore` can take this. numpy trusts its state: a position beyond the end is read in C."""
     checks.mapping(saved, where, "torch", "cuda", "numpy", "python")
-    check_generator(saved["torch"], f"{where}: torch's")
+    checks.generator_state(saved["torch"], f"{where}: torch's")
     checks.sequence(saved["cuda"], f"{where}: cuda's")
     state = checks.mapping(saved["numpy"], f"{where}: numpy's", "bit_generator", "state", "has_gauss", "gauss")
     if state["bit_generator"] != "MT19937":
@@ -48,15 +48,6 @@ def check(saved: Any, where: str) -> None:
         random.Random().setstate(_tuples(saved["python"]))
     except Exception as error:
         raise ValueError(f"{where}: Python's cannot be used ({error})") from error
-
-
-def check_generator(saved: Any, where: str) -> None:
-    """ValueError unless it is the state of one of torch's generators on the CPU."""
-    checks.tensor(saved, where, torch.default_generator.get_state().shape, torch.uint8)
-    try:
-        torch.Generator().set_state(saved)
-    except Exception as error:
-        raise ValueError(f"{where} is not the state of a random generator") from error
 
 
 def seed(number: int, device: torch.device | None = None) -> None:

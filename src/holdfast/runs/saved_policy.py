@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from holdfast.config import TrainConfig
+from holdfast import algorithms, plain_checks
+from holdfast.config import RunConfig, imports
 from holdfast.distributed.ranks import pick_device
 from holdfast.named_objects import is_import_name
-from holdfast.policies import own
-from holdfast.policies.actor_critic import ActorCritic
+from holdfast.policies import user_policies
 from holdfast.policies.base import RecurrentPolicy
-from holdfast.runs import checkpoint, imports, plain_checks, pretrained, space_data
+from holdfast.runs import checkpoint, pretrained, space_data
 
-NEEDED = {"config", "policy", "own_policy", "ppo", "collector", "rng", "update", "steps"}
+NEEDED = {"config", "policy", "own_policy", "collector", "rng", "update", "steps"}
 """What every checkpoint of a trainer has."""
 
 
@@ -53,15 +54,15 @@ def _policy_of(file: Path, saved: dict[str, Any], policy: Any, allow_imports: bo
             raise kind(
                 f"{file} does not say what its policy observes: pass an instance, hf.load(path, policy=MyPolicy())"
             )
-        config = settings(file, saved)
+        config = settings(file, saved, allow_imports)
         if policy is None:
-            imports.require_allowed(config, file, imports.MAKES_POLICY, allow_imports)
+            imports.require_allowed(config, file, allow_imports, env=False)
             require_weights_of(config, file, saved)
             with checkpoint.refusals(file):
-                policy = policy_from(config, observation_space, action_space)
+                policy = algorithms.make_policy(config, observation_space, action_space)
                 policy.load_state_dict(saved["policy"])
                 return policy
-        policy = own.build(policy, observation_space, action_space, config)
+        policy = user_policies.build(policy, observation_space, action_space, config)
     _load_weights(policy, file, saved)
     return policy
 
@@ -73,8 +74,8 @@ def _load_weights(policy: RecurrentPolicy, file: Path, saved: dict[str, Any]) ->
     except RuntimeError as error:
         trained = ""
         if saved["own_policy"]:
-            config = settings(file, saved)
-            trained = f"; the run was trained with {config.policy or f'hf.ActorCritic, core {config.core}'}"
+            config = saved["config"]
+            trained = f"; the run was trained with {config.get('policy') or f'core {config.get("core")}'}"
         text = " ".join(str(error).split())
         found = (text.partition(": ")[2] or text).partition(". ")[0]  # the first of what may be many
         raise ValueError(
@@ -111,49 +112,30 @@ def read(path_or_run: str | Path) -> tuple[Path, dict[str, Any]]:
     return file, saved
 
 
-def settings(file: Path, saved: dict[str, Any], **overrides: Any) -> TrainConfig:
-    """The config in a checkpoint, with some settings replaced."""
-    with checkpoint.refusals(file, "its config cannot be used"):
-        TrainConfig.from_dict(saved["config"])
-    return TrainConfig.from_dict({**saved["config"], **overrides})
+def settings(
+    file: Path, saved: dict[str, Any], allow_imports: bool | Collection[str] = False, **overrides: Any
+) -> RunConfig:
+    """The config in a checkpoint, with some settings replaced. allow_imports: of an algorithm's module that the file names."""
+    try:
+        with checkpoint.refusals(file, "its config cannot be used"):
+            RunConfig.from_dict(saved["config"], allow_imports)
+    except checkpoint.CheckpointError as error:
+        if isinstance(error.__cause__, imports.ImportNotAllowedError):
+            raise imports.ImportNotAllowedError(f"{file}: {error.__cause__}") from error
+        raise
+    return RunConfig.from_dict({**saved["config"], **overrides}, allow_imports)
 
 
-def require_weights_of(config: TrainConfig, file: Path, saved: dict[str, Any]) -> None:
+def require_weights_of(config: RunConfig, file: Path, saved: dict[str, Any]) -> None:
     """Refuse a file whose weights are not those of its config, before a policy of that size takes up memory.
 
     Policies and cores of the user's own are left alone: their code may do anything when it is called.
     """
-    if config.policy is not None or is_import_name(str(config.core)):
+    if config.policy is not None or is_import_name(str(config.core)) or is_import_name(config.algorithm):
         return
     with checkpoint.refusals(file), torch.device("meta"):
         weights = plain_checks.mapping(saved["policy"], "policy")
         plain_checks.integer(config.num_layers, "num_layers", 1, max(64, len(weights)))
-        for name, expected in policy_from(config, *spaces(saved)).state_dict().items():
+        for name, expected in algorithms.make_policy(config, *spaces(saved)).state_dict().items():
             if name in weights:  # missing and unknown names are load_state_dict's to judge
                 plain_checks.tensor(weights[name], f"policy {name}", expected.shape, expected.dtype)
-
-
-def policy_from(config: TrainConfig, observation_space: Any, action_space: Any) -> RecurrentPolicy:
-    """The policy a config describes."""
-    if config.policy is not None:
-        return own.build(config.policy, observation_space, action_space, config)
-    return ActorCritic(
-        observation_space,
-        action_space,
-        None if config.core == "none" else config.core,
-        config.hidden_size,
-        config.critic_core,
-        num_layers=config.num_layers,
-        reset=config.reset,
-        encoder_sizes=config.encoder_sizes,
-        head_sizes=config.head_sizes,
-        activation=config.activation,
-        normalize_obs=config.normalize_obs,
-        normalize_value=config.normalize_value,
-        memory_span=config.memory_span,
-        scale_actions=config.scale_actions,
-        squash_actions=config.squash_actions,
-        initial_std=config.initial_std,
-        actor_obs=config.actor_obs or None,
-        critic_obs=config.critic_obs or None,
-    )

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
 from holdfast.config import RANGES, TrainConfig, flag_of
-from holdfast.runs import plain_checks
+from holdfast import plain_checks
 
 Scale = Literal["linear", "log", "log(1-x)"]
 SCALES = ("linear", "log", "log(1-x)")

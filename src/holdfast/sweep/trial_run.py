@@ -14,9 +14,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from holdfast.config import TrainConfig
+from holdfast.config import RunConfig, imports
 from holdfast.distributed.termination import Terminated
-from holdfast.runs import checkpoint, imports, saved_policy
+from holdfast.runs import checkpoint, saved_policy
 from holdfast.runs.log import read_progress
 from holdfast.sweep.study import REPORTS, Study
 from holdfast.training.callbacks import Callback

@@ -13,7 +13,7 @@ import torch
 from gymnasium import spaces
 
 from holdfast.envs.base import TorchVectorEnv
-from holdfast.runs import plain_checks as check
+from holdfast import plain_checks as check
 from holdfast.runs import rng_state, saved_policy, space_data
 from holdfast.state import leaves
 
@@ -41,7 +41,8 @@ def check_fit(trainer: Trainer, saved: dict[str, Any]) -> None:
     for name, space in zip(("observation_space", "action_space"), saved_policy.spaces(saved)):
         space_data.require_fit(space, getattr(adapter, name), name)
     _check_weights(trainer, saved["policy"])
-    _check_optimizer(trainer, check.mapping(saved["ppo"], "ppo", "optimizer", "generator"))
+    name = trainer.algorithm.name
+    trainer.algorithm.check(check.mapping(saved.get(name), name))
     for where, collector in _collectors(saved):
         _check_collector(trainer, collector, where)
     _check_reward_scale(saved.get("reward_scale"), _rows(saved["collector"], "collector"))
@@ -58,8 +59,8 @@ def check_fit(trainer: Trainer, saved: dict[str, Any]) -> None:
         rng_state.check(part["rng"], f"rng of rank {rank}")
     for rank, part in enumerate(parts[1:], 1):
         check.mapping(part, f"rank {rank}", "generator", "open_return")
-        rng_state.check_generator(part["generator"], f"generator of rank {rank}")
-        if trainer.reward_scale is not None and part["open_return"] is not None:
+        check.generator_state(part["generator"], f"generator of rank {rank}")
+        if trainer.algorithm.reward_scale is not None and part["open_return"] is not None:
             check.tensor(part["open_return"], "open_return", (_rows(part["collector"], "collector"),), torch.float64)
 
 
@@ -72,27 +73,6 @@ def _check_weights(trainer: Trainer, saved: Any) -> None:
     for name, own in trainer.policy.state_dict().items():
         if name in saved:
             check.tensor(saved[name], f"policy {name}", own.shape, own.dtype)
-
-
-def _check_optimizer(trainer: Trainer, saved: dict[str, Any]) -> None:
-    rng_state.check_generator(saved["generator"], "ppo generator")
-    optimizer = check.mapping(saved["optimizer"], "optimizer", "state", "param_groups")
-    own = trainer.ppo.optimizer
-    parameters = [parameter for group in own.param_groups for parameter in group["params"]]
-    groups = check.sequence(optimizer["param_groups"], "param_groups", len(own.param_groups))
-    for group, mine in zip(groups, own.state_dict()["param_groups"]):
-        if check.mapping(group, "param_groups", "params")["params"] != mine["params"]:
-            raise ValueError("the optimizer is of another policy: its groups hold other parameters")
-    for index, state in check.mapping(optimizer["state"], "optimizer state").items():
-        check.integer(index, "parameter of the optimizer", 0, len(parameters) - 1)
-        where, parameter = f"optimizer state {index}", parameters[index]
-        check.mapping(state, where, "step", "exp_avg", "exp_avg_sq")
-        if len(state) != 3:
-            raise ValueError(f"{where} has {', '.join(map(str, state))}, expected step, exp_avg, exp_avg_sq")
-        step = check.tensor(state["step"], f"{where} step", (), torch.float32)
-        check.number(float(step), f"{where} step", 0, 2**53)
-        for name in ("exp_avg", "exp_avg_sq"):
-            check.tensor(state[name], f"{where} {name}", parameter.shape, parameter.dtype)
 
 
 def _collectors(saved: dict[str, Any]) -> list[tuple[str, Any]]:

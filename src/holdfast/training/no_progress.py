@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from holdfast.config import TrainConfig
+from holdfast.config import RunConfig
 
 SHARE = 2 / 3  # of the run's steps; a run of TMaze that ended well had learned nothing after 60%
 UPDATES = 20  # a run of fewer has hardly begun
@@ -18,14 +19,14 @@ PART_OF_DEVIATION = 0.25  # an improvement smaller than this part of the deviati
 
 
 class ProgressCheck:
-    """`after_update` gives the warning, or None.
+    """`after_update` gives the warning, or None. advice: what to try, from the algorithm.
 
     first_returns: where the returns of the run's first episodes are kept, those from before a resume included. None: they
     are not known, and nothing is said.
     """
 
-    def __init__(self, config: TrainConfig, first_returns: list[float] | None) -> None:
-        self.config = config
+    def __init__(self, config: RunConfig, advice: Callable[[Any], str], first_returns: list[float] | None) -> None:
+        self.config, self._advice = config, advice
         self._first = [] if first_returns is None else first_returns
         self._said = first_returns is None
 
@@ -54,17 +55,6 @@ class ProgressCheck:
         )
 
     def _remedy(self) -> str:
-        config = self.config
-        if config.core == "none" and config.policy is None:
+        if self.config.core == "none" and self.config.policy is None:
             return "The policy has no memory (--core none); if the task needs one, try --core lstm."
-        if not config.normalize_obs or not (config.normalize_value or config.normalize_reward):
-            return "Try --normalize-obs --normalize-value."
-        if (config.bptt or config.num_steps) < 128:
-            return "Try longer sequences: --num-steps 128."
-        if config.learning_rate > 7e-4:
-            return "Try a lower --learning-rate, such as 7e-4."
-        if config.minibatches < min(32, config.num_envs * config.sequences_per_env):
-            return "Try smaller minibatches, which give more steps of the optimizer: --minibatches 32."
-        if config.num_envs > 16:
-            return f"Try smaller rollouts and more passes: --num-envs {config.num_envs // 2} --epochs 10."
-        return "Try more steps, or another seed."
+        return self._advice(self.config)

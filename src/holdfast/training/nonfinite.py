@@ -6,6 +6,7 @@ until its episode ends.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 
 import torch
 
-from holdfast.config import TrainConfig
+from holdfast.config import RunConfig
 from holdfast.memory import Memory
 from holdfast.policies.base import RecurrentPolicy
 from holdfast.rollout.segment import Segment
@@ -31,7 +32,7 @@ class NonFiniteError(RuntimeError):
 class NonFiniteGuard:
     """Watches every update of a run. `total`: updates with skipped steps. `in_a_row`: the latest ones without any step."""
 
-    def __init__(self, config: TrainConfig, rank: int, notify: Callable[[str], None]) -> None:
+    def __init__(self, config: RunConfig, rank: int, notify: Callable[[str], None]) -> None:
         self.config, self.rank, self.notify = config, rank, notify
         self.total = self.in_a_row = 0
 
@@ -39,13 +40,13 @@ class NonFiniteGuard:
         """Count and report skipped steps, keep their evidence, and stop after too many updates without a step."""
         if row.get("memory/nan", 0) > 0:
             clear_memory(memory)
-        skipped = row["train/skipped_steps"]
+        skipped = row.get("train/skipped_steps", 0.0)
         if skipped == 0:
             self.in_a_row = 0
             return
         self.total += 1
-        spoiled = skipped >= row["train/epochs"] * self.config.minibatches
-        self.in_a_row = self.in_a_row + 1 if spoiled else 0
+        nothing_learned = math.isnan(row["train/grad_norm"])  # a mean over the steps that were taken
+        self.in_a_row = self.in_a_row + 1 if nothing_learned else 0
         evidence: Path | str
         try:
             evidence = keep_evidence(self.config.folder, self.rank, row, segment, policy.state_dict())
@@ -54,7 +55,7 @@ class NonFiniteGuard:
         origin = where_from(segment)
         # Isolated skips are reported at counts 1, 2, 4, 8, ...; consecutive ones always.
         if self.total & (self.total - 1) == 0 or self.in_a_row > 1:
-            what = "the update was" if spoiled else f"{skipped:.0f} of its steps were"
+            what = "the update was" if nothing_learned else f"{skipped:.0f} of its steps were"
             so_far = f" (update number {self.total} of this kind)" if self.total > 1 else ""
             self.notify(
                 f"loss or gradients were not finite, {what} skipped{so_far}: {origin}; rollout and weights are in {evidence}"
@@ -109,9 +110,9 @@ def clear_memory(memory: Memory) -> list[int]:
 def keep_evidence(folder: Path, rank: int, row: dict[str, float], segment: Segment, policy: dict[str, Any]) -> Path:
     """Write the rollout and the weights of a skipped update; of earlier ones only the first is kept."""
     path = folder / FOLDER / f"update_{int(row['update']):08d}-rank{rank}.pt"
-    timed = {f.name: getattr(segment, f.name) for f in fields(segment)}
+    parts = {f.name: getattr(segment, f.name) for f in fields(segment) if f.name not in ("seconds", "targets")}
     content = {
-        "segment": _on_host({**timed, "seconds": {}}),
+        "segment": _on_host(parts),
         "policy": _on_host(policy),
         "row": {name: float(number) for name, number in row.items()},
     }

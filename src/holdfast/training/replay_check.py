@@ -7,14 +7,15 @@ which other resets or start states make the gap vanish.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from holdfast.algorithms.base import Algorithm, replay_difference
 from holdfast.policies.base import RecurrentPolicy
-from holdfast.policies.precision import autocast
 from holdfast.rollout.segment import Segment
 from holdfast.state import leaves, tree_map
 
@@ -31,26 +32,8 @@ class ReplayGap(NamedTuple):
     b: int
 
 
-class Replayer(NamedTuple):
-    """How a segment is trained on: which policy, in chunks of `bptt`, in which precision."""
-
-    policy: RecurrentPolicy
-    bptt: int | None
-    autocast: torch.dtype | None
-
-    @torch.no_grad()
-    def difference(self, segment: Segment, resets: Tensor | None = None, zero_start: bool = False) -> Tensor:
-        """The difference of stored and recomputed numbers, [T, B]; 0 in dummy steps."""
-        cut = (segment if resets is None else replace(segment, resets=resets)).as_sequences(self.bptt)
-        start = tree_map(torch.zeros_like, cut.start_state) if zero_start else cut.start_state
-        with autocast(cut.resets.device, self.autocast):
-            new = self.policy.evaluate(cut.obs, cut.actions, start, cut.resets, action_mask=cut.action_mask)
-        scale = cut.value.abs().max().clamp(min=1.0)
-        apart = torch.maximum(
-            (new.log_prob.float() - cut.log_prob).abs(), (new.value.float() - cut.value).abs() / scale
-        )
-        apart = torch.where(cut.valid, apart, 0.0)  # [length, chunks * B]
-        return apart.unflatten(1, (-1, segment.num_envs)).transpose(0, 1).flatten(0, 1)
+Difference = Callable[[Segment], Tensor]
+"""How far what a segment recorded is from what training recomputes, [T, B]."""
 
 
 def tolerance(device: torch.device, half_precision: bool) -> float:
@@ -63,20 +46,23 @@ def tolerance(device: torch.device, half_precision: bool) -> float:
 def measure(
     policy: RecurrentPolicy, segment: Segment, autocast: torch.dtype | None = None, bptt: int | None = None
 ) -> ReplayGap:
-    """Recompute the stored log-probabilities and values with the current weights."""
-    return _largest(Replayer(policy, bptt, autocast).difference(segment))
+    """Recompute what a segment recorded with the current weights."""
+    return _largest(replay_difference(policy, segment, bptt, autocast))
 
 
-def check(
-    policy: RecurrentPolicy,
-    segment: Segment,
-    autocast: torch.dtype | None = None,
-    bptt: int | None = None,
-) -> float:
+def check(algorithm: Algorithm, segment: Segment) -> float:
     """The gap; above ten times the tolerance a `ReplayError` that explains it."""
-    allowed = tolerance(segment.resets.device, autocast is not None)
-    leg = Replayer(policy, bptt, autocast)
-    gap = _largest(leg.difference(segment))
+    half_precision = algorithm.config.precision != "fp32"
+    return check_policy(algorithm.policy, segment, algorithm.replay_difference, half_precision)
+
+
+def check_policy(
+    policy: RecurrentPolicy, segment: Segment, difference: Difference | None = None, half_precision: bool = False
+) -> float:
+    """As `check`, by any measure of the difference; by default that of the policy on the whole segment."""
+    difference = difference or partial(replay_difference, policy)
+    allowed = tolerance(segment.resets.device, half_precision)
+    gap = _largest(difference(segment))
     if gap.size <= 10 * allowed:  # NaN fails this too
         return gap.size
     where = f"at step t={gap.t}, environment {gap.b}, with unchanged weights"
@@ -87,7 +73,7 @@ def check(
         )
     raise ReplayError(
         f"training does not replay the rollout: log-probabilities or values differ by {gap.size:.3g} "
-        f"(allowed {allowed:.0e}) {where}.\n{_boundary(segment, gap)}\n{_cause(leg, segment, 10 * allowed)}"
+        f"(allowed {allowed:.0e}) {where}.\n{_boundary(segment, gap)}\n{_cause(policy, difference, segment, 10 * allowed)}"
     )
 
 
@@ -111,22 +97,22 @@ def _boundary(segment: Segment, gap: ReplayGap) -> str:
 # --- why ---------------------------------------------------------------------------------------------------------
 
 
-def _cause(leg: Replayer, segment: Segment, limit: float) -> str:
-    layers = _refused_layers(leg.policy)
+def _cause(policy: RecurrentPolicy, difference: Difference, segment: Segment, limit: float) -> str:
+    layers = _refused_layers(policy)
     if layers:
         return layers
-    present = leg.difference(segment)
-    if float((present - leg.difference(segment)).abs().max()) > limit / 10:
+    present = difference(segment)
+    if float((present - difference(segment)).abs().max()) > limit / 10:
         return "Cause: two evaluations of the same segment differ, so something in encode or decode is random."
-    if float(leg.difference(segment, zero_start=True).max()) <= limit:
+    if float(difference(_from_zeros(segment)).max()) <= limit:
         return (
             "Cause: the gap vanishes from a zero start state: the rollout began from zeros, the stored state says "
             "otherwise."
         )
     for words, resets in _other_resets(segment):
-        if _explains(leg, segment, resets, limit):
+        if _explains(difference, segment, resets, limit):
             return f"Cause: the gap vanishes when the stored resets are {words}: that is how the rollout really reset."
-    if _only_before_first_reset(leg, segment, present, limit):
+    if _only_before_first_reset(segment, present, limit):
         zeros = all(not leaf.any() for leaf in leaves(segment.start_state))
         return (
             "Cause: only steps between a sequence's start and its first episode start differ: the stored start state "
@@ -177,16 +163,21 @@ def _other_resets(segment: Segment) -> list[tuple[str, Tensor]]:
     return [(words, other) for words, other in found if not torch.equal(other[1:], resets[1:])]
 
 
-def _explains(leg: Replayer, segment: Segment, resets: Tensor, limit: float) -> bool:
+def _explains(difference: Difference, segment: Segment, resets: Tensor, limit: float) -> bool:
     """Whether these resets explain the rollout. The reset of step 0 is unknown, so each environment may have either; so is
     that of the last step, which is left out."""
     begins, goes_on = resets.clone(), resets.clone()
     begins[0], goes_on[0] = True, False
-    worst = [leg.difference(segment, r)[:-1].amax(0) for r in (begins, goes_on)] if len(resets) > 1 else []
+    worst = [difference(segment.changed(resets=r))[:-1].amax(0) for r in (begins, goes_on)] if len(resets) > 1 else []
     return bool(worst) and bool((torch.minimum(*worst) <= limit).all())
 
 
-def _only_before_first_reset(leg: Replayer, segment: Segment, present: Tensor, limit: float) -> bool:
-    length = leg.bptt or segment.num_steps
+def _from_zeros(segment: Segment) -> Segment:
+    start, chunks = (tree_map(torch.zeros_like, s) for s in (segment.start_state, segment.chunk_states))
+    return segment.changed(start_state=start, chunk_states=chunks)
+
+
+def _only_before_first_reset(segment: Segment, present: Tensor, limit: float) -> bool:
+    length = segment.num_steps // max(1, len(segment.chunk_states))
     begun = segment.resets.unflatten(0, (-1, length)).cumsum(1).flatten(0, 1) > 0  # [T, B]
     return bool((present[begun] <= limit).all()) and bool(begun.any())

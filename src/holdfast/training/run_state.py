@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from holdfast import __version__
-from holdfast.policies.actor_critic import ActorCritic
 from holdfast.runs import rng_state, space_data
 from holdfast.state import tree_map
 from holdfast.training.checkpoint_check import check_fit
@@ -29,14 +28,15 @@ def payload(trainer: Trainer) -> dict[str, Any]:
     if not parts:
         return {}
     first, *others = parts
-    scale = trainer.reward_scale
+    algorithm = trainer.algorithm
+    scale = algorithm.reward_scale
     return {
         "holdfast": __version__,
         "config": trainer.config.to_dict(),
         "policy": {k: v.cpu() for k, v in trainer.policy.state_dict().items()},
         "own_policy": trainer.parts.policy_from_config,
         **_spaces(trainer),
-        "ppo": trainer.ppo.state_dict(),
+        algorithm.name: algorithm.state_dict(),
         "collector": first["collector"],
         "reward_scale": None if scale is None else scale.state_dict(),
         "rng": first["rng"],
@@ -55,7 +55,7 @@ def payload(trainer: Trainer) -> dict[str, Any]:
 def _spaces(trainer: Trainer) -> dict[str, Any]:
     """What the policy sees and does, as data; None for a space that only a policy of your own understands."""
     policy, adapter = trainer.policy, trainer.collector.adapter
-    source = policy if isinstance(policy, ActorCritic) else adapter
+    source = policy if hasattr(policy, "observation_space") and hasattr(policy, "action_space") else adapter
     try:
         return {name: space_data.to_data(getattr(source, name)) for name in ("observation_space", "action_space")}
     except TypeError:
@@ -64,12 +64,12 @@ def _spaces(trainer: Trainer) -> dict[str, Any]:
 
 def _part(trainer: Trainer) -> dict[str, Any]:
     """The part of one rank."""
-    trainer.collector.take_back()
-    scale = trainer.reward_scale
+    trainer.collector.cancel_prefetch()
+    scale = trainer.algorithm.reward_scale
     return {
         "collector": trainer.collector.state_dict(),
         "open_return": None if scale is None else scale.open_return.cpu().clone(),
-        "generator": trainer.ppo.generator.get_state(),
+        "generator": trainer.algorithm.generator.get_state(),
         "env_failures": trainer.env_failures.count,
         "rng": rng_state.capture(trainer.device),
     }
@@ -77,7 +77,7 @@ def _part(trainer: Trainer) -> dict[str, Any]:
 
 def restore(trainer: Trainer, saved: dict[str, Any]) -> bool:
     """Restore a trainer from a checkpoint; False if its environments had to restart their episodes."""
-    ranks, config = trainer.ranks, trainer.config
+    ranks, config, algorithm = trainer.ranks, trainer.config, trainer.algorithm
     updates = [int(update) for (update,) in ranks.all_gather([float(saved["update"])], trainer.device)]
     if len(set(updates)) > 1:
         raise ValueError(
@@ -86,31 +86,29 @@ def restore(trainer: Trainer, saved: dict[str, Any]) -> bool:
         )
     check_fit(trainer, saved)
     trainer.policy.load_state_dict(saved["policy"])
-    # The optimizer's options are this run's own.
-    options = trainer.ppo.optimizer.state_dict()["param_groups"]
-    moments = {"state": saved["ppo"]["optimizer"]["state"], "param_groups": options}
-    trainer.ppo.load_state_dict({**saved["ppo"], "optimizer": moments})
+    learned = saved[algorithm.name]
+    algorithm.load_state_dict(learned)
     first = {
         "collector": saved["collector"],
         "open_return": None if saved["reward_scale"] is None else saved["reward_scale"]["open_return"],
-        "generator": saved["ppo"]["generator"],
+        "generator": learned.get("generator"),
         "env_failures": saved.get("env_failures", 0),
         "rng": saved["rng"],
     }
     parts = [first, *saved.get("other_ranks", [])]
     mine = parts[ranks.rank] if len(parts) == ranks.size else _redistributed(trainer, parts, saved["update"])
     if mine["generator"] is not None:
-        trainer.ppo.generator.set_state(mine["generator"])
+        algorithm.generator.set_state(mine["generator"])
     else:
-        trainer.ppo.generator.manual_seed(ranks.seed(config.seed, saved["update"]))
+        algorithm.generator.manual_seed(ranks.seed(config.seed, saved["update"]))
     # If episodes must restart, they are other ones than in the first run.
     trainer.collector.seed = ranks.seed(config.seed + saved["update"])
     exact = trainer.collector.load_state_dict(mine["collector"])
-    if trainer.reward_scale is not None and saved["reward_scale"] is not None:
-        trainer.reward_scale.load_state_dict({**saved["reward_scale"], "open_return": mine["open_return"]})
-        trainer.collector.reward_scale = trainer.reward_scale.value
+    scale = algorithm.reward_scale
+    if scale is not None and saved["reward_scale"] is not None:
+        scale.load_state_dict({**saved["reward_scale"], "open_return": mine["open_return"]})
         if not exact:
-            trainer.reward_scale.drop_open_episodes()
+            scale.drop_open_episodes()
     for name in COUNTERS:
         setattr(trainer.progress, name, saved[name])
     trainer.env_failures.count, trainer.nonfinite_guard.total = mine["env_failures"], saved.get("spoiled_updates", 0)

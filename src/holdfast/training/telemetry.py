@@ -13,13 +13,22 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from holdfast.config import TrainConfig
+from holdfast.algorithms.base import Algorithm
+from holdfast.config import RunConfig
+from holdfast.distributed.metrics import Metric
 from holdfast.engines.cuda_graph import read_later
 from holdfast.rollout.segment import Segment
 from holdfast.state import State, named_leaves
 from holdfast.training.no_progress import ProgressCheck
 
 SATURATED = 0.99  # |h| above this: the unit hardly moves, and hardly passes a gradient
+METRICS = (
+    Metric("memory/rms", "state rms", over_ranks="rms"),
+    Metric("memory/max", "state max", over_ranks="max"),
+    Metric("memory/saturation", "saturated", over_ranks="mean", form="percent"),
+    Metric("memory/nan", "NaN", over_ranks="sum", form="count"),
+    Metric("memory/resets", "resets", over_ranks="sum", form="count"),
+)
 
 
 def memory_metrics(state: State, resets: Tensor) -> dict[str, float]:
@@ -47,28 +56,16 @@ def start_memory_metrics(state: State, resets: Tensor) -> Callable[[], dict[str,
     return lambda: {f"memory/{name}": number for name, number in zip(names, numbers())}
 
 
-@torch.no_grad()
-def staleness(stored: State, recomputed: State) -> float:
-    """How far stored states are from what the current weights give: RMS of the difference over that of the state."""
-    new = named_leaves(recomputed)
-    pairs = [(leaf, new[name]) for name, leaf in named_leaves(stored).items() if leaf.is_floating_point()]
-    if not pairs:
-        return 0.0
-    difference = sum(((a - b).float().square().sum() for a, b in pairs), torch.zeros((), device=pairs[0][0].device))
-    size = sum((a.float().square().sum() for a, _ in pairs), torch.zeros((), device=pairs[0][0].device))
-    return float((difference / size.clamp(min=1e-12)).sqrt())
-
-
 class Warnings:
     """Gives each warning once. first_returns: as in `ProgressCheck`."""
 
     def __init__(
-        self, config: TrainConfig, action_space: spaces.Space[Any] | None, first_returns: list[float] | None
+        self, algorithm: Algorithm, action_space: spaces.Space[Any] | None, first_returns: list[float] | None
     ) -> None:
-        self.config = config
+        self.config: RunConfig = algorithm.config
         self.max_entropy = _max_entropy(action_space)
         self._said: set[str] = set()
-        self._progress = ProgressCheck(config, first_returns)
+        self._progress = ProgressCheck(self.config, type(algorithm).advice, first_returns)
 
     def after_update(self, row: dict[str, float], segment: Segment) -> list[str]:
         found = []
@@ -93,14 +90,14 @@ class Warnings:
                     "the first fifth of the run. Raise entropy_coef or lower learning_rate.",
                 )
             )
-        length = self.config.bptt or self.config.num_steps
+        length = self.config.sequence_length
         episode = row.get("rollout/ep_len_mean", 0.0)
         if self.config.core != "none" and episode > 2 * length:
             found.append(
                 (
                     "bptt",
                     f"episodes last {episode:.0f} steps on average, but gradients reach only {length} steps back. "
-                    "If the task needs longer memory, raise num_steps" + (" or bptt." if self.config.bptt else "."),
+                    "If the task needs longer memory, raise num_steps" + (" or bptt." if length < self.config.num_steps else "."),
                 )
             )
         stuck = self._progress.after_update(row, segment.episode_returns)

@@ -19,20 +19,22 @@ from typing import Any
 
 import torch
 
-from holdfast.config import TrainConfig
+from holdfast import algorithms
+from holdfast.algorithms.base import Algorithm
+from holdfast.config import RunConfig, given, imports, settings_of
+from holdfast.config.imports import allow_imports_flag
 from holdfast.display.first_lines import first_lines
 from holdfast.display.live import Display
 from holdfast.distributed.ranks import RankLostError, is_lost_rank
 from holdfast.distributed.termination import Terminated
-from holdfast.engines import choose
-from holdfast.engines.cuda_graph import gpu_turn
+from holdfast.engines.cuda_graph import exclusive_gpu
 from holdfast.envs.bridge import UnknownEnvError
-from holdfast.envs.own import allow_imports_flag, can_be_made_again, is_vector_env
+from holdfast.envs.user_envs import can_be_made_again, is_vector_env
 from holdfast.policies.precision import autocast, autocast_dtype
-from holdfast.rollout.env_failures import EnvFailedError, training_env
+from holdfast.rollout.env_failures import EnvFailedError
 from holdfast.rollout.segment import Segment
-from holdfast.runs import checkpoint, imports, saved_policy
-from holdfast.runs.folder import FIXED_ON_RESUME, RunFolder
+from holdfast.runs import checkpoint, saved_policy
+from holdfast.runs.folder import RunFolder
 from holdfast.runs.log import RunLog
 from holdfast.spans import span
 from holdfast.training import parts as run_parts
@@ -44,6 +46,7 @@ from holdfast.training.iteration import Iteration
 from holdfast.training.nonfinite import NonFiniteGuard
 from holdfast.training.progress import RunProgress
 from holdfast.training.stop_signal import StopSignal
+from holdfast.training.training_env import training_env
 
 MOST_EVALUATION_STEPS = 200_000
 """An evaluation that is longer than this and than the training is cut off: some episodes never end."""
@@ -51,7 +54,7 @@ MOST_EVALUATION_STEPS = 200_000
 
 @dataclass
 class TrainResult:
-    """The result of a run. `mean_return` is over fresh evaluation episodes with sampled actions."""
+    """The result of a run. `mean_return` is over fresh evaluation episodes; the algorithm says whether their actions are sampled."""
 
     mean_return: float
     std_error: float
@@ -70,21 +73,21 @@ class Trainer:
     env: an id, a class, a function, one gymnasium environment (row 0 is that object, the others are deep copies) or a
     vector environment; see `holdfast.envs.make`. policy: an `hf.RecurrentPolicy`, or a class or function that makes one,
     or its name, "my_module:MyPolicy". eval_env: environments for evaluation, of the same kinds as `env`. By default they
-    are made like those of training. If `env` is an existing environment object, `eval_every` needs `eval_env`.
+    are made like those of training. If `env` is an existing environment object, `eval_every` needs `eval_env`. algorithm: a
+    class of your own, in place of the one that the config names; its `Config` is the config's class.
     """
 
     def __init__(
         self,
-        config: TrainConfig,
+        config: RunConfig,
         env: Any = None,
         policy: Any = None,
         callbacks: Sequence[Any] = (),
         eval_env: Any = None,
+        *,
+        algorithm: type[Algorithm] | None = None,
     ) -> None:
-        if not isinstance(config, TrainConfig):
-            raise TypeError(
-                f"Trainer takes an hf.TrainConfig, got a {type(config).__name__}; write hf.TrainConfig(...)"
-            )
+        config, kind = _with_algorithm(config, algorithm)
         config = run_parts.with_own(config, env, policy)
         if env is not None and not can_be_made_again(env) and eval_env is None and config.eval_every:
             raise ValueError(
@@ -97,19 +100,19 @@ class Trainer:
         self.display: Display | None = None
         self.resumed_from: Path | None = None
         self.episodes_restarted = False
-        self.says_how_to_resume = True  # at SIGTERM; False where the run is a part of something that says it
-        self.parts = parts = run_parts.build(config, env, policy, self._notify_of_update)
+        self.print_resume_hint = True  # at SIGTERM; False where the run is a part of something that says it
+        self.parts = parts = run_parts.build(config, kind, env, policy, self._notify_of_update)
         self.config = config = parts.config
         self.ranks, self.device, self.env = parts.ranks, parts.device, parts.env
-        self.policy, self.collector, self.ppo = parts.policy, parts.collector, parts.ppo
-        self.reward_scale, self.env_failures = parts.reward_scale, parts.env_failures
+        self.policy, self.collector, self.algorithm = parts.policy, parts.collector, parts.algorithm
+        self.env_failures = parts.env_failures
         if self.eval_env is not None and not is_vector_env(self.eval_env):
             num_envs = min(config.num_envs, config.final_eval_episodes)
             self.eval_env = training_env(config, num_envs, self.device, self.env_failures, self.eval_env)
         self.folder = RunFolder(config, self.ranks, self._save, self._notify_of_update)
         self.nonfinite_guard = NonFiniteGuard(config, self.ranks.rank, self._notify_of_update)
         self._iteration = Iteration(
-            config, parts, self.progress, lambda s: self._run_hooks("on_rollout_end", s), self._may_go_ahead
+            config, parts, self.progress, lambda s: self._run_hooks("on_rollout_end", s), self._may_prefetch
         )
 
     @property
@@ -135,10 +138,7 @@ class Trainer:
     @property
     def engines(self) -> dict[str, str]:
         """The engines of rollout and update, and what prevents a faster one."""
-        rollout, slowed_by = self.parts.rollout_choice, self.parts.collector.slowed_by
-        if slowed_by is not None:
-            rollout = choose.Choice(choose.STEP_BY_STEP, slowed_by)
-        return {"rollout": str(rollout), "update": str(self.parts.update_engines.choice)}
+        return self.parts.engines.report()
 
     # --- the loop ----------------------------------------------------------------------------------------------------
 
@@ -153,8 +153,8 @@ class Trainer:
                 self.stop_signal.end_at_once()
                 return self._result()
             except Terminated:
-                if self.ranks.leads and self.says_how_to_resume:
-                    print(self._last_words(), file=sys.stderr, flush=True)
+                if self.ranks.leads and self.print_resume_hint:
+                    print(self._resume_hint(), file=sys.stderr, flush=True)
                 raise
             except RuntimeError as error:
                 if not (self.ranks.joined and is_lost_rank(error)):
@@ -176,13 +176,13 @@ class Trainer:
             saved = self._save_what_was_learned()
             if self.stop_signal.terminated:  # their processes got the signal, too
                 raise Terminated from error
-            raise self.env_failures.last_words(error, saved) from error
+            raise self.env_failures.final_error(error, saved) from error
         finally:
             self._close()
         self.progress.stop_clock()
         self.folder.save_at_the_end(self.update)
 
-    def _last_words(self) -> str:
+    def _resume_hint(self) -> str:
         saved = shlex.quote(str(self.saved_elsewhere or self.folder.path))
         done = f"stopped by {self.stop_signal.reason} after update {self.update} of {self.config.num_updates}"
         return f"{done}; continue with   holdfast train --resume {saved}{allow_imports_flag(self.config)}"
@@ -215,11 +215,11 @@ class Trainer:
         row["time/fps"] = (self.steps - steps_before) / (time.perf_counter() - before)
         row["time/elapsed"] = self.seconds
         self._publish(row, segment)
-        with gpu_turn(self.device):
+        with exclusive_gpu(self.device):
             self.nonfinite_guard.after_update(row, segment, self.policy, self.collector.memory)
         self._save_if_due(row)
 
-    def _may_go_ahead(self) -> bool:
+    def _may_prefetch(self) -> bool:
         """Whether the rollout after this update may begin before the update has been reported: nobody can change the run."""
         config, update = self.config, self.update + 1
         acts = any(_acts(callback) for callback in self.callbacks)
@@ -272,12 +272,15 @@ class Trainer:
             episodes=len(final.returns),
         )
 
-    def evaluate(self, episodes: int, deterministic: bool = False) -> EvalResult:
+    def evaluate(self, episodes: int, deterministic: bool | None = None) -> EvalResult:
         """Play fresh episodes in separate environments with a separate memory; training is not affected.
 
-        In a distributed run all ranks call it, and rank 0 plays.
+        deterministic: play the most likely actions; None: as the algorithm evaluates. In a distributed run all ranks call it, and
+        rank 0 plays.
         """
-        with span("evaluation"), gpu_turn(self.device):
+        if deterministic is None:
+            deterministic = self.algorithm.evaluates_deterministically
+        with span("evaluation"), exclusive_gpu(self.device):
             return self.ranks.from_leader(self._play(episodes, deterministic) if self.ranks.leads else None)
 
     def _play(self, episodes: int, deterministic: bool) -> EvalResult:
@@ -308,9 +311,9 @@ class Trainer:
         continued_at = folder.prepare(self.engines, resumed_at, self.resumed_from) if self.ranks.leads else None
         self.policy.trained_in = folder.path
         action_space = getattr(self.env, "single_action_space", None)
-        self._warnings = telemetry.Warnings(config, action_space, self.progress.first_returns)
+        self._warnings = telemetry.Warnings(self.algorithm, action_space, self.progress.first_returns)
         shown = config if self.ranks.leads else replace(config, quiet=True)
-        self.display = display = Display(shown, config.num_updates)
+        self.display = display = Display(shown, config.num_updates, self._iteration.metrics)
         if self.ranks.leads:
             self.log = RunLog(
                 folder.path,
@@ -368,7 +371,7 @@ class Trainer:
         self._save(Path(path))
 
     def _save(self, path: Path | None) -> None:
-        with gpu_turn(self.device):
+        with exclusive_gpu(self.device):
             data = run_state.payload(self)
         if self.ranks.leads and path is not None:
             checkpoint.save(path, data)
@@ -389,6 +392,7 @@ class Trainer:
         callbacks: Sequence[Any] = (),
         eval_env: Any = None,
         allow_imports: bool | Collection[str] = False,
+        algorithm: type[Algorithm] | None = None,
         **overrides: Any,
     ) -> Trainer:
         """Continue a run from its folder or one of its checkpoints. `overrides` change settings (total_steps=...).
@@ -398,11 +402,9 @@ class Trainer:
         (an environment `my_module:MyEnv-v0`), which runs their code; True, or the names that may be.
         """
         file, saved = saved_policy.read(path)
-        config = saved_policy.settings(file, saved, **overrides)
-        before = saved_policy.settings(file, saved)
-        fixed = [name for name in FIXED_ON_RESUME if getattr(config, name) != getattr(before, name)]
-        if fixed:
-            raise ValueError(f"{fixed[0]} cannot change when a run is resumed; start a new run with it")
+        allowed = allow_imports if algorithm is None else True  # the user has passed the class that the file names
+        config = saved_policy.settings(file, saved, allowed, **overrides)
+        require_resumable(saved_policy.settings(file, saved, allowed), config)
         with checkpoint.refusals(file):
             check_before_building(saved)
         if not saved["own_policy"] and policy is None:
@@ -412,13 +414,12 @@ class Trainer:
             )
         if overrides.get("run_dir") is None:
             config.run_dir = str(checkpoint.run_of(file))
-        makes = (imports.MAKES_ENV if env is None else ()) + (imports.MAKES_POLICY if policy is None else ())
-        imports.require_allowed(config, file, makes, allow_imports)
+        imports.require_allowed(config, file, allow_imports, env=env is None, policy=policy is None)
         if saved["own_policy"] and policy is None:
             saved_policy.require_weights_of(config, file, saved)
         torch.set_num_threads(saved["threads"])
         try:
-            trainer = cls(config, env, policy, callbacks, eval_env)
+            trainer = cls(config, env, policy, callbacks, eval_env, algorithm=algorithm)
         except (ImportError, UnknownEnvError):
             raise
         except Exception as error:
@@ -426,10 +427,37 @@ class Trainer:
                 raise
             with checkpoint.refusals(file, "its run cannot be built here"):  # everything came from the file
                 raise error
-        with checkpoint.refusals(file), gpu_turn(trainer.device):
+        with checkpoint.refusals(file), exclusive_gpu(trainer.device):
             trainer.episodes_restarted = not run_state.restore(trainer, saved)
         trainer.resumed_from = file
         return trainer
+
+
+def require_resumable(before: RunConfig, after: RunConfig) -> None:
+    """Raise ValueError if a setting that a run is built on has changed."""
+    for name, declared in settings_of(type(before)).items():
+        if declared.fixed and getattr(before, name) != getattr(after, name):
+            changed = given(name, getattr(after, name))
+            raise ValueError(f"{changed} cannot change when a run is resumed; start a new run with it")
+
+
+def _with_algorithm(config: Any, algorithm: type[Algorithm] | None) -> tuple[RunConfig, type[Algorithm]]:
+    """The class that trains by a config, and the config with its name."""
+    if not isinstance(config, RunConfig):
+        raise TypeError(f"Trainer takes a config, got a {type(config).__name__}; write hf.PPOConfig(...)")
+    if algorithm is None:
+        if not config.algorithm:
+            raise ValueError(
+                f"the {type(config).__name__} names no algorithm; use hf.PPOConfig(...), or pass algorithm=MyAlgorithm"
+            )
+        return config, algorithms.algorithm_class(config.algorithm)
+    if not isinstance(algorithm, type) or not issubclass(algorithm, Algorithm):
+        raise TypeError(f"algorithm is {algorithm!r:.60}, expected a class based on hf.Algorithm")
+    if not isinstance(config, algorithm.Config):
+        raise TypeError(
+            f"{algorithm.__name__} takes a {algorithm.Config.__name__}, got a {type(config).__name__}"
+        )
+    return replace(config, algorithm=algorithms.recorded_name(algorithm)), algorithm
 
 
 def _acts(callback: Any) -> bool:

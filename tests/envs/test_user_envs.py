@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from counting_env import CountingEnv, vector_env
 from holdfast.envs import UnknownEnvError, make
-from holdfast.envs.own import recorded_name
+from holdfast.envs.user_envs import recorded_name
 
 MODULE = """
 import gymnasium as gym

@@ -1,4 +1,4 @@
-"""What keeps a policy's minibatches from running in C: checked before every update, because hooks come and go."""
+"""What keeps a policy from running in C or in fused kernels: checked before every rollout and update, because hooks come and go."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _FIXED_METHODS = (
 )  # fmt: skip
 
 
-def obstacle(policy: nn.Module) -> str | None:
-    """The first reason why `NativeMinibatches` cannot train this policy; None if it can."""
+def native_obstacle(policy: nn.Module) -> str | None:
+    """The first reason why this policy cannot run in C; None if it can."""
     if not isinstance(policy, ActorCritic):
         return f"{type(policy).__name__} is not an hf.ActorCritic"
     if is_debug() or torch.is_anomaly_enabled():

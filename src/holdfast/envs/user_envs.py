@@ -20,15 +20,13 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from holdfast.config import TrainConfig
+from holdfast.config.imports import JAX_SUITES
 from holdfast.envs.jax.protocol import is_jax_env
 from holdfast.envs.velocity_mask import VelocityMask
 from holdfast.envs.workers import WorkersVectorEnv, draw_other_numbers, global_entropy
-from holdfast.named_objects import OWN_ENV, name_of, stands_for_object
+from holdfast.named_objects import OWN_ENV, name_of
 
 VECTOR_ENV = ("num_envs", "single_observation_space", "single_action_space", "reset", "step")
-JAX_SUITES = ("gymnax", "craftax", "popgym-arcade", "brax")
-BRIDGES = ("popgym", "pettingzoo", "envpool", *JAX_SUITES)  # what else stands before a colon
 NO_REWARD = "step() returned None as the reward"
 
 
@@ -55,27 +53,6 @@ def recorded_name(env: Any) -> str:
         return OWN_ENV + getattr(env, "__name__", type(env).__name__).strip("<>")
     spec = getattr(env, "spec", None)
     return OWN_ENV + (spec.id if spec is not None else type(getattr(env, "unwrapped", env)).__name__)
-
-
-def module_named(env_id: str) -> str | None:
-    """The module of the user's that `make(env_id)` imports; None if it imports none.
-
-    >>> module_named("my_module:MyEnv-v0"), module_named("popgym:RepeatFirstEasy"), module_named("holdfast/TMaze-v0")
-    ('my_module', None, None)
-    """
-    module, colon, _ = env_id.rpartition(":")
-    return module if colon and module not in BRIDGES and not stands_for_object(env_id) else None
-
-
-def allow_imports_flag(config: TrainConfig) -> str:
-    """What a command that reads a run's files needs in addition if they name a module of the user's.
-
-    >>> from holdfast.config import TrainConfig
-    >>> allow_imports_flag(TrainConfig(env="my_module:MyEnv")), allow_imports_flag(TrainConfig(env="gymnax:CartPole-v1"))
-    (' --allow-imports', '')
-    """
-    names = (config.env, config.core, config.policy)
-    return " --allow-imports" if any(isinstance(name, str) and module_named(name) for name in names) else ""
 
 
 def steps_all_at_once(env_id: str) -> bool:

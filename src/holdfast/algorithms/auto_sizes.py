@@ -1,4 +1,4 @@
-"""Settings that follow from the task: sizes of rollouts and minibatches, passes over the data, inputs of the policy.
+"""Settings that follow from the task: sizes of rollouts and minibatches, passes over the data, threads, inputs of the policy.
 
 A setting that the user gave is kept. The rest follows from how many steps the run has and what a step costs:
 
@@ -14,9 +14,12 @@ A setting that the user gave is kept. The rest follows from how many steps the r
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any
 
-from holdfast.config import TrainConfig
+import torch
+
+from holdfast.algorithms.base import Task
+from holdfast.config import OnPolicyConfig, RunConfig
 
 SIZES = ("num_envs", "num_steps", "epochs", "minibatches")
 ROLLOUTS_ON_CPU, ROLLOUTS_ON_GPU = 100, 200  # in a run, about
@@ -27,16 +30,7 @@ FILLS_A_GPU = 2**18  # steps of a rollout from which on it is cut into few minib
 PASSES_FAST, PASSES_SLOW = 4, 10
 
 
-class Task(NamedTuple):
-    """What the choice depends on."""
-
-    on_gpu: bool
-    fast_env: bool  # one of ours: all copies step together, in torch
-    num_envs: int | None = None  # of an environment that the user made
-    ranks: int = 1
-
-
-def choose_sizes(config: TrainConfig, task: Task) -> tuple[TrainConfig, str]:
+def choose_sizes(config: OnPolicyConfig, task: Task) -> tuple[OnPolicyConfig, str]:
     """The config with all sizes filled in, and which of them were chosen and why ("" if the user gave them all)."""
     chosen = [name for name in SIZES if not getattr(config, name)]
     if not chosen:
@@ -61,7 +55,7 @@ def choose_sizes(config: TrainConfig, task: Task) -> tuple[TrainConfig, str]:
     return filled, f"{which}chosen for {config.total_steps:,} steps{kind}"
 
 
-def choose_inputs(config: TrainConfig, env: Any, own_policy: bool) -> TrainConfig:
+def choose_inputs(config: RunConfig, env: Any, own_policy: bool) -> RunConfig:
     """The config with `inputs` filled in: the observation, and what the environment's metadata names in "inputs".
 
     The control without memory sees the observation alone, because a previous action is a memory too. So does a policy of the
@@ -73,6 +67,13 @@ def choose_inputs(config: TrainConfig, env: Any, own_policy: bool) -> TrainConfi
     return dataclasses.replace(
         config, inputs=("obs",) if alone else tuple((env.metadata or {}).get("inputs", ("obs",)))
     )
+
+
+def threads_for(config: OnPolicyConfig, num_envs: int) -> int:
+    """One thread for small networks and minibatches, where handing work around costs more than it saves."""
+    steps = num_envs * config.num_steps // config.minibatches
+    work = steps * config.hidden_size**2  # multiplications of a recurrent product per minibatch, up to a constant
+    return 1 if work < 2**28 else torch.get_num_threads()
 
 
 def _rollout_size(total_steps: int, on_gpu: bool) -> int:

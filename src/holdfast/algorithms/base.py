@@ -1,0 +1,229 @@
+"""`Algorithm`: what a trainer runs. It is given what was played, a segment at a time, and learns from it.
+
+    env ──► collector ──► Segment ──► algorithm.start_update(segment, progress) ──► metrics
+
+A trainer knows this class and no particular algorithm. A method that learns from each rollout in epochs of minibatches derives
+from `OnPolicy` and writes a `Loss`. How things are executed is an engine's business, which `RunContext.engines` offers.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from holdfast.config import RunConfig
+from holdfast.distributed.metrics import Metric
+from holdfast.distributed.ranks import ALONE, Ranks
+from holdfast.policies.base import RecurrentPolicy
+from holdfast.policies.precision import autocast, autocast_dtype
+from holdfast.rollout.exploration import Noise
+from holdfast.rollout.reward_scale import RewardScale
+from holdfast.rollout.segment import Segment
+from holdfast.state import State, named_leaves
+
+Finish = Callable[[], dict[str, float]]
+"""Waits for an update and gives its metrics."""
+
+
+class Task(NamedTuple):
+    """What sizes of rollouts depend on."""
+
+    on_gpu: bool
+    fast_env: bool  # all copies step together, in torch or JAX
+    num_envs: int | None = None  # of an environment that the user made
+    ranks: int = 1
+
+
+class Progress(NamedTuple):
+    """How far a run is: before this update."""
+
+    steps: int
+    total_steps: int
+    update: int
+    num_updates: int
+
+    @property
+    def fraction(self) -> float:
+        """From 0 in the first update towards 1; what schedules follow."""
+        return self.update / self.num_updates
+
+
+class Engines(Protocol):
+    """How an algorithm's computations are executed (`engines/choose.py`)."""
+
+    def optimizer(self, parameters: list[torch.nn.Parameter], config: RunConfig) -> torch.optim.Adam:
+        """Adam, in the form that fits the device."""
+
+    def minibatches(self, policy: RecurrentPolicy, config: Any, optimizer: torch.optim.Adam) -> Any:
+        """Gives an engine for each batch: `(batch, loss) -> MinibatchEngine`."""
+
+    def read_later(self, numbers: Tensor) -> Callable[[], list[float]]:
+        """Numbers of the device for the host; the result waits for them and for nothing that is queued after."""
+
+
+class RunContext(NamedTuple):
+    """What an algorithm gets of the run that it belongs to."""
+
+    ranks: Ranks
+    device: torch.device
+    seed: int
+    engines: Engines
+    num_envs: int = 1  # in this process
+    action_space: Any = None
+
+
+class Algorithm(ABC):
+    """How a policy learns from what was played. Subclasses are named by `--algorithm`, `module:Name` for those of users."""
+
+    name: ClassVar[str]
+    """What `--algorithm` takes, and the key of its state in a checkpoint."""
+    Config: ClassVar[type[RunConfig]]
+    """Its settings; each is a flag."""
+    records: ClassVar[frozenset[str]] = frozenset()
+    """What a rollout keeps for it besides what was played, out of log_prob, value, params, final_obs."""
+    metrics: ClassVar[tuple[Metric, ...]] = ()
+    """What `start_update` reports."""
+    evaluates_deterministically: ClassVar[bool] = True
+    """Whether evaluations play the most likely actions."""
+
+    policy: RecurrentPolicy
+    config: Any
+    run: RunContext
+    generator: torch.Generator
+    """For everything that it draws on the host."""
+    reward_scale: RewardScale | None = None
+    """Running scale of rewards, if it uses one. The trainer moves it between an update and the next rollout, and saves it."""
+
+    def __init__(self, policy: RecurrentPolicy, config: Any, run: RunContext) -> None:
+        self.policy, self.config, self.run = policy, config, run
+        self.generator = torch.Generator().manual_seed(run.seed)
+        if self.scales_rewards():
+            self.reward_scale = RewardScale(run.num_envs, config.gamma, run.device)
+
+    # --- before a run is built ----------------------------------------------------------------------------------------
+
+    @classmethod
+    def choose_sizes(cls, config: Any, task: Task) -> tuple[Any, str]:
+        """The config with all sizes filled in that the user left open, and a line about them ("" if there were none)."""
+        return config, ""
+
+    @classmethod
+    def choose_threads(cls, config: Any, num_envs: int) -> int:
+        """CPU threads for `num_envs` environments in this process."""
+        return 1
+
+    @classmethod
+    @abstractmethod
+    def make_policy(cls, config: Any, observation_space: Any, action_space: Any) -> RecurrentPolicy:
+        """The policy that a config describes, if it names no class of the user's."""
+
+    @classmethod
+    def advice(cls, config: Any) -> str:
+        """What to try in a run that has learned nothing in its first two thirds."""
+        return "Try more steps, or another seed."
+
+    # --- rollouts -----------------------------------------------------------------------------------------------------
+
+    def make_noise(self, num_envs: int) -> Noise | None:
+        """Exploration noise of rollouts; None: distributions draw their own."""
+        return None
+
+    def scales_rewards(self) -> bool:
+        """Whether rewards are divided by the running deviation of returns."""
+        return bool(self.config.normalize_reward)
+
+    def prepare(self, segment: Segment) -> None:
+        """Called with each segment before callbacks see it. A segment that has advantages is told here how to compute them."""
+
+    # --- updates ------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def start_update(self, segment: Segment, progress: Progress) -> Finish:
+        """Learn from a segment. May return before a GPU has finished; the result waits for it and gives the metrics."""
+
+    # --- checks of the trainer ----------------------------------------------------------------------------------------
+
+    def replay_difference(self, segment: Segment) -> Tensor:
+        """Law 1: how far what a segment recorded is from what the training leg gives for it, [T, B]; 0 in dummy steps."""
+        return replay_difference(
+            self.policy, segment, self.config.sequence_length, autocast_dtype(self.config.precision)
+        )
+
+    def replay_gap(self, segment: Segment) -> float:
+        """The largest of `replay_difference`."""
+        return float(self.replay_difference(segment).amax())
+
+    @torch.no_grad()
+    def staleness(self, segment: Segment, stored: State) -> float:
+        """How far the states after a segment are from what the current weights give: RMS of the difference over that of the
+        state. stored: where the rollout ended."""
+        with autocast(segment.resets.device, autocast_dtype(self.config.precision)):
+            _, recomputed = self.policy.features(segment.obs, segment.start_state, segment.resets)
+        return relative_distance(stored, recomputed)
+
+    # --- saving -------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain data: tensors, numbers, strings, lists, dicts."""
+        return {"generator": self.generator.get_state()}
+
+    def load_state_dict(self, d: dict[str, Any]) -> None:
+        """Continue from a `state_dict`."""
+        self.generator.set_state(d["generator"])
+
+    def check(self, d: dict[str, Any]) -> None:
+        """Raise ValueError unless a saved state fits, before anything is replaced by it."""
+
+    def save_files(self, folder: Path) -> dict[str, Any]:
+        """Write what is too large for a checkpoint. Returns what the checkpoint says about it."""
+        return {}
+
+    def load_files(self, folder: Path, manifest: dict[str, Any]) -> None:
+        """Read what `save_files` wrote. Raises ValueError if it is damaged or missing."""
+
+
+@torch.no_grad()
+def replay_difference(
+    policy: RecurrentPolicy, segment: Segment, length: int | None = None, half_precision: torch.dtype | None = None
+) -> Tensor:
+    """How far what a segment recorded is from what `unroll` gives for its chunks of `length`, [T, B]; 0 in dummy steps.
+
+    Of log-probabilities, values against their scale, and parameters of the distributions, whatever was recorded.
+    """
+    cut = segment.as_sequences(length)
+    T, B = cut.resets.shape
+    with autocast(cut.resets.device, half_precision):
+        new = policy.unroll(cut.obs, cut.start_state, cut.resets, action_mask=cut.action_mask)
+        log_prob = None if cut.log_prob is None else new.dist.log_prob(cut.actions.flatten(0, 1)).view(T, B)
+    apart = torch.zeros(T, B, device=cut.resets.device)
+    if log_prob is not None:
+        apart = torch.maximum(apart, (log_prob.float() - cut.log_prob).abs())
+    if cut.value is not None:
+        scale = cut.value.abs().max().clamp(min=1.0)
+        apart = torch.maximum(apart, (new.value.float() - cut.value).abs() / scale)
+    if cut.params is not None:
+        scale = cut.params.abs().max().clamp(min=1.0)
+        params = new.dist.params.float().view(cut.params.shape)
+        apart = torch.maximum(apart, (params - cut.params.float()).abs().flatten(2).amax(2) / scale)
+    apart = torch.where(cut.valid, apart, 0.0)  # [length, chunks * B]
+    return apart.unflatten(1, (-1, segment.num_envs)).transpose(0, 1).flatten(0, 1)
+
+
+@torch.no_grad()
+def relative_distance(stored: State, recomputed: State) -> float:
+    """RMS of the difference of two states over that of the first."""
+    new = named_leaves(recomputed)
+    pairs = [(leaf, new[name]) for name, leaf in named_leaves(stored).items() if leaf.is_floating_point()]
+    if not pairs:
+        return 0.0
+    difference = sum(((a - b).float().square().sum() for a, b in pairs), torch.zeros((), device=pairs[0][0].device))
+    size = sum((a.float().square().sum() for a, _ in pairs), torch.zeros((), device=pairs[0][0].device))
+    return float((difference / size.clamp(min=1e-12)).sqrt())
+
+
+__all__ = ["ALONE", "Algorithm", "Engines", "Finish", "Metric", "Progress", "RunContext", "Task", "relative_distance", "replay_difference"]

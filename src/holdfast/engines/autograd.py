@@ -1,0 +1,118 @@
+"""Minibatches by autograd, one operation after another: the engine that takes every policy and every loss.
+
+Also what all engines for minibatches share: selecting, clipping, the optimizer step, the numbers they report.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from holdfast.algorithms.loss import Loss
+from holdfast.config import RunConfig
+from holdfast.distributed.ranks import ALONE, Ranks
+from holdfast.engines.ranks import FlatGradients
+from holdfast.policies.base import RecurrentPolicy
+from holdfast.policies.precision import autocast, autocast_dtype
+from holdfast.rollout.segment import Segment
+from holdfast.spans import span
+
+Terms = dict[str, Tensor]
+
+
+def make_adam(parameters: list[nn.Parameter], config: RunConfig) -> torch.optim.Adam:
+    """The optimizer of a run: fused; on a GPU its rate is a tensor, so that a captured step reads the current one."""
+    on_gpu = parameters[0].is_cuda
+    rate = torch.tensor(config.learning_rate, device=parameters[0].device) if on_gpu else config.learning_rate
+    return torch.optim.Adam(parameters, lr=rate, eps=config.adam_eps, fused=True, capturable=on_gpu)
+
+
+class Minibatches:
+    """One optimizer step at a time, forward and backward through autograd. `load` comes before the first `step`."""
+
+    batch: Segment
+    loss: Loss
+
+    def __init__(
+        self, policy: RecurrentPolicy, config: RunConfig, optimizer: torch.optim.Adam, ranks: Ranks = ALONE
+    ) -> None:
+        self.policy, self.config, self.optimizer, self.ranks = policy, config, optimizer, ranks
+        self.parameters = list(policy.parameters())
+        self._flat = FlatGradients(self.parameters) if ranks.joined else None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What the numbers that `step` gives are."""
+        return (*self.loss.terms, "grad_norm", "skipped")
+
+    def load(self, batch: Segment, loss: Loss) -> None:
+        """Take these training sequences and their loss."""
+        self.batch, self.loss = batch, loss
+
+    def step(self, columns: Tensor | None, rank_weight: Any = 1.0) -> Tensor:
+        """One optimizer step on some columns of the batch (None: all): the numbers of `names`."""
+        with span("minibatch"):
+            with span("selecting its sequences"):
+                part = self.select(columns)
+            terms = self.gradients(part, rank_weight)
+            return self.finish_step(terms, rank_weight)
+
+    def select(self, columns: Tensor | None) -> Any:
+        """Some columns of the batch (None: all), as `gradients` takes them."""
+        return self.batch if columns is None else self.batch.select(columns)
+
+    def gradients(self, part: Any, rank_weight: Any) -> Terms:
+        """Leave the gradients of `rank_weight` times the loss in the parameters, averaged over ranks. If the loss is not finite,
+        the gradients are not finite."""
+        with span("forward and backward"):
+            terms = self.backward(part, rank_weight)
+        if self._flat is not None:
+            with span("averaging gradients over ranks"):
+                self._flat.average(self.ranks)
+        return terms
+
+    def columns_backward(self, columns: Tensor, rank_weight: Any) -> Any:
+        """The gradients of this rank on some columns of the batch. Returns what `finish_step` takes."""
+        return self.backward(self.batch.select(columns), rank_weight)
+
+    def find_gradients(self) -> None:
+        """Called after gradients have been written to new places."""
+
+    def backward(self, part: Segment, rank_weight: Any) -> Terms:
+        """The gradients of this rank."""
+        with span("forward and loss"), autocast(part.resets.device, autocast_dtype(self.config.precision)):
+            # Called as a module, so that hooks and torch.compile(policy) take part.
+            output = self.policy(part.obs, None, part.start_state, part.resets, action_mask=part.action_mask)
+            terms = self.loss(output, part)
+        with span("backward"):
+            self.optimizer.zero_grad(set_to_none=True)
+            # 1 + 0 * loss: a loss that is not finite makes its gradients so, on every rank, and the step is skipped.
+            (terms["loss"] * (rank_weight * (1 + 0 * terms["loss"].detach()))).backward()
+        return terms
+
+    def finish_step(self, terms: Terms, rank_weight: Any) -> Tensor:
+        """Step the optimizer and report; the reports of all ranks add up to the minibatch's."""
+        with span("clipping and optimizer step"):
+            norm = self.optimizer_step()
+        with torch.no_grad(), span("its metrics"):
+            numbers = torch.stack([terms[name].detach() for name in self.loss.terms])
+            if self.ranks.joined:
+                numbers, norm = numbers * (rank_weight / self.ranks.size), norm / self.ranks.size
+            skipped = ~norm.isfinite()
+            return torch.cat([torch.where(skipped, 0.0, torch.cat([numbers, norm.view(1)])), skipped.float().view(1)])
+
+    @torch.no_grad()
+    def optimizer_step(self) -> Tensor:
+        """Step with gradients scaled down to `max_grad_norm`; return their norm before that.
+
+        The fused Adam divides by `grad_scale` as it goes and takes no step where `found_inf` is set: no extra pass over
+        the parameters and no look at a number on the device.
+        """
+        norms = torch._foreach_norm([p.grad for p in self.parameters if p.grad is not None])
+        norm = torch.linalg.vector_norm(torch.stack(norms))
+        self.optimizer.grad_scale = (norm / self.config.max_grad_norm).clamp(min=1.0)  # type: ignore[attr-defined]
+        self.optimizer.found_inf = (~norm.isfinite()).float()  # type: ignore[attr-defined]
+        self.optimizer.step()
+        return norm
