@@ -6,11 +6,11 @@ import dataclasses
 import os
 import re
 import shlex
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from subprocess import DEVNULL
 from typing import Any, Literal
 
 from holdfast.cli.errors import UserError, user_errors
@@ -118,7 +118,7 @@ def main(argv: list[str]) -> int:
         with Processes() as processes:  # the others run the same command, and end when this one does
             for number in range(1, 1 if worker else workers):
                 environment = {**os.environ, WORKER: str(number)}
-                processes.start(["-m", "holdfast", "sweep", *argv], env=environment, stdout=subprocess.DEVNULL)
+                processes.start(["-m", "holdfast", "sweep", *argv], env=environment, stdout=DEVNULL, stderr=DEVNULL)
             with _study_errors(folder):
                 sweep.run()
             processes.wait()
