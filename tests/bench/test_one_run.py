@@ -89,6 +89,20 @@ def test_a_run_is_saved_now_and_then_and_not_after_every_update(tmp_path):
     assert [path.name for path in checkpoint.rolling(tmp_path / "never")] == ["update_00000008.pt"]
 
 
+def test_saving_now_and_then_leaves_the_settings_of_the_run_alone(tmp_path):
+    train(job(), tmp_path / "run", lambda steps: steps < 1024, checkpoint_seconds=0.0)
+    (file,) = checkpoint.rolling(tmp_path / "run")
+    assert file.name == "update_00000004.pt" and checkpoint.load(file)["config"]["checkpoint_every"] == 0
+
+
+def test_a_watched_run_may_overlap_rollouts_and_updates(tmp_path, monkeypatch):
+    asked = []
+    may_go_ahead = Trainer._may_go_ahead
+    monkeypatch.setattr(Trainer, "_may_go_ahead", lambda self: asked.append(may_go_ahead(self)) or asked[-1])
+    train(job(), tmp_path / "run", checkpoint_seconds=0.0)
+    assert asked == [True] * 6 + [False], "not in the last update; the first is checked by replay, and nothing is asked"
+
+
 def test_a_damaged_checkpoint_starts_the_run_again(tmp_path):
     whole = train(job(), tmp_path / "whole")
     train(job(), tmp_path / "run", lambda steps: steps < 1024)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from contextlib import closing
 from pathlib import Path
 
@@ -66,6 +67,23 @@ def test_closing_the_pool_saves_the_runs(tmp_path):
             if event.kind == "steps":
                 break
     assert len(checkpoint.rolling(tmp_path / job.id)) == 1
+
+
+def test_a_run_that_ends_when_the_time_is_over_gives_its_result_and_no_other_starts(tmp_path):
+    pool, seen = Pool(1, tmp_path, "cpu"), []
+    first, second = tasks("holdfast/TMaze-v0", "holdfast/TMaze-v0", steps=256)
+    with closing(pool.run([first, second])) as events:
+        for event in events:
+            if event.kind != "tick":
+                seen.append((event.kind, event.job.id))
+            if event.kind == "steps":
+                give_up = time.monotonic() + 60
+                while pool._processes._lines.empty():  # the run is over, and nobody has read its result
+                    assert time.monotonic() < give_up
+                    time.sleep(0.01)
+                pool.stop_after = 0.0
+    assert seen == [("started", first.id), ("steps", first.id), ("result", first.id)]
+    assert list(tmp_path.iterdir()) == []
 
 
 # --- sharing a GPU, with a stand-in for NVIDIA's program --------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -94,6 +95,26 @@ def test_a_killed_command_goes_on_where_it_was(run, folder, capsys):
     table = (out / "table.md").read_text()
     assert "| Short | 25,600 | 0.000 |  | 0.500 | " in table and "✗ −" in table
     assert list((out / "runs").iterdir()) == []
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_command_that_is_stopped_saves_its_runs_first(folder, number, code):
+    Path("mine.toml").write_text(SUITE.replace("25_600", "256_000_000"))
+    runs = folder / "runs" / "bench" / "mine" / "runs"
+    command = [sys.executable, "-m", "holdfast", "bench", "mine.toml", "--jobs", "2"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as stopped:
+        give_up = time.monotonic() + 120
+        while len(list(runs.glob("*/progress.csv"))) < 2:
+            assert time.monotonic() < give_up and stopped.poll() is None
+            time.sleep(0.02)
+        stopped.send_signal(number)  # to the command alone, which tells its workers
+        out, _ = stopped.communicate(timeout=60)
+    assert stopped.returncode == code
+    assert out.splitlines()[-1] == "stopped; run the same command again to continue"
+    assert len(list(runs.glob("*/checkpoints/update_*.pt"))) == 2
 
 
 def test_a_command_with_a_time_limit_saves_what_runs_and_goes_on_when_it_is_repeated(run, folder, capsys, monkeypatch):

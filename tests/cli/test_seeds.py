@@ -62,16 +62,16 @@ def test_seeds_side_by_side_are_the_runs_they_would_be_alone(tmp_path: Path, mon
 def test_every_command_with_seeds_draws_a_figure_of_its_own(tmp_path: Path, monkeypatch: Any, capsys: Any):
     monkeypatch.chdir(tmp_path)
 
-    def fake(config: Any, folder: Path, threads: int) -> tuple[str, str]:
+    def fake(config: Any, folder: Path) -> list[str]:
         config.folder.mkdir(parents=True, exist_ok=True)
         (config.folder / "result.json").write_text(json.dumps({"mean_return": float(config.seed)}))
-        return "return 1.000", ""
+        return ["-c", "print('return 1.000')"]
 
     def draw(runs: list[Path], out: Path, aggregate: str) -> Path:
         out.write_text(" ".join(run.name for run in runs))
         return out
 
-    monkeypatch.setattr(seeds, "train_in_process", fake)
+    monkeypatch.setattr(seeds, "train_command", fake)
     monkeypatch.setattr(seeds, "draw", draw)
     for flags in ([], [], ["--learning-rate", "0.01"], ["--name", "mine"]):
         assert main([*FLAGS, *flags, "--seeds", "1", "2", "3", "4"]) == 0
@@ -91,11 +91,12 @@ def test_a_seed_that_fails_is_named_and_the_others_are_kept(
     monkeypatch.chdir(tmp_path)
     calls: list[int] = []
 
-    def fake(config: Any, folder: Path, threads: int) -> tuple[str, str]:
+    def fake(config: Any, folder: Path) -> list[str]:
         calls.append(config.seed)
-        return "return 1.000", "the GPU is on fire" if config.seed == 2 else ""
+        fails = "import sys; sys.exit('a traceback\\nthe GPU is on fire')"
+        return ["-c", fails if config.seed == 2 else "print('return 1.000')"]
 
-    monkeypatch.setattr(seeds, "train_in_process", fake)
+    monkeypatch.setattr(seeds, "train_command", fake)
     assert main([*FLAGS, "--seeds", "1", "2", "3"]) == 2
     out, err = capsys.readouterr()
     assert sorted(calls) == [1, 2, 3] and "seed 2  the GPU is on fire" in out

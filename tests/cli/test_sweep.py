@@ -81,6 +81,30 @@ def test_a_sweep_of_two_processes_that_is_killed_goes_on_where_it_was_and_loses_
     assert not any(path.name.endswith("-again") for path in (folder / STUDY / "trials").iterdir())
 
 
+def test_sigterm_to_a_sweep_ends_all_its_processes_and_puts_their_trials_back(folder: Path):
+    flags = [*FLAGS, "--total-steps", "100000000", "--trials", "4", "--workers", "2"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "holdfast", "sweep", *flags],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    ) as command:  # fmt: skip
+        trials = [folder / STUDY / f"trials/000{number}" for number in (0, 1)]
+        until = time.monotonic() + 120
+        while not all(read_progress(trial) for trial in trials):
+            assert command.poll() is None and time.monotonic() < until
+            time.sleep(0.02)
+        command.send_signal(signal.SIGTERM)
+        out, err = command.communicate(timeout=60)
+    assert (command.returncode, err) == (143, "")
+    assert out.splitlines()[-1].startswith("continue with   holdfast sweep --env")
+    with pytest.raises(ProcessLookupError):
+        os.killpg(command.pid, 0)  # nobody is left in its group
+    assert all(list(trial.glob("checkpoints/update_*.pt")) for trial in trials)
+    with sqlite3.connect(STUDY / "study.db") as database:
+        states = database.execute("select state from trials order by trial_id").fetchall()
+    database.close()
+    assert states.count(("RUNNING",)) == 0 and states.count(("WAITING",)) == 2
+
+
 def test_a_study_that_begins_again_trains_its_own_settings(run: Any, folder: Path, capsys: Any):
     flags = [*FLAGS, "--trials", 1, "--workers", 1, "--confirm", 0]
     assert run("sweep", *flags, "--learning-rate", 1e-3) == 0

@@ -72,3 +72,11 @@ def test_updates_of_other_settings_without_a_checkpoint_do_not_fail_the_trial(tm
     shutil.rmtree(tmp_path / "0000" / "checkpoints")
     assert Path(attempt(tmp_path / "0000", gamma=0.9).config.run_dir or "").name == "0000-again"
     assert Path(attempt(tmp_path / "0000").config.run_dir or "").name == "0000"
+
+
+def test_a_trial_may_overlap_rollouts_and_updates(tmp_path: Path):
+    config = hf.TrainConfig("holdfast/TMaze-v0", hidden_size=4, device="cpu", run_dir=str(tmp_path), quiet=True)
+    trainer = _trainer(config, _Watch(None, 0, True, lambda: False))
+    assert trainer._may_go_ahead()
+    trainer.callbacks[0].only_watches = False
+    assert not trainer._may_go_ahead(), "a hook that may change the run does not let the next rollout start early"

@@ -409,6 +409,23 @@ def test_ctrl_c_stops_a_run_in_another_process_with_a_clean_exit(tmp_path: Path)
     assert checkpoint.load(checkpoint.find(tmp_path / "run"))["update"] == len(rows) == int(rows[-1]["update"])
 
 
+def test_a_requested_checkpoint_is_saved_once_after_the_current_update(tmp_path: Path):
+    class Request(hf.Callback):
+        def on_rollout_end(self, trainer: hf.Trainer, segment: hf.Segment) -> None:
+            if trainer.update == 1:  # during update 2
+                trainer.request_checkpoint()
+
+        def on_update_end(self, trainer: hf.Trainer, row: dict[str, float]) -> None:
+            if trainer.update == 5:
+                trainer.request_checkpoint()
+
+    trainer = hf.Trainer(config(tmp_path / "run", checkpoint_every=4, keep_checkpoints=9), callbacks=[Request()])
+    trainer.run()
+    names = [path.name for path in checkpoint.rolling(tmp_path / "run")]
+    assert names == [f"update_{update:08d}.pt" for update in (2, 4, 5, 8, 10)]
+    assert trainer.config.checkpoint_every == 4
+
+
 def test_a_run_stops_when_the_last_hundred_episodes_reach_the_target(tmp_path: Path):
     result = hf.Trainer(config(tmp_path / "run", stop_at=-2.0, total_steps=4 * 8 * 500)).run()
     assert result.stopped_by == "target" and result.updates < 500

@@ -111,6 +111,8 @@ def _or_none(value: float) -> float | None:
 class _Watch(Callback):
     """Adds the statistic to each row, saves now and then, and stops the run when asked to."""
 
+    only_watches = True
+
     def __init__(self, look: Callable[[int], bool], checkpoint_seconds: float) -> None:
         self.look, self.checkpoint_seconds = look, checkpoint_seconds
         self.first_update = 0.0
@@ -129,10 +131,9 @@ class _Watch(Callback):
         enough = len(self._returns) >= RECENT_EPISODES
         row[MEAN_RETURN] = statistics.fmean(self._returns) if enough else row["rollout/ep_rew_mean"]
         row[EPISODES] = len(self._returns) if enough else len(trainer.progress.recent_returns)
-        # The trainer saves after this, if the number of this update is a multiple of checkpoint_every.
-        due = now - self._saved > self.checkpoint_seconds
-        trainer.config.checkpoint_every = trainer.update if due else 0
-        self._saved = now if due else self._saved
+        if now - self._saved > self.checkpoint_seconds:
+            trainer.request_checkpoint()
+            self._saved = now
         return self.look(trainer.steps)
 
 

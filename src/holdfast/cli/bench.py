@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import signal
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -174,7 +172,7 @@ def _train(suite: Suite, jobs: list[Job], out: Path, flags: BenchFlags) -> tuple
     from holdfast.bench.choices import is_current
     from holdfast.bench.pool import Pool
     from holdfast.bench.progress import Progress
-    from holdfast.cli.seeds import num_cores
+    from holdfast.distributed.processes import num_cores
 
     file = out / results.FILE_NAME
     rows, damaged = results.read(file)
@@ -194,7 +192,7 @@ def _train(suite: Suite, jobs: list[Job], out: Path, flags: BenchFlags) -> tuple
     began, clock = time.strftime("%Y-%m-%dT%H:%M:%S"), time.monotonic()
     seconds = math.inf if flags.stop_after is None else flags.stop_after
     pool = Pool(at_a_time, out / "runs", device, keep=flags.keep_runs, mps=flags.mps, stop_after=seconds)
-    with _sigterm_stops(), closing(pool.run(waiting)) as events, closing(progress):
+    with closing(pool.run(waiting)) as events, closing(progress):
         for event in events:
             job = event.job
             if job is not None and event.kind == "started":
@@ -223,23 +221,6 @@ def _train(suite: Suite, jobs: list[Job], out: Path, flags: BenchFlags) -> tuple
 def _facts(job: Job) -> dict[str, Any]:
     names = ("suite", "task", "core", "seed", "steps", "setting")
     return {name: getattr(job, name) for name in names}
-
-
-@contextmanager
-def _sigterm_stops() -> Iterator[None]:
-    """SIGTERM ends the command as Ctrl-C does: the workers save their runs first."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(number: int, _: Any) -> None:
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _write_report(suite: Suite, jobs: list[Job], out: Path, steps: int | None) -> tuple[bool, str]:

@@ -9,19 +9,14 @@ import dataclasses
 import json
 import os
 import shlex
-import signal
-import subprocess
-import sys
-import tempfile
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from contextlib import closing
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
 
 from holdfast.cli.errors import UserError, user_errors
 from holdfast.cli.run import draw, train_one
 from holdfast.config import TrainConfig
+from holdfast.distributed.processes import Child, Processes, num_cores
 
 SECONDS_BETWEEN_LOOKS = 0.5
 
@@ -65,18 +60,40 @@ def _train_in_turn(configs: list[TrainConfig]) -> None:
 def _train_in_processes(configs: list[TrainConfig]) -> None:
     from holdfast.display.side_by_side import SideBySide
 
+    at_a_time = min(len(configs), num_cores())
     if not configs[0].quiet:
-        print(f"{len(configs)} seeds, {min(len(configs), num_cores())} at a time, in {configs[0].folder.parent}")
-    problems, display = [], SideBySide(configs)
-    try:
-        for config, output, problem in train_side_by_side(configs, display.refresh):
-            result = "\n".join(line for line in output.splitlines() if not line.startswith("run "))
-            display.ended(config, problem or result)
-            problems += [f"seed {config.seed}: {problem}"] if problem else []
-    finally:
-        display.close()
+        print(f"{len(configs)} seeds, {at_a_time} at a time, in {configs[0].folder.parent}")
+    environment = {"OMP_NUM_THREADS": str(num_cores() // at_a_time), **os.environ}
+    display, waiting, problems = SideBySide(configs), list(configs), []
+    running: dict[Child, TrainConfig] = {}
+    with closing(display), TemporaryDirectory(prefix="holdfast-") as folder, Processes() as processes:
+        try:
+            while waiting or running:
+                if waiting and len(running) < at_a_time:
+                    command = train_command(waiting[0], Path(folder))
+                    running[processes.start(command, env=environment)] = waiting.pop(0)
+                    continue
+                child, _ = processes.next(SECONDS_BETWEEN_LOOKS)
+                display.refresh()
+                if child is not None:
+                    config, (ended, output, error) = running.pop(child), child.reap()
+                    result = "\n".join(line for line in output.strip().splitlines() if not line.startswith("run "))
+                    problem = (error or ended) if child.returncode else ""
+                    display.ended(config, problem or result)
+                    problems += [f"seed {config.seed}: {problem}"] if problem else []
+        except KeyboardInterrupt:  # a terminal sends it to the children itself
+            processes.wait()
+            raise
     if problems:
         raise UserError("; ".join(problems))
+
+
+def train_command(config: TrainConfig, folder: Path) -> list[str]:
+    """Arguments of a Python that trains the config. This process has asked already whether modules may be imported."""
+    file = folder / f"{config.seed}.json"
+    file.write_text(json.dumps(config.to_dict()))
+    flags = ["--config", str(file), "--run-dir", str(config.folder), "--allow-imports", "--quiet"]
+    return ["-m", "holdfast", "train", *flags]
 
 
 def _what_was_done(config: TrainConfig) -> str:
@@ -120,90 +137,3 @@ def _figure_of(config: TrainConfig) -> Path:
         number += 1
         path = path.with_name(f"{name}-seeds-{number}.png")
     return path
-
-
-def num_cores() -> int:
-    """CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def train_side_by_side(
-    configs: Sequence[TrainConfig], look: Callable[[], None] = lambda: None
-) -> Iterator[tuple[TrainConfig, str, str]]:
-    """Run all; yields each run when it ends, with what it printed and the line it failed with ("" if it succeeded).
-
-    look: called every half second. The cores are shared out evenly. Ctrl-C reaches the child processes too, and SIGTERM
-    is passed on to them: each saves and stops, and no other starts.
-    """
-    at_a_time = min(len(configs), num_cores())
-    threads = max(1, num_cores() // at_a_time)
-    stop = _Stop()
-
-    def train(config: TrainConfig) -> tuple[str, str]:
-        return ("", "stopped") if stop.requested else train_in_process(config, Path(folder), threads)
-
-    with tempfile.TemporaryDirectory(prefix="holdfast-") as folder, ThreadPoolExecutor(at_a_time) as pool, stop:
-        try:
-            running = {pool.submit(train, config): config for config in configs}
-            waiting = set(running)
-            while waiting:
-                done, waiting = wait(waiting, SECONDS_BETWEEN_LOOKS, FIRST_COMPLETED)
-                stop.raise_if_requested()
-                look()
-                for future in done:
-                    stop.raise_if_requested()
-                    yield running[future], *future.result()
-        finally:
-            stop.requested = stop.requested or signal.SIGINT  # whatever ended the loop, no other run starts
-            pool.shutdown(cancel_futures=True)
-
-
-class _Stop:
-    """Ctrl-C and SIGTERM while runs are in progress.
-
-    The signal is kept and the loop asks for it: an exception in the middle of `wait` could leave the lock of a future taken, and
-    the thread that has its result would wait for it forever.
-    """
-
-    def __init__(self) -> None:
-        self.requested = 0  # the number of the signal
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> None:
-        if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def __exit__(self, *_: Any) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _stop(self, number: int, _: Any) -> None:
-        self.requested = number
-        if number == signal.SIGTERM:  # a terminal sends Ctrl-C to the children itself
-            for child in list(_children):
-                child.terminate()
-
-    def raise_if_requested(self) -> None:
-        if self.requested:
-            raise KeyboardInterrupt if self.requested == signal.SIGINT else SystemExit(128 + self.requested)
-
-
-_children: set[subprocess.Popen[str]] = set()
-
-
-def train_in_process(config: TrainConfig, folder: Path, threads: int) -> tuple[str, str]:
-    """Train in a child process; returns what it printed and the line it failed with ("" if it succeeded)."""
-    file = folder / f"{config.seed}.json"
-    file.write_text(json.dumps(config.to_dict()))
-    command = [sys.executable, "-m", "holdfast", "train", "--config", str(file), "--run-dir", str(config.folder)]
-    command.append("--allow-imports")  # this process has asked already
-    environment = {"OMP_NUM_THREADS": str(threads), **os.environ}
-    pipes: dict[str, Any] = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    with subprocess.Popen([*command, "--quiet"], env=environment, **pipes) as child:
-        _children.add(child)
-        try:
-            out, err = child.communicate()
-        finally:
-            _children.discard(child)
-    problem = "" if child.returncode == 0 else (err.strip() or f"exit code {child.returncode}")
-    return out.strip(), problem.splitlines()[-1] if problem else ""

@@ -6,20 +6,18 @@ import dataclasses
 import os
 import re
 import shlex
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from subprocess import DEVNULL
 from typing import Any, Literal
 
 from holdfast.cli.errors import UserError, user_errors
 from holdfast.cli.flags import parse, value_of
-from holdfast.cli.seeds import num_cores
 from holdfast.cli.train import Settings, config_from, defaults_from
 from holdfast.config import PRESETS, TrainConfig
+from holdfast.distributed.processes import Processes, num_cores
 from holdfast.sweep.database import database_reason, require_shared, without_password
 
 WORKER = "HOLDFAST_SWEEP_WORKER"  # the number of a process that another one has started
@@ -115,8 +113,13 @@ def main(argv: list[str]) -> int:
         count = f"{flags.trials} trial{'s' if flags.trials > 1 else ''}"
         print(f"{count} in {folder}, {workers} at a time; trial 0 is {_start(flags, argv)}", flush=True)
     try:
-        with _sigterm_exits(), _helpers(argv, workers - 1 if not worker else 0), _study_errors(folder):
-            sweep.run()
+        with Processes() as processes:  # the others run the same command, and end when this one does
+            for number in range(1, 1 if worker else workers):
+                environment = {**os.environ, WORKER: str(number)}
+                processes.start(["-m", "holdfast", "sweep", *argv], env=environment, stdout=DEVNULL, stderr=DEVNULL)
+            with _study_errors(folder):
+                sweep.run()
+            processes.wait()
     except (KeyboardInterrupt, SystemExit):
         if not worker:
             print(_go_on(argv), flush=True)
@@ -209,42 +212,6 @@ def _study_errors(folder: Path) -> Iterator[None]:
         raise UserError(
             f"the study in {folder} cannot be used: {reason}; choose another --study, or repair it"
         ) from error
-
-
-# --- processes --------------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _helpers(argv: list[str], count: int) -> Iterator[None]:
-    """More processes that run the same command. They end when this one does."""
-    command = [sys.executable, "-m", "holdfast", "sweep", *argv]
-    quiet: dict[str, Any] = dict(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    children = []
-    try:
-        for number in range(1, count + 1):
-            children.append(subprocess.Popen(command, env={**os.environ, WORKER: str(number)}, **quiet))
-        yield
-        for child in children:
-            child.wait()
-    finally:
-        for child in children:
-            child.terminate()
-        for child in children:
-            child.wait()
-
-
-@contextmanager
-def _sigterm_exits() -> Iterator[None]:
-    """SIGTERM raises SystemExit, so that helpers are ended too. While a trial trains, the trainer saves it first."""
-
-    def stop(*_: Any) -> None:
-        raise SystemExit(128 + signal.SIGTERM)
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 # --- the end ----------------------------------------------------------------------------------------------------------

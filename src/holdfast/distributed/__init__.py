@@ -1,1 +1,1 @@
-"""Several processes in one run: ranks, rendezvous, metrics over ranks."""
+"""Several processes: ranks of one run, their rendezvous and metrics, and the child processes of a command."""

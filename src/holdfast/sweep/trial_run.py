@@ -146,6 +146,8 @@ def area(run: Path, total_steps: int) -> float:
 class _Watch(Callback):
     """Reports the curve at REPORTS points."""
 
+    only_watches = True
+
     def __init__(self, trial: Any, total_steps: int, pruning: bool, must_stop: Callable[[], bool]) -> None:
         self._trial, self._total, self._pruning, self._must_stop = trial, total_steps, pruning, must_stop
         self._reported = -1

@@ -100,6 +100,7 @@ class Trainer:
         self.display: Display | None = None
         self.resumed_from: Path | None = None
         self.episodes_restarted = False
+        self._checkpoint_requested = False
         self.print_resume_hint = True  # at SIGTERM; False where the run is a part of something that says it
         self.parts = parts = run_parts.build(config, kind, env, policy, self._notify_of_update)
         self.config = config = parts.config
@@ -252,9 +253,10 @@ class Trainer:
             progress.best_return = evaluated
             if not self.folder.save_best(self.update):
                 progress.best_return = best
-        scheduled = every and self.update % every == 0
+        scheduled = self._checkpoint_requested or (every and self.update % every == 0)
         # While whole updates are skipped, the last checkpoint stays the last good one.
         if (scheduled or self.folder.should_retry(self.update)) and self.nonfinite_guard.in_a_row == 0:
+            self._checkpoint_requested = False
             self.folder.save(self.update)
 
     def _result(self) -> TrainResult:
@@ -369,6 +371,10 @@ class Trainer:
     def save(self, path: str | Path) -> None:
         """Write a checkpoint: all that a resumed run needs to continue. In a distributed run all ranks call it."""
         self._save(Path(path))
+
+    def request_checkpoint(self) -> None:
+        """Save in the run's folder after the current update. In a distributed run all ranks call it."""
+        self._checkpoint_requested = True
 
     def _save(self, path: Path | None) -> None:
         with exclusive_gpu(self.device):
