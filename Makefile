@@ -44,7 +44,7 @@ $(PEERS)/ready: pyproject.toml
 
 test-peers: $(PEERS)/ready
 	$(PEERS)/bin/python -m pytest tests/examples/test_examples.py -k "jax or craftax or envpool"
-	$(PEERS)/bin/python -m pytest tests/envs/jax tests/rollout/test_async_collector.py tests/integrations/rsl_rl tests/examples/test_rsl_rl_robot.py \
+	$(PEERS)/bin/python -m pytest tests/envs/jax tests/rollout/test_batch_env.py tests/integrations/rsl_rl tests/examples/test_rsl_rl_robot.py \
 		tests/doctor/gallery $(foreach name,jax rsl_rl skrl rllib packed frameworks_page,tests/doctor/subjects/test_$(name).py)
 
 # Style, formatting, types (strict), and the direction of imports.

@@ -42,12 +42,16 @@ if TYPE_CHECKING:
     from holdfast import doctor as doctor
     from holdfast import envs as envs
     from holdfast import heads as heads
-    from holdfast.config import TrainConfig
+    from holdfast.algorithms.base import Algorithm
+    from holdfast.algorithms.loss import Loss
+    from holdfast.algorithms.on_policy import OnPolicy
+    from holdfast.algorithms.ppo import ppo_loss
+    from holdfast.config import OnPolicyConfig, PPOConfig, PQNConfig, RunConfig, TrainConfig, setting
     from holdfast.deploy.export import export_policy
     from holdfast.deploy.hub import push_to_hub, save_pretrained
     from holdfast.deploy.runner import Runner
-    from holdfast.engines.eager import ppo_loss
     from holdfast.policies.actor_critic import ActorCritic
+    from holdfast.policies.q_network import QNetwork
     from holdfast.profiling.profile import Profile
     from holdfast.runs.saved_policy import load
     from holdfast.training.callbacks import Callback
@@ -69,7 +73,16 @@ _LAZY = {
     "load": "holdfast.runs.saved_policy",
     "push_to_hub": "holdfast.deploy.hub",
     "save_pretrained": "holdfast.deploy.hub",
-    "ppo_loss": "holdfast.engines.eager",
+    "Algorithm": "holdfast.algorithms.base",
+    "Loss": "holdfast.algorithms.loss",
+    "OnPolicy": "holdfast.algorithms.on_policy",
+    "OnPolicyConfig": "holdfast.config",
+    "PPOConfig": "holdfast.config",
+    "PQNConfig": "holdfast.config",
+    "QNetwork": "holdfast.policies.q_network",
+    "RunConfig": "holdfast.config",
+    "ppo_loss": "holdfast.algorithms.ppo",
+    "setting": "holdfast.config",
     "doctor": "holdfast.doctor",
     "envs": "holdfast.envs",
     "heads": "holdfast.heads",
@@ -82,18 +95,26 @@ __all__ = [
     "LSTM",
     "MLSTM",
     "ActorCritic",
+    "Algorithm",
     "Block",
     "Callback",
     "Collector",
     "Core",
     "Evaluation",
+    "Loss",
     "Memory",
     "Memoryless",
     "MinGRU",
+    "OnPolicy",
+    "OnPolicyConfig",
+    "PPOConfig",
+    "PQNConfig",
     "Parallel",
     "PolicyOutput",
     "Profile",
+    "QNetwork",
     "RecurrentPolicy",
+    "RunConfig",
     "Runner",
     "Segment",
     "Stack",
@@ -112,6 +133,7 @@ __all__ = [
     "push_to_hub",
     "resets_from",
     "save_pretrained",
+    "setting",
 ]
 
 

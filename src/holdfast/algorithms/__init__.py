@@ -5,13 +5,28 @@ from __future__ import annotations
 from typing import Any
 
 from holdfast.algorithms.base import Algorithm
-from holdfast.config import RunConfig
+from holdfast.config import ALGORITHMS, RunConfig
 from holdfast.named_objects import import_named, name_of
 from holdfast.policies import user_policies
 from holdfast.policies.base import RecurrentPolicy
 
 NAMES = {"ppo": "holdfast.algorithms.ppo:PPO", "pqn": "holdfast.algorithms.pqn:PQN"}
 """The algorithms of ours, by the name that `--algorithm` takes."""
+
+
+POLICIES = {
+    "ActorCritic": ("holdfast.policies.actor_critic", "ppo"),
+    "QNetwork": ("holdfast.policies.q_network", "pqn"),
+}
+"""The policies of ours that are described by their arguments, by class: the module, and the algorithm whose settings these are."""
+
+
+def policy_kind(name: str) -> tuple[Any, type[RunConfig]] | None:
+    """A policy class of ours by its name, and the config class that knows its arguments; None for other names."""
+    if name not in POLICIES:
+        return None
+    module, algorithm = POLICIES[name]
+    return import_named(f"{module}:{name}", kind="policy"), ALGORITHMS[algorithm]
 
 
 def algorithm_class(name: str) -> type[Algorithm]:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from holdfast.config import RunConfig
 from holdfast.distributed.metrics import Metric
-from holdfast.distributed.ranks import ALONE, Ranks
+from holdfast.distributed.ranks import Ranks
 from holdfast.policies.base import RecurrentPolicy
 from holdfast.policies.precision import autocast, autocast_dtype
 from holdfast.rollout.exploration import Noise
@@ -139,6 +139,7 @@ class Algorithm(ABC):
 
     def prepare(self, segment: Segment) -> None:
         """Called with each segment before callbacks see it. A segment that has advantages is told here how to compute them."""
+        return None
 
     # --- updates ------------------------------------------------------------------------------------------------------
 
@@ -178,6 +179,7 @@ class Algorithm(ABC):
 
     def check(self, d: dict[str, Any]) -> None:
         """Raise ValueError unless a saved state fits, before anything is replaced by it."""
+        return None
 
     def save_files(self, folder: Path) -> dict[str, Any]:
         """Write what is too large for a checkpoint. Returns what the checkpoint says about it."""
@@ -185,6 +187,7 @@ class Algorithm(ABC):
 
     def load_files(self, folder: Path, manifest: dict[str, Any]) -> None:
         """Read what `save_files` wrote. Raises ValueError if it is damaged or missing."""
+        return None
 
 
 @torch.no_grad()
@@ -224,6 +227,3 @@ def relative_distance(stored: State, recomputed: State) -> float:
     difference = sum(((a - b).float().square().sum() for a, b in pairs), torch.zeros((), device=pairs[0][0].device))
     size = sum((a.float().square().sum() for a, _ in pairs), torch.zeros((), device=pairs[0][0].device))
     return float((difference / size.clamp(min=1e-12)).sqrt())
-
-
-__all__ = ["ALONE", "Algorithm", "Engines", "Finish", "Metric", "Progress", "RunContext", "Task", "relative_distance", "replay_difference"]

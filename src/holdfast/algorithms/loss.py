@@ -34,8 +34,9 @@ class Loss(ABC):
 class MinibatchEngine(Protocol):
     """How minibatches of one rollout are executed."""
 
-    names: tuple[str, ...]
-    """What the numbers that `step` gives are: terms of the loss, "grad_norm" and "skipped"."""
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What the numbers that `step` gives are: terms of the loss, "grad_norm" and "skipped"."""
 
     def load(self, batch: Segment, loss: Loss) -> None:
         """Take these training sequences, or the same ones with other start states, and their loss."""

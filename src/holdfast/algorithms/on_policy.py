@@ -9,16 +9,17 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from holdfast import plain_checks as check
 from holdfast.algorithms import auto_sizes
-from holdfast.algorithms.base import Algorithm, Finish, Metric, Progress, RunContext, Task
+from holdfast.algorithms.base import Algorithm, Finish, Progress, RunContext, Task
 from holdfast.algorithms.loss import Loss
 from holdfast.config import OnPolicyConfig
+from holdfast.distributed.metrics import Metric
 from holdfast.policies.base import RecurrentPolicy
 from holdfast.policies.precision import autocast, autocast_dtype
 from holdfast.rollout.segment import Segment
@@ -27,9 +28,9 @@ from holdfast.state import State, tree_map
 
 UPDATE_METRICS = (
     Metric("train/grad_norm", "grad norm"),
-    Metric("train/skipped_steps", "skipped"),
+    Metric("train/skipped_steps"),
     Metric("train/learning_rate", "learn rate", form="exponent"),
-    Metric("train/epochs", "epochs"),
+    Metric("train/epochs"),
 )
 
 
@@ -38,13 +39,15 @@ class OnPolicy(Algorithm):
     every minibatch; averages are over the steps of all of them."""
 
     Config = OnPolicyConfig
-    metrics = UPDATE_METRICS
+    metrics: ClassVar[tuple[Metric, ...]] = UPDATE_METRICS
 
     def __init__(self, policy: RecurrentPolicy, config: Any, run: RunContext) -> None:
         super().__init__(policy, config, run)
         self.optimizer = run.engines.optimizer(list(policy.parameters()), config)
         self.engine_for = run.engines.minibatches(policy, config, self.optimizer)
-        self._rates = [group["lr"] for group in self.optimizer.param_groups]  # on a GPU tensors, which captured steps read
+        self._rates = [
+            group["lr"] for group in self.optimizer.param_groups
+        ]  # on a GPU tensors, which captured steps read
 
     @abstractmethod
     def make_loss(self, segment: Segment, progress: Progress) -> Loss:

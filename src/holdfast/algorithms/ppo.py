@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from holdfast.algorithms.base import Metric, Progress
+from holdfast.algorithms.base import Progress
 from holdfast.algorithms.loss import Loss
 from holdfast.algorithms.on_policy import OnPolicy
 from holdfast.config import PPOConfig
+from holdfast.distributed.metrics import Metric
 from holdfast.distributed.ranks import ALONE, Ranks
 from holdfast.policies.actor_critic import ActorCritic
 from holdfast.policies.base import PolicyOutput, RecurrentPolicy, merge_time
@@ -62,7 +63,7 @@ def clipped_objective(
             torch.where(old.valid, x, 0.0)
             for x in (log_prob, entropy, value, old_log_prob, old_value, advantage, returns)
         )
-    count = old.valid.numel() if all_valid else old.valid.sum().clamp(min=1)
+    count = log_prob.numel() if all_valid else old.valid.sum().clamp(min=1)
 
     log_ratio = log_prob - old_log_prob
     ratio = log_ratio.exp()
@@ -177,7 +178,7 @@ class PPO(OnPolicy):
         Metric("train/policy_loss", "policy loss"),
         Metric("train/value_loss", "value loss"),
         Metric("train/entropy", "entropy", short="entropy"),
-        Metric("train/approx_kl", "approx kl", short="kl"),
+        Metric("train/approx_kl", "approx kl", short="kl", digits=4),
         Metric("train/clip_fraction", "clipped", form="percent"),
         Metric("train/explained_variance", "explained"),
         *OnPolicy.metrics,

@@ -12,24 +12,30 @@ from typing import Any
 
 from gymnasium.envs.registration import load_env_creator
 
+from holdfast.algorithms import algorithm_class
+from holdfast.algorithms.auto_sizes import choose_inputs
+from holdfast.algorithms.base import Task
 from holdfast.bench.jobs import Job, jobs
 from holdfast.bench.results import Row
 from holdfast.bench.settings import TUNED
 from holdfast.bench.suite import Suite
-from holdfast.config import TrainConfig
+from holdfast.config import RunConfig, names_about
 from holdfast.envs.catalog import list_envs
-from holdfast.training.chosen import SIZES, Task, choose_inputs, choose_sizes
 
 
 def is_current(job: Job, row: Row) -> bool:
     """Whether a result of this job was made with what the run would choose now. Known for Holdfast's environments only."""
     entry_points = {env.id: env.entry_point for env in list_envs()}
-    config = TrainConfig.from_dict(job.config)
+    config = RunConfig.from_dict(job.config, allow_imports=True)
     if config.env not in entry_points or not row.get("config"):
         return True
-    chosen, _ = choose_sizes(config, Task(config.device.startswith("cuda"), fast_env=True))
+    task = Task(config.device.startswith("cuda"), fast_env=True)
+    chosen, _ = algorithm_class(config.algorithm).choose_sizes(config, task)
     chosen = choose_inputs(chosen, _Named(entry_points[config.env]), own_policy=config.policy is not None)
-    return all(_plain(getattr(chosen, name)) == row["config"].get(name) for name in (*SIZES, "inputs"))
+    return all(
+        _plain(getattr(chosen, name)) == row["config"].get(name)
+        for name in (*names_about(type(config), "size"), "inputs")
+    )
 
 
 def of_the_suite(suite: Suite, rows: Iterable[Row], known: Collection[str] = ()) -> tuple[list[Row], int]:

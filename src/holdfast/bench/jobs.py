@@ -15,9 +15,8 @@ from typing import Any
 
 from holdfast.bench.settings import name_of
 from holdfast.bench.suite import Suite, SuiteError, Task, check_settings
-from holdfast.config import TrainConfig
-
-_NOT_IDENTITY = {"run_dir", "name", "threads", "quiet", "tensorboard", "track", "checkpoint_every", "keep_checkpoints"}
+from holdfast.config import config_class, names_about
+from holdfast.config.run import BEFORE_ALGORITHMS
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,8 @@ class Job:
     @property
     def id(self) -> str:
         """Also the name of the run's folder."""
-        asked = {name: value for name, value in self.config.items() if name not in _NOT_IDENTITY}
+        left_out = names_about(config_class(self.config["algorithm"]), "upkeep", "place") - {"device"}
+        asked = {name: value for name, value in self.config.items() if name not in left_out}
         digest = hashlib.sha256(json.dumps([self.task, asked], sort_keys=True).encode()).hexdigest()[:10]
         words = (self.task, self.core.rpartition(":")[2], f"seed{self.seed}", self.setting[:40], digest)
         return "-".join(re.sub(r"[^\w.]+", "_", word) for word in words)
@@ -94,7 +94,7 @@ def _job(
 ) -> Job:
     settings = {**suite.settings, **task.settings, **(suite.tuned[task.family] if tuned else {}), **changed}
     try:
-        config = TrainConfig(
+        config = config_class(settings.get("algorithm", BEFORE_ALGORITHMS))(
             env=task.env,
             core=core,
             total_steps=steps,

@@ -12,12 +12,12 @@ import os
 import shutil
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from holdfast.bench.jobs import Job
 from holdfast.bench.results import Row
-from holdfast.config import RunConfig, imports
+from holdfast.config import RunConfig, imports, names_about
 from holdfast.rollout.segment import Segment
 from holdfast.runs import checkpoint
 from holdfast.runs.log import read_progress
@@ -33,7 +33,6 @@ MAX_POINTS = 100
 """Points of a curve in the results, at most."""
 COMMIT_VARIABLE = "HOLDFAST_COMMIT"
 """Names the commit on a machine that got a copy of the files, where the current folder is in no repository or in an older one."""
-_OF_THE_FOLDER = {"run_dir", "name", "checkpoint_every", "keep_checkpoints"}
 
 
 def train(
@@ -60,7 +59,8 @@ def train(
     curve = _curve(folder)
     best, best_at = _best(curve)
     trained = result.seconds - earlier  # in this process
-    config = {name: value for name, value in trainer.config.to_dict().items() if name not in _OF_THE_FOLDER}
+    left_out = names_about(type(trainer.config), "upkeep", "place") - {"device"}
+    config = {name: value for name, value in trainer.config.to_dict().items() if name not in left_out}
     return {
         "id": job.id,
         "suite": job.suite,
@@ -116,7 +116,7 @@ class _Watch(Callback):
     def __init__(self, look: Callable[[int], bool], checkpoint_seconds: float) -> None:
         self.look, self.checkpoint_seconds = look, checkpoint_seconds
         self.first_update = 0.0
-        self._returns: list[float] = []
+        self._returns: Sequence[float] = []
         self._saved = self._began = time.perf_counter()
 
     def on_run_start(self, trainer: Trainer) -> None:
@@ -138,7 +138,7 @@ class _Watch(Callback):
 
 
 def _make_trainer(job: Job, folder: Path, watch: _Watch) -> Trainer:
-    config = TrainConfig.from_dict({**job.config, "run_dir": str(folder), "checkpoint_every": 0, "keep_checkpoints": 1})
+    config = RunConfig.from_dict({**job.config, "run_dir": str(folder), "checkpoint_every": 0, "keep_checkpoints": 1})
     if checkpoint.rolling(folder):
         try:
             allowed = imports.named_in(config)

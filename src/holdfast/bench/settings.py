@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from holdfast.bench.results import Row
-from holdfast.config import TrainConfig
+from holdfast.config import config_class, names_about, settings_of
+from holdfast.config.run import BEFORE_ALGORITHMS
+from holdfast.config.settings import default_of
 
 DEFAULT, TUNED = "default", "tuned"
-# Stated also where they are the defaults: what a reader compares first.
-_ALWAYS = ("hidden_size", "num_envs", "num_steps", "epochs", "minibatches", "learning_rate", "gamma", "gae_lambda")
-# A row says these elsewhere, or they make no other method.
-_NEVER = {
-    "env", "core", "total_steps", "seed", "device", "threads", "name", "run_dir", "quiet", "tensorboard", "track",
-    "checkpoint_every", "keep_checkpoints", "env_kwargs", "inputs", "mask_velocity",
-}  # fmt: skip
 _LONGEST = 40
 
 
@@ -46,15 +40,19 @@ def heading_of(name: str) -> str:
 
 
 def stated(rows: Iterable[Row]) -> str:
-    """The settings of these runs in one line: the sizes, and what is not a default; a range where runs differ."""
+    """The settings of these runs in one line: sizes, what sweeps vary, and what is not a default; a range where runs differ."""
     configs = [row.get("config", {}) for row in rows]
+    kinds = {config_class(config.get("algorithm", BEFORE_ALGORITHMS)) for config in configs}
     parts = []
-    for field in dataclasses.fields(TrainConfig):
-        found = {_text(config[field.name]): config[field.name] for config in configs if field.name in config}
-        usual = found.keys() <= {_text(_default(field))}
-        if found and field.name not in _NEVER and (field.name in _ALWAYS or not usual):
-            parts.append(f"{field.name} {_span(found)}")
-    return ", ".join(parts)
+    for kind in sorted(kinds, key=lambda kind: kind.__name__):
+        # A row says the core and the task elsewhere.
+        never = names_about(kind, "task", "budget", "sample", "upkeep", "place") | {"core", "algorithm"}
+        for name, declared in settings_of(kind).items():
+            found = {_text(config[name]): config[name] for config in configs if name in config}
+            usual = found.keys() <= {_text(default_of(kind, name))}
+            if found and name not in never and (declared.search or declared.about == "size" or not usual):
+                parts.append(f"{name} {_span(found)}")
+    return ", ".join(dict.fromkeys(parts))
 
 
 def _span(found: Mapping[str, Any]) -> str:
@@ -67,10 +65,6 @@ def _span(found: Mapping[str, Any]) -> str:
     if len(found) > 1 and len(numbers) == len(found):
         return f"{_text(min(numbers))} to {_text(max(numbers))}"
     return " or ".join(found)[: 2 * _LONGEST]
-
-
-def _default(field: dataclasses.Field[Any]) -> Any:
-    return None if field.default is dataclasses.MISSING else field.default
 
 
 def _text(value: Any) -> str:

@@ -15,7 +15,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
-from holdfast.config import TrainConfig
+from holdfast.config import config_class, names_about
+from holdfast.config.run import BEFORE_ALGORITHMS
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -28,7 +29,6 @@ STATISTICS = {
     "final": "mean return of fresh episodes after training",
 }
 """What is compared with published figures."""
-_NOT_SETTINGS = {"env", "core", "seed", "total_steps", "device", "name", "run_dir", "threads", "quiet", "track"}
 
 
 MOST_SEEDS = 10_000
@@ -204,16 +204,18 @@ def _check_contents(suite: Suite, where: str) -> None:
 
 
 def check_settings(settings: Mapping[str, Any], where: str) -> None:
-    """Refuse a setting that `TrainConfig` would refuse, or that the bench decides itself."""
+    """Refuse a setting that the config would refuse, or that the bench decides itself."""
     if not isinstance(settings, dict):
         raise SuiteError(f"{where}: expected a table of settings, got {settings!r:.40}")
     if not settings:
         return
+    kind = config_class(settings.get("algorithm", BEFORE_ALGORITHMS), allow_imports=False)
+    decided = names_about(kind, "place") | {"env", "core", "seed", "total_steps"}
     for name in settings:
-        if name in _NOT_SETTINGS:
+        if name in decided:
             raise SuiteError(f"{where}: {name} is not among the settings of a suite; it is a key or a flag of its own")
     try:
-        TrainConfig.from_dict(dict(settings))
+        kind.from_dict(dict(settings))
     except ValueError as error:
         raise SuiteError(f"{where}: {error}") from error
 

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 
 from holdfast.cli.errors import UserError
+from holdfast.config.settings import named_as_flags
 
 COMMANDS = {
     "train": ("train a policy", "holdfast train --preset repeat-previous-easy"),
@@ -65,7 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             likely = get_close_matches(name, COMMANDS, 1)
             hint = f"did you mean {likely[0]}?" if likely else f"one of {', '.join(COMMANDS)}"
             raise UserError(f"no command {name!r}; {hint}")
-        code: int = importlib.import_module(f"holdfast.cli.{name}").main(rest)
+        with named_as_flags():
+            code: int = importlib.import_module(f"holdfast.cli.{name}").main(rest)
         if sys.stdout is not None:
             sys.stdout.flush()  # now, where an error can be said in one line
         return code

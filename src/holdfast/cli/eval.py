@@ -47,10 +47,10 @@ def main(argv: list[str]) -> int:
 
     import holdfast as hf
     from holdfast import envs
+    from holdfast.config import imports
     from holdfast.display.dashboard import compact, counted, number
     from holdfast.distributed.ranks import pick_device
     from holdfast.policies.precision import autocast, autocast_dtype
-    from holdfast.config import imports
     from holdfast.runs import saved_policy
 
     with user_errors():

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from holdfast.cli.errors import UserError, raised_by_holdfast, user_errors
-from holdfast.config import TrainConfig
+from holdfast.config import RunConfig
 
 if TYPE_CHECKING:
     from holdfast.training.trainer import Trainer, TrainResult
@@ -20,7 +20,7 @@ _STOPPED_BY = {
 }
 
 
-def train_one(config: TrainConfig, profile: bool = False) -> TrainResult | None:
+def train_one(config: RunConfig, profile: bool = False) -> TrainResult | None:
     """Train a new run, or continue it where torchrun has restarted the job. Returns the result on rank 0."""
     from holdfast.distributed import ranks as distributed
     from holdfast.runs import checkpoint
@@ -82,7 +82,7 @@ def has_its_steps_already(steps: int) -> str:
     return f"the run has {steps} steps already; to continue training, pass more, such as --total-steps {2 * steps}"
 
 
-def _result_line(config: TrainConfig, result: TrainResult, steps: int, seconds: float) -> str:
+def _result_line(config: RunConfig, result: TrainResult, steps: int, seconds: float) -> str:
     """`steps` and `seconds` are those of this process, not of the parts before a resume."""
     from holdfast.display.dashboard import clock, compact, counted, number
 

@@ -15,16 +15,16 @@ from tempfile import TemporaryDirectory
 
 from holdfast.cli.errors import UserError, user_errors
 from holdfast.cli.run import draw, train_one
-from holdfast.config import TrainConfig
+from holdfast.config import RunConfig
 from holdfast.distributed.processes import Child, Processes, num_cores
 
 SECONDS_BETWEEN_LOOKS = 0.5
 
 
-def train_seeds(configs: list[TrainConfig]) -> None:
+def train_seeds(configs: list[RunConfig]) -> None:
     """Train all configs, which differ in their seeds, and print their returns as one."""
     from holdfast.distributed import ranks as distributed
-    from holdfast.training import chosen
+    from holdfast.training.parts import with_sizes
 
     if len({config.seed for config in configs}) < len(configs):
         raise UserError("--seeds names a seed twice; every run needs a different seed")
@@ -32,8 +32,7 @@ def train_seeds(configs: list[TrainConfig]) -> None:
         raise UserError("--seeds starts its own processes; leave out torchrun, or train one seed")
     with user_errors():
         on_gpu = distributed.pick_device(configs[0].device).type == "cuda"
-        task = chosen.Task(on_gpu, fast_env=configs[0].env.startswith("holdfast/"))
-        configs = [_with_free_folder(chosen.choose_sizes(config, task)[0]) for config in configs]
+        configs = [_with_free_folder(with_sizes(config)) for config in configs]
     try:
         _train_in_turn(configs) if on_gpu else _train_in_processes(configs)
     except (KeyboardInterrupt, SystemExit):
@@ -43,21 +42,21 @@ def train_seeds(configs: list[TrainConfig]) -> None:
         _report(configs)
 
 
-def _with_free_folder(config: TrainConfig) -> TrainConfig:
+def _with_free_folder(config: RunConfig) -> RunConfig:
     """A run without a name gets the first free one here, since others must find its folder."""
     from holdfast.runs.writing import new_folder
 
     return config if config.name is not None else dataclasses.replace(config, run_dir=str(new_folder(config.folder)))
 
 
-def _train_in_turn(configs: list[TrainConfig]) -> None:
+def _train_in_turn(configs: list[RunConfig]) -> None:
     for config in configs:
         result = train_one(config)
         if result is not None and result.stopped_by == "interrupt":
             raise KeyboardInterrupt
 
 
-def _train_in_processes(configs: list[TrainConfig]) -> None:
+def _train_in_processes(configs: list[RunConfig]) -> None:
     from holdfast.display.side_by_side import SideBySide
 
     at_a_time = min(len(configs), num_cores())
@@ -65,7 +64,7 @@ def _train_in_processes(configs: list[TrainConfig]) -> None:
         print(f"{len(configs)} seeds, {at_a_time} at a time, in {configs[0].folder.parent}")
     environment = {"OMP_NUM_THREADS": str(num_cores() // at_a_time), **os.environ}
     display, waiting, problems = SideBySide(configs), list(configs), []
-    running: dict[Child, TrainConfig] = {}
+    running: dict[Child, RunConfig] = {}
     with closing(display), TemporaryDirectory(prefix="holdfast-") as folder, Processes() as processes:
         try:
             while waiting or running:
@@ -88,7 +87,7 @@ def _train_in_processes(configs: list[TrainConfig]) -> None:
         raise UserError("; ".join(problems))
 
 
-def train_command(config: TrainConfig, folder: Path) -> list[str]:
+def train_command(config: RunConfig, folder: Path) -> list[str]:
     """Arguments of a Python that trains the config. This process has asked already whether modules may be imported."""
     file = folder / f"{config.seed}.json"
     file.write_text(json.dumps(config.to_dict()))
@@ -96,10 +95,10 @@ def train_command(config: TrainConfig, folder: Path) -> list[str]:
     return ["-m", "holdfast", "train", *flags]
 
 
-def _what_was_done(config: TrainConfig) -> str:
+def _what_was_done(config: RunConfig) -> str:
     """One line about a run of several that were stopped."""
-    from holdfast.display.side_by_side import last_row
     from holdfast.config.imports import allow_imports_flag
+    from holdfast.display.side_by_side import last_row
     from holdfast.runs import checkpoint
 
     saved = checkpoint.rolling(config.folder)
@@ -110,7 +109,7 @@ def _what_was_done(config: TrainConfig) -> str:
     return f"seed {config.seed}  {done}; continue with   {resume}"
 
 
-def _report(configs: list[TrainConfig]) -> None:
+def _report(configs: list[RunConfig]) -> None:
     import numpy as np
 
     from holdfast.display.aggregate import bootstrap_interval, interquartile_mean, is_mean_and_range
@@ -129,7 +128,7 @@ def _report(configs: list[TrainConfig]) -> None:
     print(f"all seeds  {plot}" if plot else "")
 
 
-def _figure_of(config: TrainConfig) -> Path:
+def _figure_of(config: RunConfig) -> Path:
     """Named as the runs without their seeds, and free: an earlier command may have drawn other runs."""
     name = Path(config.name or config.automatic_name).name.removesuffix(f"-seed{config.seed}")
     path, number = config.folder.parent / f"{name}-seeds.png", 1

@@ -8,15 +8,15 @@ import re
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from subprocess import DEVNULL
 from typing import Any, Literal
 
 from holdfast.cli.errors import UserError, user_errors
-from holdfast.cli.flags import parse, value_of
-from holdfast.cli.train import Settings, config_from, defaults_from
-from holdfast.config import PRESETS, TrainConfig
+from holdfast.cli.flags import value_of
+from holdfast.cli.settings import defaults_from, parse_with_settings, require_one_source, typed_names
+from holdfast.config import PRESETS, RunConfig, imports
 from holdfast.distributed.processes import Processes, num_cores
 from holdfast.sweep.database import database_reason, require_shared, without_password
 
@@ -58,7 +58,6 @@ class SweepFlags:
     """Import modules that the file of --preset, --config or --space names, which runs their code."""
     env_args: tuple[str, ...] = ()
     """Arguments for the environment's constructor, as name=value."""
-    settings: Settings = field(default_factory=Settings)
 
 
 def main(argv: list[str]) -> int:
@@ -70,10 +69,8 @@ def main(argv: list[str]) -> int:
         raise UserError(f"--workers must be between 0 and {MOST_WORKERS}, got {flags.workers}")
     if not 0 <= flags.confirm <= MOST_SEEDS:
         raise UserError(f"--confirm must be between 0 and {MOST_SEEDS}, got {flags.confirm}")
-    from holdfast.config import imports
-    from holdfast.sweep.space import default_space
+    from holdfast.algorithms import algorithm_class
     from holdfast.sweep.sweep import SPACE_NAME, Sweep, space_of
-    from holdfast.training.parts import threads_for
 
     with user_errors():
         base, on_gpu = _with_sizes(base)
@@ -81,16 +78,17 @@ def main(argv: list[str]) -> int:
         if Path(name).is_absolute() or ".." in Path(name).parts or not name.isprintable():
             raise UserError(f"--study {name!r} leaves the folder runs/sweeps; use a plain name")
         folder = Path("runs/sweeps") / name
-        space = space_of(folder, flags.space, lambda: default_space(base))
+        space = space_of(folder, flags.space, base)
         for config, source in _named_by_files(base, space, flags, folder / SPACE_NAME):
-            typed = [value_of(argv, flag) for flag in ("--env", "--core", "--policy")]
-            imports.require_allowed(config, source, flags.allow_imports, typed)
+            imports.require_allowed(config, source, flags.allow_imports, typed_names(argv, config))
     if flags.write_space:
         print(folder / SPACE_NAME)
         return 0
     seconds, workers = _seconds(flags.time), flags.workers or (1 if on_gpu else num_cores())
     if base.threads is None and not on_gpu:
-        base.threads = max(1, min(num_cores() // workers, threads_for(base, base.num_envs)))
+        base.threads = max(
+            1, min(num_cores() // workers, algorithm_class(base.algorithm).choose_threads(base, base.num_envs))
+        )
     parent = os.getppid()
     with _study_errors(folder):
         require_shared(flags.storage, workers)
@@ -133,26 +131,23 @@ def main(argv: list[str]) -> int:
 # --- settings ---------------------------------------------------------------------------------------------------------
 
 
-def _settings(argv: list[str]) -> tuple[SweepFlags, TrainConfig]:
+def _settings(argv: list[str]) -> tuple[SweepFlags, RunConfig]:
     preset, config_file = value_of(argv, "--preset"), value_of(argv, "--config")
-    if preset is not None and config_file is not None:
-        raise UserError("--preset and --config cannot be combined; give one of them")
-    if preset is None and config_file is None:
+    require_one_source([("--preset", preset), ("--config", config_file)])
+    if preset is None and config_file is None and value_of(argv, "--algorithm") is None:
         preset = _preset_of(argv)
     with user_errors():
-        defaults = defaults_from(preset, config_file)
-    flags = SweepFlags(settings=Settings(**{**vars(defaults), "env_kwargs": {}}))
-    flags = parse(SweepFlags, argv, "sweep", default=flags)
-    return flags, config_from(flags.settings, flags.env_args, defaults)
+        defaults = defaults_from(argv, preset, config_file)
+    return parse_with_settings(SweepFlags, argv, "sweep", defaults)
 
 
 def _named_by_files(
-    base: TrainConfig, space: Any, flags: SweepFlags, own_space: Path
-) -> Iterator[tuple[TrainConfig, Path]]:
+    base: RunConfig, space: Any, flags: SweepFlags, own_space: Path
+) -> Iterator[tuple[RunConfig, Path]]:
     """Settings with every name that a file gives them, and the file."""
     yield base, Path(flags.config or flags.preset or "the command line")
     for parameter in space:
-        if parameter.name in ("core", "policy"):
+        if parameter.name in imports.names_objects(type(base)):
             for choice in parameter.choices:
                 yield dataclasses.replace(base, **{parameter.name: choice}), flags.space or own_space
 
@@ -172,16 +167,15 @@ def _start(flags: SweepFlags, argv: list[str]) -> str:
     return f"the preset {preset}" if preset else "the default"
 
 
-def _with_sizes(config: TrainConfig) -> tuple[TrainConfig, bool]:
+def _with_sizes(config: RunConfig) -> tuple[RunConfig, bool]:
     """The config with all sizes chosen, so that they can be varied; and whether it runs on a GPU."""
     from holdfast.distributed import ranks as distributed
-    from holdfast.training import chosen
+    from holdfast.training.parts import with_sizes
 
     if distributed.launched():
         raise UserError("sweep starts its own processes; leave out torchrun")
     on_gpu = distributed.pick_device(config.device).type == "cuda"
-    task = chosen.Task(on_gpu, fast_env=config.env.startswith("holdfast/"))
-    return dataclasses.replace(chosen.choose_sizes(config, task)[0], run_dir=None, name=None), on_gpu
+    return dataclasses.replace(with_sizes(config), run_dir=None, name=None), on_gpu
 
 
 def _seconds(text: str | None) -> float | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from holdfast.config.run import RunConfig
 from holdfast.config.settings import Doubling, given, named, setting
@@ -15,13 +14,9 @@ class OnPolicyConfig(RunConfig):
 
     bptt: int | None = setting(None, low=1, short="bptt")
     """Length of the training sequences; must divide num_steps. None: whole segments."""
-    epochs: int = setting(
-        0, low=0, hint="; 0 chooses for the task", short="epochs", about="size", search=Doubling()
-    )
+    epochs: int = setting(0, low=0, hint="; 0 chooses for the task", short="epochs", about="size", search=Doubling())
     """Passes over each rollout; 0: chosen for the task."""
-    minibatches: int = setting(
-        0, low=0, hint="; 0 chooses for the task", short="mb", about="size", search=Doubling()
-    )
+    minibatches: int = setting(0, low=0, hint="; 0 chooses for the task", short="mb", about="size", search=Doubling())
     """Minibatches per pass, each of whole sequences; 0: chosen for the task."""
     refresh_states: bool = setting(False, short="refresh")
     """Recompute the start states of sequences before each epoch after the first (with bptt)."""

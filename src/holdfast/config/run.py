@@ -41,9 +41,7 @@ class RunConfig:
     """Units per layer of the core."""
     num_layers: int = setting(1, low=1, short="layers", about="network", fixed=True)
     """Layers of the core."""
-    critic_core: Literal["shared", "separate", "none"] = setting(
-        "shared", short="critic-", about="network", fixed=True
-    )
+    critic_core: Literal["shared", "separate", "none"] = setting("shared", short="critic-", about="network", fixed=True)
     """Memory of the critic: the actor's, its own, or none."""
     reset: Literal["zero", "learned", "detach", "never"] = setting("zero", short="reset-", about="network", fixed=True)
     """What happens to the memory when an episode starts."""
@@ -114,7 +112,9 @@ class RunConfig:
     """Seed for environments, policy and sampling."""
     device: str = setting("auto", about="place", per_process=True)
     """cpu, cuda, or auto (cuda if there is a GPU)."""
-    threads: int | None = setting(None, low=1, high=1024, about="place", per_process=True)  # OpenMP crashes with very many
+    threads: int | None = setting(
+        None, low=1, high=1024, about="place", per_process=True
+    )  # OpenMP crashes with very many
     """CPU threads; None: chosen by the size of the network and the batch."""
 
     name: str | None = setting(None, about="place", fixed=True)
@@ -155,9 +155,7 @@ class RunConfig:
             )
         inputs = set(self.inputs)
         if (inputs and "obs" not in inputs) or not inputs <= {"obs", "prev_action", "prev_reward"}:
-            raise ValueError(
-                f"{given('inputs', self.inputs)} must be obs and optionally prev_action and prev_reward"
-            )
+            raise ValueError(f"{given('inputs', self.inputs)} must be obs and optionally prev_action and prev_reward")
 
     # --- what follows from the settings ------------------------------------------------------------------------------
 
@@ -232,7 +230,9 @@ class RunConfig:
         if algorithm is not None:
             found = config_class(algorithm, allow_imports)
             if not issubclass(found, cls):
-                raise ValueError(f"these are settings of {algorithm}; read them with {_public_name(found)}, or hf.RunConfig")
+                raise ValueError(
+                    f"these are settings of {algorithm}; read them with {_public_name(found)}, or hf.RunConfig"
+                )
             cls = found
         d = cls._upgraded(d)
         known = settings_of(cls)
@@ -271,7 +271,9 @@ class RunConfig:
             raise ValueError(f"unknown preset {name!r}; {hint}")
         found = config_class(PRESETS[name].get("algorithm", BEFORE_ALGORITHMS))
         if not issubclass(found, cls):
-            raise ValueError(f"the preset {name} belongs to {_public_name(found)}: {_public_name(found)}.preset({name!r})")
+            raise ValueError(
+                f"the preset {name} belongs to {_public_name(found)}: {_public_name(found)}.preset({name!r})"
+            )
         return found(**{**PRESETS[name], **overrides})
 
     # --- checks that need more than one setting, or more than its type -----------------------------------------------
@@ -292,7 +294,9 @@ class RunConfig:
 
         known = ALGORITHMS.get(self.algorithm)
         if known is not None and not isinstance(self, known):
-            raise ValueError(f"{given('algorithm', self.algorithm)} has settings of its own; use {_public_name(known)}(...)")
+            raise ValueError(
+                f"{given('algorithm', self.algorithm)} has settings of its own; use {_public_name(known)}(...)"
+            )
         if known is None and self.algorithm and not is_import_name(self.algorithm):
             raise ValueError(
                 f"{given('algorithm', self.algorithm)} must be one of {', '.join(ALGORITHMS)}, or my_module:MyAlgorithm"
@@ -305,7 +309,9 @@ class RunConfig:
 
     def _check_name(self) -> None:
         if self.name and not self.name.isprintable():
-            raise ValueError(f"{named('name')} {self.name!r:.40} is the name of a folder: use letters, digits and signs")
+            raise ValueError(
+                f"{named('name')} {self.name!r:.40} is the name of a folder: use letters, digits and signs"
+            )
         if self.name and (Path(self.name).is_absolute() or {"..", ".", ""} & set(self.name.split("/"))):
             raise ValueError(
                 f"{named('name')} {self.name!r} leaves the folder runs/; use {named('run_dir')} for a folder elsewhere"

@@ -88,10 +88,9 @@ def override(base: type, name: str, default: Any) -> Any:
     return setting(default, **settings_of(base)[name]._asdict())
 
 
-@functools.cache
 def settings_of(config: type) -> Mapping[str, Setting]:
     """The settings of a config class, in order."""
-    return {f.name: f.metadata.get("setting", Setting()) for f in dataclasses.fields(config)}
+    return _read(config)[0]
 
 
 def names_about(config: type, *about: About) -> frozenset[str]:
@@ -105,11 +104,15 @@ def default_of(config: type, name: str) -> Any:
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
-@functools.cache
 def types_of(config: type) -> Mapping[str, Any]:
     """The types of a config's settings."""
-    hints = get_type_hints(config)
-    return {f.name: hints[f.name] for f in dataclasses.fields(config)}
+    return _read(config)[1]
+
+
+@functools.cache
+def _read(config: Any) -> tuple[Mapping[str, Setting], Mapping[str, Any]]:
+    fields, hints = dataclasses.fields(config), get_type_hints(config)
+    return {f.name: f.metadata.get("setting", Setting()) for f in fields}, {f.name: hints[f.name] for f in fields}
 
 
 def is_whole(config: type, name: str) -> bool:

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.deploy import signature_checks
 from holdfast import plain_checks
+from holdfast.deploy import signature_checks
 from holdfast.state import KeyPath, paths
 
 FORM = 1  # of the JSON; raised when a reader of the old one would misread the new one

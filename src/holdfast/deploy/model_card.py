@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from holdfast.config import TrainConfig
+from holdfast.config import RunConfig
 
 _POINTS_IN_TABLE = 8
 
@@ -49,7 +49,7 @@ def card(
     num_parameters: int,
     spaces: tuple[str, str],
     evaluation: dict[str, Any] | None = None,
-    config: TrainConfig | None = None,
+    config: RunConfig | None = None,
     steps: int | None = None,
     points: list[tuple[int, float]] | None = None,
     picture: bool = False,
@@ -118,11 +118,11 @@ def _curve(points: list[tuple[int, float]], picture: bool) -> str:
     return f"\n## Learning curve\n\n{image}{_table(('steps', 'mean return'), rows)}\nAll points are in `curve.csv`.\n"
 
 
-def _training(config: TrainConfig | None, steps: int | None) -> str:
+def _training(config: RunConfig | None, steps: int | None) -> str:
     if config is None:
         return ""
     trained = f"Trained for {steps:,} steps" if steps is not None else "Trained"
-    defaults = TrainConfig().to_dict()
+    defaults = type(config)().to_dict()
     changed = {name: value for name, value in config.to_dict().items() if value != defaults[name]}
     rows = [(name, json.dumps(value)) for name, value in changed.items()]
     intro = f"{trained} with these settings, and the defaults of `holdfast train` for all others."

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from holdfast.config import TrainConfig
+from holdfast.config import RunConfig
 from holdfast.policies.base import RecurrentPolicy
 from holdfast.runs import checkpoint, saved_policy
 from holdfast.runs.log import RESULT_NAME, read_progress
@@ -27,7 +27,7 @@ class TrainingRecord:
     """curve: (steps, mean return) up to these weights. result: of the final evaluation, if it was of these weights."""
 
     run: Path
-    config: TrainConfig
+    config: RunConfig
     steps: int
     spaces: tuple[Any, Any]
     curve: list[tuple[int, float]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
@@ -14,22 +14,14 @@ from rich.table import Table
 from rich.text import Text
 
 from holdfast.display import chart
+from holdfast.distributed.metrics import Metric
 
 ACCENT, TREND = "#4dd0e1", "#5c8fd6"
 LABEL, FAINT, EMPTY = "#9e9e9e", "#6b6b6b", "#3a3a3a"
 GOOD, CAREFUL, BAD = "#81c784", "#ffb74d", "#ef5350"
 VALUE = "bold #eeeeee"
 
-_LOSSES = (
-    ("policy loss", "train/policy_loss"),
-    ("value loss", "train/value_loss"),
-    ("entropy", "train/entropy"),
-    ("approx kl", "train/approx_kl"),
-    ("clipped", "train/clip_fraction"),
-    ("explained", "train/explained_variance"),
-    ("grad norm", "train/grad_norm"),
-    ("learn rate", "train/learning_rate"),
-)
+MOST_LOSSES = 8
 MIN_WIDTH, MIN_HEIGHT = 24, 8
 """Of a terminal; a smaller one is too small for a dashboard."""
 MIN_CHART, MAX_CHART = 3, 9  # lines
@@ -45,6 +37,8 @@ class RunView:
     subtitle: str
     total_steps: int
     num_updates: int
+    metrics: Sequence[Metric] = ()
+    """What the run computes; those of updates have keys "train/..."."""
     chance: float | None = None
     """Return of random actions, if the environment comes with Holdfast."""
     solved: float | None = None
@@ -218,16 +212,10 @@ def _time_table(progress: RunView, bar_width: int) -> Table:
 
 def _loss_table(progress: RunView, trend_width: int) -> Table:
     table = _table("update", 11, ("right", 8), ("left", trend_width))
-    for label, key in _LOSSES:
-        if key in progress.row:
-            value = progress.row[key]
-            text = number(value, digits=4)
-            if key == "train/clip_fraction":
-                text = f"{value:.1%}"
-            elif key == "train/learning_rate":
-                text = f"{value:.1e}"
-            trend = chart.sparkline(progress.history.get(key, []), trend_width)
-            table.add_row(label, Text(text, VALUE), Text(trend, TREND))
+    shown = [m for m in progress.metrics if m.key.startswith("train/") and m.label and m.key in progress.row]
+    for metric in shown[:MOST_LOSSES]:
+        trend = chart.sparkline(progress.history.get(metric.key, []), trend_width)
+        table.add_row(metric.label, Text(written(progress.row[metric.key], metric.form), VALUE), Text(trend, TREND))
     return table
 
 
@@ -269,6 +257,12 @@ def number(value: float, digits: int = 3) -> str:
     return f"{value:.{digits}f}"
 
 
+def written(value: float, form: str) -> str:
+    """A metric, in the form that it declares."""
+    forms = {"percent": f"{value:.1%}", "exponent": f"{value:.1e}", "count": number(value, digits=0)}
+    return forms.get(form, number(value, digits=4))
+
+
 def compact(count: float) -> str:
     """A count in thousands or millions.
 
@@ -301,7 +295,9 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def plain_line(row: Mapping[str, float], num_updates: int, remaining: float | None) -> str:
+def plain_line(
+    row: Mapping[str, float], num_updates: int, remaining: float | None, metrics: Sequence[Metric] = ()
+) -> str:
     """One update on one line, for log files and pipes."""
     count = str(num_updates)
     evaluated = row.get("eval/mean_return", math.nan)
@@ -310,8 +306,7 @@ def plain_line(row: Mapping[str, float], num_updates: int, remaining: float | No
         f"{compact(row.get('steps', 0)):>5} steps",
         f"return {number(row.get('rollout/ep_rew_mean', math.nan)):>6}",
         f"length {number(row.get('rollout/ep_len_mean', math.nan), digits=0):>4}",
-        f"entropy {number(row.get('train/entropy', math.nan)):>5}",
-        f"kl {number(row.get('train/approx_kl', math.nan), digits=4):>6}",
+        *(f"{m.short} {number(row.get(m.key, math.nan), m.digits):>{m.digits + 2}}" for m in metrics if m.short),
         f"{row.get('time/fps', 0):>7,.0f} steps/s",
         f"left {clock(remaining)}" if remaining is not None else "",
         f"evaluation {number(evaluated)}" if math.isfinite(evaluated) else "",

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from holdfast.config import TrainConfig
+from holdfast.config import RunConfig
 from holdfast.named_objects import stands_for_object
 
 _FED_BACK = {"prev_action": "its previous action", "prev_reward": "its previous reward"}
 
 
-def first_lines(config: TrainConfig, engines: Mapping[str, str], chosen: str = "") -> list[str]:
+def first_lines(config: RunConfig, engines: Mapping[str, str], chosen: str = "") -> list[str]:
     """One fact per line. engines: of rollout and update. chosen: which sizes the run chose, and why."""
     return [
         f"task    {_task(config)}",
         f"policy  {_policy(config.policy)}" if config.policy else f"memory  {_memory(config)}",
-        f"sizes   {_sizes(config)}{f' ({chosen})' if chosen else ''}",
+        f"sizes   {config.describe_sizes()}{f' ({chosen})' if chosen else ''}",
         f"engine  {'; '.join(f'{leg}: {engine}' for leg, engine in engines.items())}",
         f"run     {config.folder}",
     ]
@@ -25,13 +25,13 @@ def _policy(name: str) -> str:
     return f"{name.partition(':')[2]}, your own" if stands_for_object(name) else name
 
 
-def _task(config: TrainConfig) -> str:
+def _task(config: RunConfig) -> str:
     arguments = [f"{name}={value}" for name, value in config.env_kwargs.items()]
     hidden = ["velocities hidden"] if config.mask_velocity else []
     return ", ".join([config.env, *arguments, *hidden, f"seed {config.seed}"])
 
 
-def _memory(config: TrainConfig) -> str:
+def _memory(config: RunConfig) -> str:
     name = config.core if isinstance(config.core, str) else config.core.__name__
     facts = [name, _counted(config.hidden_size, "unit")]
     if name != "none":
@@ -39,12 +39,6 @@ def _memory(config: TrainConfig) -> str:
         facts += [f"span {config.memory_span}"] if config.memory_span else []
     seen = [text for part, text in _FED_BACK.items() if part in config.inputs]
     return ", ".join(facts) + (f"; sees {' and '.join(seen)}" if seen else "")
-
-
-def _sizes(config: TrainConfig) -> str:
-    rollout = f"{_counted(config.num_envs, 'environment')} x {_counted(config.num_steps, 'step')}"
-    batches = f"{config.minibatches} minibatch{'' if config.minibatches == 1 else 'es'}"
-    return f"{rollout}, {_counted(config.epochs, 'epoch')} x {batches}"
 
 
 def _counted(count: int, thing: str) -> str:

@@ -9,12 +9,13 @@ import math
 import re
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from holdfast.config import TrainConfig
+from holdfast.config import RunConfig
 from holdfast.display import dashboard
+from holdfast.distributed.metrics import Metric
 from holdfast.runs.log import read_progress
 
 PLAIN_LINES = 25
@@ -27,9 +28,11 @@ TIME_KEYS = ("time/env", "time/policy", "time/update")
 
 
 class Display:
-    """Shows a run, update by update. `console`: where to; by default standard output."""
+    """Shows a run, update by update. metrics: what its rows hold. console: where to; by default standard output."""
 
-    def __init__(self, config: TrainConfig, num_updates: int, *, console: Any = None) -> None:
+    def __init__(
+        self, config: RunConfig, num_updates: int, metrics: Sequence[Metric] = (), *, console: Any = None
+    ) -> None:
         self.quiet = config.quiet
         if self.quiet:
             return
@@ -42,6 +45,7 @@ class Display:
             subtitle=str(config.folder),
             total_steps=num_updates * config.num_envs * config.num_steps,
             num_updates=num_updates,
+            metrics=metrics,
         )
         self.progress.chance, self.progress.solved = _known_returns(config)
         self._began = time.monotonic()
@@ -141,7 +145,7 @@ class Display:
         update, last = row.get("update", 0.0), self.progress.num_updates
         if update >= self._next_line or update == last:
             self._next_line = update + last / PLAIN_LINES
-            line = dashboard.plain_line(row, last, self.progress.remaining)
+            line = dashboard.plain_line(row, last, self.progress.remaining, self.progress.metrics)
             self._console.print(line, markup=False, soft_wrap=True)
         for warning in warnings:
             kind = re.sub(r"[-+\d.,e]+", "#", warning)
@@ -161,14 +165,14 @@ def _output_may_fail() -> Iterator[None]:
         pass
 
 
-def _title(config: TrainConfig) -> str:
+def _title(config: RunConfig) -> str:
     memory = "no memory" if config.core == "none" else f"{config.core} {config.hidden_size}"
     layers = f" x {config.num_layers}" if config.num_layers > 1 and config.core != "none" else ""
     env = config.env.removeprefix("holdfast/")
     return f"{env} · {memory}{layers} · {config.num_envs} env{'s' * (config.num_envs != 1)} x {config.num_steps} · seed {config.seed}"
 
 
-def _known_returns(config: TrainConfig) -> tuple[float | None, float | None]:
+def _known_returns(config: RunConfig) -> tuple[float | None, float | None]:
     """Returns of chance and of a perfect policy, for the environments that come with Holdfast."""
     from holdfast.envs.catalog import list_envs
 

@@ -5,41 +5,43 @@ It gets the settings of runs as plain data, as `config.json` holds them.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from holdfast.config import TrainConfig
+from holdfast.config import ALGORITHMS, Setting, settings_of
+from holdfast.config.settings import default_of
 from holdfast.named_objects import OWN_POLICY
 
 Config = Mapping[str, Any]
 
-# Runs of one group may differ in these settings, which say nothing about what is learned.
-_NOT_A_GROUP = {
-    "env", "seed", "name", "run_dir", "quiet", "track", "tensorboard", "threads", "device", "checkpoint_every",
-    "keep_checkpoints", "eval_every", "eval_episodes", "final_eval_episodes", "replay_check_every", "env_timeout",
-    "env_failure", "max_env_failures", "max_bad_updates",
-}  # fmt: skip
-_FIRST = ("mask_velocity", "env_kwargs", "policy", "core", "hidden_size")  # the task, then the network
-_LATER = ("bptt", "num_steps", "epochs", "minibatches", "precision")  # mostly chosen for the task
-# These make a group, but a label has them only if nothing else tells two groups apart.
-_BOOKKEEPING = ("stop_at", "vectorization", "num_envs", "total_steps")
+# The task, then the network, then the method. Sizes and budgets make a group, but a label has them only if nothing else tells two
+# groups apart.
+_ORDER = ("task", "network", "method", "size", "budget")
+_BOOKKEEPING = ("size", "budget")
 MOST_SHOWN = 4
 
 
 def differing(configs: Sequence[Config]) -> list[str]:
     """The settings that differ between runs and say something about what is learned, the most telling first."""
     names = list(dict.fromkeys(name for config in configs for name in config))
-    found = [name for name in names if name not in _NOT_A_GROUP and _num_different(configs, [name]) > 1]
+    found = [name for name in names if _makes_a_group(name) and _num_different(configs, [name]) > 1]
     return sorted(found, key=lambda name: (_rank(name), names.index(name)))
 
 
-def _rank(name: str) -> int:
-    if name in _FIRST:
-        return _FIRST.index(name)
-    later = (*_LATER, *_BOOKKEEPING)
-    return len(_FIRST) + (1 + later.index(name) if name in later else 0)
+def _declared(name: str) -> Setting:
+    """Of any algorithm; a setting that none of ours has is about the method."""
+    return next((found[name] for kind in ALGORITHMS.values() if name in (found := settings_of(kind))), Setting())
+
+
+def _makes_a_group(name: str) -> bool:
+    """Whether runs that differ in a setting are other experiments. Figures are drawn per environment."""
+    return name != "env" and _declared(name).about in _ORDER
+
+
+def _rank(name: str) -> tuple[int, int]:
+    first = ("policy", "core")  # what a network is called
+    return _ORDER.index(_declared(name).about), first.index(name) if name in first else len(first)
 
 
 def values(config: Config, names: Sequence[str]) -> tuple[str, ...]:
@@ -65,7 +67,7 @@ def _shown(lines: Sequence[Config]) -> tuple[list[str], bool]:
     for name in names:
         if _num_different(lines, [*needed, name]) > _num_different(lines, needed):
             needed.append(name)
-    telling = [name for name in names if name not in _BOOKKEEPING]
+    telling = [name for name in names if _declared(name).about not in _BOOKKEEPING]
     most = MOST_SHOWN + ("policy" in names and "core" in names)  # a line has one of the two
     extra = [name for name in telling if name not in needed][: max(0, most - len(needed))]
     shown = sorted([*needed, *extra], key=names.index)
@@ -127,5 +129,6 @@ def _text(value: Any, name: str = "") -> str:
 
 
 def _is_default(name: str, value: Any) -> bool:
-    found = {field.name: field.default for field in dataclasses.fields(TrainConfig)}.get(name)
+    kind = next((kind for kind in ALGORITHMS.values() if name in settings_of(kind)), None)
+    found = None if kind is None else default_of(kind, name)
     return found is not None and (list(found) if isinstance(found, tuple) else found) == value

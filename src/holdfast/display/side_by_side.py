@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from holdfast.config import TrainConfig
+from holdfast.config import RunConfig
 from holdfast.display import chart, dashboard
 from holdfast.runs.log import CSV_NAME
 
@@ -24,7 +24,7 @@ _TAIL = 8192
 class SideBySide:
     """Shows runs that differ in their seeds. `console`: where to; by default standard output."""
 
-    def __init__(self, configs: Sequence[TrainConfig], *, console: Any = None) -> None:
+    def __init__(self, configs: Sequence[RunConfig], *, console: Any = None) -> None:
         self._configs, self._quiet = list(configs), configs[0].quiet
         self._next_line = {config.seed: 1.0 for config in configs}
         self._ended: dict[int, str] = {}
@@ -50,7 +50,7 @@ class SideBySide:
             self._live.start()
         self._live.update(self._table(), refresh=True)
 
-    def ended(self, config: TrainConfig, text: str) -> None:
+    def ended(self, config: RunConfig, text: str) -> None:
         """A run is over, and `text` is its result or its error: a line that stays."""
         self._ended[config.seed] = text
         if self._live is not None:
@@ -84,7 +84,7 @@ class SideBySide:
             table.add_row(*self._cells(config))
         return table
 
-    def _cells(self, config: TrainConfig) -> list[str]:
+    def _cells(self, config: RunConfig) -> list[str]:
         row, last = last_row(config.folder), config.num_updates
         if not row:
             return [str(config.seed), "failed" if config.seed in self._ended else "waiting"]

@@ -26,6 +26,7 @@ class Metric(NamedTuple):
     over_ranks: Literal["equal", "sum", "mean", "max", "rms"] = "equal"
     form: Literal["number", "percent", "exponent", "count"] = "number"
     short: str = ""  # in a line of plain text; "": not there
+    digits: int = 3  # in that line
 
 
 def _mean(numbers: list[float], weights: RankWeights) -> float:

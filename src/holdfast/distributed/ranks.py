@@ -225,7 +225,9 @@ def _first_difference(of_ranks: list[dict[str, Any]]) -> str | None:
         for name, value in settings.items():
             first = of_ranks[0].get(name)
             if value != first:
-                return f"the ranks have different settings: {named(name)} is {first} on rank 0 and {value} on rank {rank}"
+                return (
+                    f"the ranks have different settings: {named(name)} is {first} on rank 0 and {value} on rank {rank}"
+                )
     return None
 
 

@@ -108,7 +108,7 @@ class Engines:
         return collector.acting
 
     def _choose_acting(self, collector: Collector) -> type[Acting]:
-        env, policy = collector.adapter.env, collector.policy
+        env = collector.adapter.env
         if getattr(env, "is_asynchronous", False):
             self.rollout = Choice(IN_BATCHES)
             return Acting
@@ -151,7 +151,10 @@ class Engines:
 
     def _fused_policy(self, policy: RecurrentPolicy, algorithm: Algorithm) -> FusedPolicy | None:
         """For a captured rollout that records what the fused kernels give."""
-        if algorithm.records - {"log_prob", "value"} or fused_policy.obstacle(policy, self.config.precision) is not None:
+        if (
+            algorithm.records - {"log_prob", "value"}
+            or fused_policy.obstacle(policy, self.config.precision) is not None
+        ):
             return None
         assert isinstance(policy, ActorCritic)
         return FusedPolicy(policy)
@@ -206,7 +209,9 @@ class _MinibatchEngines:
         """loss None: not known yet; PPO's on an ActorCritic is expected."""
         engines = self.engines
         if engines.on_gpu:
-            obstacle = graph_update.obstacle(sequences, self.config.minibatches, masked) or engines._refused.get("update")
+            obstacle = graph_update.obstacle(sequences, self.config.minibatches, masked) or engines._refused.get(
+                "update"
+            )
             fast = GRAPH
         else:
             obstacle, fast = self._native_obstacle(loss), NATIVE

@@ -5,7 +5,6 @@ For our torch environments on a GPU. What is captured is `Collector._play`; this
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -132,7 +131,9 @@ class GraphCollector(Collector):
             return
         self._prefetched = None
         for generator, (before, after) in zip(self._generators(), self._random):
-            if torch.equal(generator.get_state(), after):  # otherwise another run of this process has drawn from it since
+            if torch.equal(
+                generator.get_state(), after
+            ):  # otherwise another run of this process has drawn from it since
                 generator.set_state(before)
         assert self._captured is not None
         self._set(tree_map(torch.clone, self._captured.inputs[0]))

@@ -1,6 +1,6 @@
 """Policies of your own, from a class, a function, or the name of one (`my_module:MyPolicy`).
 
-`ActorCritic` is made in `runs/saved_policy.py`; an instance needs nothing from here.
+What a config describes is made by its algorithm; an instance needs nothing from here.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any
 
 from torch import nn
 
-from holdfast.config import TrainConfig
+from holdfast.config import RunConfig
 from holdfast.named_objects import OWN_POLICY, import_named, name_of, stands_for_object
 from holdfast.policies.base import RecurrentPolicy
 
 
-def build(policy: Any, observation_space: Any, action_space: Any, config: TrainConfig) -> RecurrentPolicy:
+def build(policy: Any, observation_space: Any, action_space: Any, config: RunConfig) -> RecurrentPolicy:
     """The policy that a class or function makes. It is given the arguments it names out of `observation_space`,
     `action_space` and `config`."""
     if isinstance(policy, str) and stands_for_object(policy):

@@ -55,7 +55,9 @@ class BatchEnvAdapter(VectorEnvAdapter):
         while self._under_way and next_batch(self._ready, self._left, size) is None:
             *result, env_ids = self.env.recv()
             rows = torch.as_tensor(env_ids)
-            outcomes.append((Turn(self._steps - self._left[rows] - 1, rows), self._take_in(rows.to(self.device), result)))
+            outcomes.append(
+                (Turn(self._steps - self._left[rows] - 1, rows), self._take_in(rows.to(self.device), result))
+            )
             self._ready += [row for row in rows.tolist() if self._left[row] > 0]
             self._under_way -= size
         return outcomes

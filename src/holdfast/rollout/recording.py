@@ -76,7 +76,9 @@ class Recording:
         order = torch.cat(self._state_places).argsort()
         together = tree_map(lambda *s: torch.cat(s).index_select(0, order.to(s[0].device)), *self._states)
         chunks = self.steps // self.bptt
-        return [tree_map(lambda s, i=i: s[i * self.num_envs : (i + 1) * self.num_envs], together) for i in range(chunks)]
+        return [
+            tree_map(lambda s, i=i: s[i * self.num_envs : (i + 1) * self.num_envs], together) for i in range(chunks)
+        ]
 
     def _together(self, name: str, parts: list[Any]) -> Any:
         parts = _filled(parts)

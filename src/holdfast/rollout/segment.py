@@ -81,7 +81,9 @@ class Segment:
     value: Any = field(default=None, metadata=_NUMBERS)  # [T, B]
     params: Any = field(default=None, metadata=_STEPS)  # [T, B, ...]: what the distributions were made from
     final_obs: Any = field(default=None, metadata=_STEPS)  # [T, B, ...]: zeros where no episode was truncated
-    final_value: Any = field(default=None, metadata=_NUMBERS)  # [T, B]: V(final observation) where truncated; None: nowhere
+    final_value: Any = field(
+        default=None, metadata=_NUMBERS
+    )  # [T, B]: V(final observation) where truncated; None: nowhere
     last_value: Any = None  # [B]: after the last step
     advantage: Any = _Target()
     returns: Any = _Target()
@@ -103,7 +105,12 @@ class Segment:
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Rejects shapes that a loss would silently broadcast."""
-        if name in _PER_STEP and isinstance(value, Tensor) and "resets" in vars(self) and value.shape != self.resets.shape:
+        if (
+            name in _PER_STEP
+            and isinstance(value, Tensor)
+            and "resets" in vars(self)
+            and value.shape != self.resets.shape
+        ):
             raise ValueError(
                 f"{name} of a segment has shape {tuple(value.shape)}, expected [T, B] = {list(self.resets.shape)}, as its resets"
             )
@@ -175,14 +182,16 @@ class Segment:
 
     def map_tensors(self, change: Callable[[Tensor], Tensor]) -> Segment:
         """The same segment with every tensor changed. Episodes that were not read yet stay so."""
-        return self.changed(**{name: map_tensors(change, part) for name, part in vars(self).items() if name in _TENSORS})
+        return self.changed(
+            **{name: map_tensors(change, part) for name, part in vars(self).items() if name in _TENSORS}
+        )
 
     def to(self, device: torch.device | str) -> Segment:
         """A copy on another device."""
         return self.map_tensors(lambda x: x.to(device))
 
 
-PER_STEP = tuple(f.name for f in fields(Segment) if f.metadata.get("per") == "step") + ("advantage", "returns")
+PER_STEP = (*(f.name for f in fields(Segment) if f.metadata.get("per") == "step"), "advantage", "returns")
 """The fields that are [T, B, ...]."""
 _PER_STEP = {f.name for f in fields(Segment) if f.metadata.get("numbers")} | {"advantage", "returns"}
 _TENSORS = {*PER_STEP, "start_state", "chunk_states", "last_value"}

@@ -101,7 +101,9 @@ class VectorEnvAdapter:
         self.has_dummy_steps = self._has_absent_rows or self.mode == AutoresetMode.NEXT_STEP
         self._masks = masks_of(env)
         self._returns_tensors = False
-        self.takes_every_final_obs = False  # where they are tensors for all rows: without a look at the flags on the device
+        self.takes_every_final_obs = (
+            False  # where they are tensors for all rows: without a look at the flags on the device
+        )
         self._can_truncate = bool(getattr(env, "can_truncate", True))
         self._never_overwrites = isinstance(env, TorchVectorEnv)
         self._goes_to_gpu = self.device.type != "cpu" and not isinstance(env, TorchVectorEnv)

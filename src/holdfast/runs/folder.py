@@ -14,9 +14,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from holdfast.config import TrainConfig
-from holdfast.distributed.ranks import Ranks, launched
+from holdfast.config import RunConfig, names_about, settings_of
 from holdfast.config.imports import allow_imports_flag
+from holdfast.distributed.ranks import Ranks, launched
 from holdfast.runs import checkpoint
 from holdfast.runs.lock import LOCK_NAME, FolderInUseError, RunLock
 from holdfast.runs.log import RESULT_NAME, RunFolderError, read_progress, removed_folder, write_json, write_metadata
@@ -24,20 +24,12 @@ from holdfast.runs.retry_schedule import RetrySchedule
 from holdfast.runs.writing import new_folder, rescue_folder
 from holdfast.spans import span
 
-FIXED_ON_RESUME = (
-    "env", "env_kwargs", "core", "hidden_size", "num_layers", "critic_core", "reset", "encoder_sizes", "head_sizes",
-    "activation", "inputs", "policy", "num_envs", "num_steps", "mask_velocity", "normalize_obs", "normalize_reward",
-    "normalize_value", "scale_actions", "squash_actions", "initial_std", "memory_span", "actor_obs", "critic_obs", "seed", "name",
-)  # fmt: skip
-"""Settings that the weights, rollouts or folder of a run depend on: they cannot change when it is resumed."""
-_OF_THE_FOLDER = {"name", "run_dir", "quiet"}  # other values do not make another run
-
 
 class RunFolder:
     """save: writes a checkpoint to a path, or to none; every rank calls it. notify: shows the user a line."""
 
     def __init__(
-        self, config: TrainConfig, ranks: Ranks, save: Callable[[Path | None], None], notify: Callable[[str], None]
+        self, config: RunConfig, ranks: Ranks, save: Callable[[Path | None], None], notify: Callable[[str], None]
     ) -> None:
         self._config, self._keep, self._ranks = config, config.keep_checkpoints, ranks
         self._save, self._notify = save, notify
@@ -101,7 +93,9 @@ class RunFolder:
         if checkpoint.rolling(self.path):
             resume = f"holdfast train --resume {shlex.quote(str(self.path))}{allow_imports_flag(self._config)}"
             raise FileExistsError(f"{self.path} already holds a run; resume it ({resume}), remove it, or {other}")
-        differs = _difference(self._recorded_settings(), settings, set(settings) - _OF_THE_FOLDER)
+        differs = _difference(
+            self._recorded_settings(), settings, set(settings) - names_about(type(self._config), "place")
+        )
         if differs and (rows := len(read_progress(self.path))):
             raise FileExistsError(
                 f"{self.path} already holds {rows} update{'s' * (rows != 1)} of another run ({differs}); remove it, or {other}"
@@ -112,7 +106,7 @@ class RunFolder:
         if resumed_from is None or resumed_from.absolute().parent == checkpoint.folder_of(self.path).absolute():
             return
         recorded, name = self._recorded_settings(), shlex.quote(str(self.path))
-        differs = _difference(recorded, settings, set(FIXED_ON_RESUME) - _OF_THE_FOLDER)
+        differs = _difference(recorded, settings, _makes_a_run(type(self._config)))
         if differs:
             raise FileExistsError(f"{name} already holds another run ({differs}); choose another --run-dir")
         if not recorded and any(path.name != LOCK_NAME for path in self.path.iterdir()):
@@ -231,4 +225,9 @@ def _difference(old: Mapping[str, Any], new: Mapping[str, Any], names: set[str])
     return ""
 
 
-__all__ = ["FIXED_ON_RESUME", "FolderInUseError", "RunFolder"]
+def _makes_a_run(config: type) -> set[str]:
+    """Settings with other values make another run; where it lies does not."""
+    return {name for name, declared in settings_of(config).items() if declared.fixed and declared.about != "place"}
+
+
+__all__ = ["FolderInUseError", "RunFolder"]

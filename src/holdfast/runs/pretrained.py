@@ -18,11 +18,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from holdfast import plain_checks
-from holdfast.config import TrainConfig, imports
+from holdfast import algorithms, plain_checks
+from holdfast.config import RunConfig, default_config, imports, settings_of
 from holdfast.named_objects import is_import_name
 from holdfast.policies import user_policies
-from holdfast.policies.actor_critic import ActorCritic
 from holdfast.policies.base import RecurrentPolicy
 from holdfast.runs import checkpoint, hub_repository, space_json
 from holdfast.runs.checkpoint import CheckpointError
@@ -35,9 +34,7 @@ REQUIRED_FILES, OPTIONAL_FILES = (CONFIG, WEIGHTS, CARD), (CURVE, PICTURE)
 LARGEST_JSON = 2**24  # bytes
 MOST_LAYERS = 64  # of an encoder or a head: a short text can ask for any number
 NEEDS_SAFETENSORS = "sharing policies needs safetensors: pip install 'holdfast[hub]'"
-_ACTOR_CRITIC = "ActorCritic"
 _ALL_OR_KEYS = ("actor_obs", "critic_obs")  # None in a policy and () in a config say the same: everything is seen
-_ARGUMENTS = set(inspect.signature(ActorCritic).parameters) - {"observation_space", "action_space"}
 
 
 INCOMPLETE = b"{}\n"
@@ -169,11 +166,12 @@ def load(folder: Path, policy: Any = None, *, allow_imports: bool = False) -> Re
         with checkpoint.refusals(source, "it does not describe a policy"):
             spaces = [_space(shared.config, name) for name in ("observation_space", "action_space")]
             how = plain_checks.mapping(shared.config["policy"], "policy", "class")
-        training = training_config(shared)
+        training = training_config(shared, allow_imports)
+        kind = algorithms.policy_kind(str(how["class"]))
         if policy is not None:
-            made = user_policies.build(policy, spaces[0], spaces[1], training or TrainConfig())
-        elif how["class"] == _ACTOR_CRITIC:
-            made = _actor_critic(how, spaces, shared, allow_imports)
+            made = user_policies.build(policy, spaces[0], spaces[1], training or default_config())
+        elif kind is not None:
+            made = _described(*kind, how, spaces, shared, allow_imports)
         else:
             made = _own_policy(how["class"], spaces, training, source, allow_imports)
     with checkpoint.refusals(folder / WEIGHTS, "its weights do not fit the policy"):
@@ -181,29 +179,32 @@ def load(folder: Path, policy: Any = None, *, allow_imports: bool = False) -> Re
     return made
 
 
-def training_config(shared: Shared) -> TrainConfig | None:
-    """The settings the policy was trained with, if the folder has them."""
+def training_config(shared: Shared, allow_imports: bool = False) -> RunConfig | None:
+    """The settings the policy was trained with, if the folder has them. Those of an algorithm of somebody's own need its module."""
     with checkpoint.refusals(shared.folder / CONFIG, "its training settings cannot be used"):
         settings = shared.config["training"]
         if settings is None:
             return None
-        return TrainConfig.from_dict(plain_checks.mapping(settings, "training"))
+        try:
+            return RunConfig.from_dict(plain_checks.mapping(settings, "training"), allow_imports)
+        except imports.ImportNotAllowedError:
+            return None
 
 
 def describe_policy(policy: RecurrentPolicy) -> dict[str, Any]:
     """How `load` makes such a policy again, as plain data. A ValueError if it cannot."""
-    if type(policy) is ActorCritic:
-        arguments = dict(policy.arguments)
+    if type(policy).__name__ in algorithms.POLICIES and type(policy).__module__.startswith("holdfast."):
+        arguments = dict(policy.arguments)  # type: ignore[arg-type]
         if isinstance(arguments["core"], torch.nn.Module):
             raise ValueError(
-                "this ActorCritic was built with a core object, which a file cannot describe: build it with a name "
+                f"this {type(policy).__name__} was built with a core object, which a file cannot describe: build it with a name "
                 "(core='lstm') or a class in a module, or write your own policy class"
             )
         core = arguments["core"]
-        arguments["core"] = "none" if core is None else TrainConfig(core=core).core
-        if arguments["mask_parents"] is not None:
+        arguments["core"] = "none" if core is None else RunConfig(core=core).core
+        if arguments.get("mask_parents") is not None:
             arguments["mask_parents"] = [[int(key), int(value)] for key, value in arguments["mask_parents"].items()]
-        return {"class": _ACTOR_CRITIC, "arguments": json.loads(json.dumps(arguments))}
+        return {"class": type(policy).__name__, "arguments": json.loads(json.dumps(arguments))}
     name = user_policies.recorded_name(type(policy))
     if name is None:
         raise ValueError(
@@ -212,49 +213,55 @@ def describe_policy(policy: RecurrentPolicy) -> dict[str, Any]:
     return {"class": name}
 
 
-def _actor_critic(how: dict[str, Any], spaces: list[Any], shared: Shared, allow_imports: bool) -> ActorCritic:
+def _described(
+    kind: Any, settings: type[RunConfig], how: dict[str, Any], spaces: list[Any], shared: Shared, allow_imports: bool
+) -> RecurrentPolicy:
+    """A policy of ours from its arguments, which are checked as the settings that they are."""
     source = shared.folder / CONFIG
     with checkpoint.refusals(source, "it does not describe a policy"):
         arguments = plain_checks.mapping(plain_checks.mapping(how, "policy", "arguments")["arguments"], "arguments")
-        unknown = sorted(set(arguments) - _ARGUMENTS)
+        unknown = sorted(set(arguments) - set(inspect.signature(kind).parameters))
         if unknown:
-            raise ValueError(f"ActorCritic has no argument {unknown[0]!r:.40} here; it may need a newer Holdfast")
-        known = TrainConfig.__dataclass_fields__
+            raise ValueError(f"{kind.__name__} has no argument {unknown[0]!r:.40} here; it may need a newer Holdfast")
+        known = settings_of(settings)
         arguments = {k: () if k in _ALL_OR_KEYS and v is None else v for k, v in arguments.items()}
         for name in ("encoder_sizes", "head_sizes"):
             listed = arguments.get(name)
             if isinstance(listed, list) and len(listed) > MOST_LAYERS:
                 raise ValueError(f"{name} has {len(listed)} entries, expected at most {MOST_LAYERS}")
-        config = TrainConfig.from_dict({name: value for name, value in arguments.items() if name in known})
+        config = settings.from_dict({name: value for name, value in arguments.items() if name in known})
     imports.require_allowed(config, source, allow_imports, env=False)
     options = {name: getattr(config, name) if name in known else value for name, value in arguments.items()}
     options["core"] = None if config.core == "none" else config.core
-    options |= {name: getattr(config, name) or None for name in _ALL_OR_KEYS}
+    options |= {name: getattr(config, name) or None for name in _ALL_OR_KEYS if name in options}
     with checkpoint.refusals(source, "it does not describe a policy"):
-        options["mask_parents"] = _mask_parents(options.get("mask_parents"))
+        if "mask_parents" in options:
+            options["mask_parents"] = _mask_parents(options["mask_parents"])
         if not is_import_name(str(config.core)):  # a core of the user's own may do anything when it is made
-            _require_sizes(options, spaces, shared.weights)
-        return ActorCritic(*spaces, **options)
+            _require_sizes(kind, options, spaces, shared.weights)
+        return kind(*spaces, **options)
 
 
-def _require_sizes(options: dict[str, Any], spaces: list[Any], weights: bytes) -> None:
+def _require_sizes(kind: Any, options: dict[str, Any], spaces: list[Any], weights: bytes) -> None:
     """Refuse sizes that are not those of the weights, before a policy of that size takes up memory."""
     found = _weights(weights)
     plain_checks.integer(options.get("num_layers", 1), "num_layers", 1, max(64, len(found)))
     with torch.device("meta"):
-        expected = ActorCritic(*spaces, **options).state_dict()
+        expected = kind(*spaces, **options).state_dict()
     for name, tensor in expected.items():
         if name in found:  # missing and unknown names are load_state_dict's to judge
             plain_checks.tensor(found[name], name, tensor.shape, tensor.dtype)
 
 
 def _own_policy(
-    name: Any, spaces: list[Any], training: TrainConfig | None, source: Path, allow_imports: bool
+    name: Any, spaces: list[Any], training: RunConfig | None, source: Path, allow_imports: bool
 ) -> RecurrentPolicy:
     with checkpoint.refusals(source, "it does not describe a policy"):
         if not isinstance(name, str) or not is_import_name(name):
-            raise ValueError(f"its policy class is {name!r:.40}, expected {_ACTOR_CRITIC} or module:Name")
-    config = TrainConfig(policy=name)
+            raise ValueError(
+                f"its policy class is {name!r:.40}, expected one of {', '.join(algorithms.POLICIES)}, or module:Name"
+            )
+    config = default_config(policy=name)
     imports.require_allowed(config, source, allow_imports, env=False)
     return user_policies.build(name, spaces[0], spaces[1], training or config)
 

@@ -74,8 +74,8 @@ def _load_weights(policy: RecurrentPolicy, file: Path, saved: dict[str, Any]) ->
     except RuntimeError as error:
         trained = ""
         if saved["own_policy"]:
-            config = saved["config"]
-            trained = f"; the run was trained with {config.get('policy') or f'core {config.get("core")}'}"
+            policy_name, core = (saved["config"].get(name) for name in ("policy", "core"))
+            trained = f"; the run was trained with {policy_name or f'core {core}'}"
         text = " ".join(str(error).split())
         found = (text.partition(": ")[2] or text).partition(". ")[0]  # the first of what may be many
         raise ValueError(

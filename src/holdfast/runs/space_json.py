@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
-from holdfast import plain_checks, space_data
+from holdfast import plain_checks
+from holdfast.runs import space_data
 
 MOST_NUMBERS = 2**24  # in a space with all its parts: a short text can ask for any amount of memory
 _DTYPES = {name: np.dtype(name) for name in (

@@ -10,48 +10,31 @@ knows nothing of Optuna: `Parameter.number` and `Parameter.setting` translate be
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal
 
-from holdfast.config import RANGES, TrainConfig, flag_of
 from holdfast import plain_checks
+from holdfast.config import RunConfig, named, settings_of
+from holdfast.config.settings import Around, Between, Doubling, NearOne, is_whole
 
 Scale = Literal["linear", "log", "log(1-x)"]
 SCALES = ("linear", "log", "log(1-x)")
-NOT_SEARCHED = {
-    "env",
-    "seed",
-    "name",
-    "run_dir",
-    "quiet",
-    "track",
-    "tensorboard",
-    "device",
-    "threads",
-    "total_steps",
-    "stop_at",
-}
-"""Settings that do not belong to the method: a sweep compares settings on one task, for one number of steps."""
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """One setting: its `choices`, or a range from `low` to `high`."""
+    """One setting: its `choices`, or a range from `low` to `high`, of integers if `whole`."""
 
     name: str
     choices: tuple[Any, ...] = ()
     low: float = 0.0
     high: float = 0.0
     scale: Scale = "linear"
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether a range is one of integers."""
-        kind = get_type_hints(TrainConfig)[self.name]
-        return int in (kind, *getattr(kind, "__args__", ()))
+    whole: bool = False
 
     @property
     def label(self) -> str:
@@ -68,7 +51,7 @@ class Parameter:
         """The inverse of `number`, with digits that people read. It stays in the range."""
         if self.choices:
             return json.loads(number)
-        if self.is_whole:
+        if self.whole:
             return number
         low, high = self.bounds()
         short = min(max(_shortened(number, high - low), low), high)
@@ -92,7 +75,7 @@ class Parameter:
             start = "none" if setting is None else f"{setting:g}"
             raise ValueError(
                 f"{self.name} has {kind} in the search space, and the sweep starts from {start}, which no such range includes; "
-                f"start from a number in the range ({flag_of(self.name)}), or give the setting choices"
+                f"start from a number in the range ({named(self.name)}), or give the setting choices"
             )
         return replace(self, low=min(self.low, setting), high=max(self.high, setting))
 
@@ -105,33 +88,45 @@ class Parameter:
 Space = tuple[Parameter, ...]
 
 
-def default_space(base: TrainConfig) -> Space:
-    """Around settings that are known to learn something, which have sizes of their own (`chosen.choose_sizes`).
+def default_space(base: RunConfig) -> Space:
+    """What the settings declare, around values that are known to learn something. Sizes are chosen before.
 
-    Every combination is a valid config: there are never more minibatches than sequences.
+    Every combination is a valid config: a choice that does not go with the others is left out.
     """
-
-    def sequences(num_steps: int) -> int:
-        return base.num_envs * (num_steps // (base.bptt or num_steps))
-
-    lengths = [
-        n for n in _halves_and_doubles(base.num_steps) if n % (base.bptt or n) == 0 and sequences(n) >= base.minibatches
-    ]
-    minibatches = [n for n in _halves_and_doubles(base.minibatches) if n <= min(map(sequences, lengths))]
-    found = [
-        _around("learning_rate", base.learning_rate, 5),
-        _around_distance_to_one("gamma", base.gamma, 4, least=0.0),
-        _around_distance_to_one("gae_lambda", base.gae_lambda, 4, least=0.5),
-        _around("entropy_coef", base.entropy_coef, 8),
-        _around("max_grad_norm", base.max_grad_norm, 4),
-        Parameter("clip_range", low=0.1, high=0.3),
-        Parameter("epochs", choices=_halves_and_doubles(base.epochs)),
-        Parameter("minibatches", choices=tuple(minibatches)),
-        Parameter("num_steps", choices=tuple(lengths)),
-        Parameter("hidden_size", choices=_halves_and_doubles(base.hidden_size)),
-    ]  # fmt: skip
+    found: list[Parameter] = []
+    for name, declared in settings_of(type(base)).items():
+        value = getattr(base, name)
+        if declared.search is None or value is None:
+            continue
+        match declared.search:
+            case Around(factor):
+                found.append(_around(name, value, factor))
+            case NearOne(factor, least):
+                found.append(_around_distance_to_one(name, value, factor, least))
+            case Between(low, high):
+                found.append(Parameter(name, low=low, high=high))
+            case Doubling():
+                found.append(Parameter(name, choices=_valid_with(base, name, found)))
     # A setting at the end of its range (gamma 1, no entropy bonus) was chosen on purpose.
     return tuple(one for one in found if len(one.choices) > 1 or (not one.choices and one.low < one.high))
+
+
+def _valid_with(base: RunConfig, name: str, others: list[Parameter]) -> tuple[int, ...]:
+    """Half, the same and twice, as far as they go with all choices of the other settings."""
+    choices = [[(other.name, choice) for choice in other.choices] for other in others if other.choices]
+    return tuple(
+        value
+        for value in _halves_and_doubles(getattr(base, name))
+        if all(_is_valid(base, {**dict(chosen), name: value}) for chosen in itertools.product(*choices))
+    )
+
+
+def _is_valid(base: RunConfig, settings: dict[str, Any]) -> bool:
+    try:
+        replace(base, **settings)
+    except ValueError:
+        return False
+    return True
 
 
 def _around(name: str, value: float, factor: float) -> Parameter:
@@ -153,23 +148,24 @@ def write_space(space: Space, path: Path) -> None:
     path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
-def read_space(path: Path) -> Space:
+def read_space(path: Path, kind: type[RunConfig]) -> Space:
     """Raises a ValueError that names the setting and what is wrong with it."""
     try:
         data = plain_checks.mapping(json.loads(path.read_text()), "it")
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not a search space: {error}") from error
-    return space_from(data, str(path))
+    return space_from(data, str(path), kind)
 
 
-def space_from(data: dict[str, Any], where: str) -> Space:
+def space_from(data: dict[str, Any], where: str, kind: type[RunConfig]) -> Space:
     if not data:
         raise ValueError(f"{where} names no settings to vary")
-    return tuple(_parameter(name, entry, f"{where}: {name}") for name, entry in data.items())
+    return tuple(_parameter(name, entry, f"{where}: {name}", kind) for name, entry in data.items())
 
 
-def _parameter(name: str, entry: Any, where: str) -> Parameter:
-    if name not in TrainConfig.__dataclass_fields__ or name in NOT_SEARCHED:
+def _parameter(name: str, entry: Any, where: str, kind: type[RunConfig]) -> Parameter:
+    declared = settings_of(kind).get(name)
+    if declared is None or not declared.searchable:
         raise ValueError(f"{where} is not a setting that can be varied")
     entry = plain_checks.mapping(entry, where)
     if entry.keys() == {"choices"}:
@@ -177,7 +173,7 @@ def _parameter(name: str, entry: Any, where: str) -> Parameter:
         if not choices:
             raise ValueError(f"{where} has no choices")
         for choice in choices:
-            TrainConfig.from_dict({name: choice})
+            kind.from_dict({name: choice})
         return Parameter(name, choices=tuple(choices))
     if not {"low", "high"} <= entry.keys() <= {"low", "high", "scale"}:
         raise ValueError(f'{where} needs either "choices", or "low" and "high" (and "scale")')
@@ -185,15 +181,15 @@ def _parameter(name: str, entry: Any, where: str) -> Parameter:
     scale = entry.get("scale", "linear")
     if scale not in SCALES:
         raise ValueError(f"{where}.scale is {scale!r}, expected one of {', '.join(SCALES)}")
-    if name not in RANGES:
+    if declared.low is None:
         raise ValueError(f'{where} is not a number, so it has no "low" and "high"; give it "choices"')
     if not low < high:
         raise ValueError(f"{where}: low must be below high, got low {low:g} and high {high:g}")
     if (scale == "log" and low <= 0) or (scale == "log(1-x)" and high >= 1):
         raise ValueError(f"{where}: the scale {scale} needs {'low above 0' if scale == 'log' else 'high below 1'}")
     for end in (low, high):
-        TrainConfig.from_dict({name: end})
-    return Parameter(name, low=low, high=high, scale=scale)
+        kind.from_dict({name: end})
+    return Parameter(name, low=low, high=high, scale=scale, whole=is_whole(kind, name))
 
 
 def _shortened(number: float, span: float) -> float:

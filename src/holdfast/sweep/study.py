@@ -120,7 +120,7 @@ class Study:
             return trial.suggest_categorical(parameter.label, [json.dumps(choice) for choice in parameter.choices])
         low, high = parameter.bounds()
         log = parameter.scale != "linear"
-        if parameter.is_whole:
+        if parameter.whole:
             return trial.suggest_int(parameter.label, int(low), int(high), log=log)
         return trial.suggest_float(parameter.label, low, high, log=log)
 

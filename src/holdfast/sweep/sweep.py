@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.config import TrainConfig
+from holdfast.config import RunConfig, names_about
 from holdfast.runs.writing import write_whole
-from holdfast.sweep.space import NOT_SEARCHED, Space, read_space, write_space
+from holdfast.sweep.space import Space, default_space, read_space, write_space
 from holdfast.sweep.study import Outcome, Study
 from holdfast.sweep.trial_run import Objective, OutOfTimeError, deadline_after, run_trial
 
@@ -37,7 +37,7 @@ class Sweep:
     number of this process among those of one command. notify: shows the user a line. may_continue: asked after each update.
     """
 
-    base: TrainConfig
+    base: RunConfig
     space: Space
     folder: Path
     url: str
@@ -161,30 +161,35 @@ class Sweep:
     def write_best(self) -> Path:
         """The winner as a file for `holdfast train --preset`: only what is not a default."""
         config = replace(self.base, **self.winner().settings).to_dict()
-        left_out = {"seed", "name", "run_dir", "quiet", "track", "tensorboard", "device", "threads"}
-        defaults = TrainConfig().to_dict()
+        left_out, defaults = names_about(type(self.base), "sample", "place"), type(self.base)().to_dict()
         settings = {name: value for name, value in config.items() if name not in left_out and value != defaults[name]}
         path = self.folder / BEST_NAME
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_whole(path, [(json.dumps({"env": self.base.env, **settings}, indent=1) + "\n").encode()])
+        write_whole(
+            path,
+            [
+                (
+                    json.dumps({"env": self.base.env, "algorithm": self.base.algorithm, **settings}, indent=1) + "\n"
+                ).encode()
+            ],
+        )
         return path
 
 
-def space_of(folder: Path, given: Path | None, default: Callable[[], Space]) -> Space:
+def space_of(folder: Path, given: Path | None, base: RunConfig) -> Space:
     """The search space: of the file that is given, of the sweep's folder, or the default, which is written there."""
     own = folder / SPACE_NAME
     if given is not None:
-        return read_space(given)
+        return read_space(given, type(base))
     if own.is_file():
-        return read_space(own)
-    space = default()
-    write_space(space, own)
-    return read_space(own)  # as later commands read it
+        return read_space(own, type(base))
+    write_space(default_space(base), own)
+    return read_space(own, type(base))  # as later commands read it
 
 
-def _compared(base: TrainConfig) -> dict[str, Any]:
+def _compared(base: RunConfig) -> dict[str, Any]:
     """What all processes of a study must have in common."""
-    left_out = NOT_SEARCHED - {"env", "seed", "total_steps", "stop_at"}
+    left_out = names_about(type(base), "place")
     return {name: value for name, value in base.to_dict().items() if name not in left_out}
 
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from holdfast.config import RunConfig, imports
+from holdfast.config import RunConfig, imports, names_about
 from holdfast.distributed.termination import Terminated
 from holdfast.runs import checkpoint, saved_policy
 from holdfast.runs.log import read_progress
@@ -24,10 +24,6 @@ from holdfast.training.trainer import Trainer
 
 Objective = Literal["area", "final"]
 METRIC = "rollout/ep_rew_mean"
-NOT_COMPARED = {
-    "run_dir", "name", "quiet", "track", "tensorboard", "device", "threads", "checkpoint_every", "keep_checkpoints",
-}  # fmt: skip
-"""Settings that do not change what a trial learns."""
 
 
 class OutOfTimeError(Exception):
@@ -37,7 +33,7 @@ class OutOfTimeError(Exception):
 def run_trial(
     study: Study,
     trial: Any,
-    base: TrainConfig,
+    base: RunConfig,
     folder: Path,
     objective: Objective,
     pruning: bool,
@@ -56,7 +52,7 @@ def run_trial(
     try:
         with study.beating(trial), _default_sigterm():
             trainer = _trainer(config, watch)
-            trainer.says_how_to_resume = False  # resumed alone, the trial would be missing from the study
+            trainer.print_resume_hint = False  # resumed alone, the trial would be missing from the study
             result = trainer.run()
         if watch.stopped:
             raise OutOfTimeError
@@ -78,7 +74,7 @@ def run_trial(
         study.fail(trial, "no episode ended, so there is no return; train for more steps (--total-steps)")
 
 
-def trial_config(study: Study, trial: Any, base: TrainConfig, folder: Path, objective: Objective) -> TrainConfig:
+def trial_config(study: Study, trial: Any, base: RunConfig, folder: Path, objective: Objective) -> RunConfig:
     seed, index = trial.user_attrs.get("seed"), trial.user_attrs["index"]
     name = f"{index:04d}" if seed is None else f"{index:04d}-seed{seed}"
     return replace(
@@ -95,7 +91,7 @@ def trial_config(study: Study, trial: Any, base: TrainConfig, folder: Path, obje
     )
 
 
-def _trainer(config: TrainConfig, watch: _Watch) -> Trainer:
+def _trainer(config: RunConfig, watch: _Watch) -> Trainer:
     """A new run, or the one that an earlier attempt has left, in the first folder that does not hold another run.
 
     A folder may hold a trial of an earlier study of the same name, with other settings, or a damaged checkpoint.
@@ -105,26 +101,26 @@ def _trainer(config: TrainConfig, watch: _Watch) -> Trainer:
         config.run_dir = f"{first}-again{number if number > 1 else ''}" if number else first
         if checkpoint.rolling(config.folder):
             with suppress(checkpoint.CheckpointError):
-                if _is_of(config, saved_policy.settings(*saved_policy.read(config.folder))):
+                if _is_of(config, saved_policy.settings(*saved_policy.read(config.folder), imports.named_in(config))):
                     return Trainer.resume(config.folder, callbacks=[watch], allow_imports=imports.named_in(config))
         elif not read_progress(config.folder) or _is_recorded(config):
             break
     return Trainer(config, callbacks=[watch])
 
 
-def _is_recorded(config: TrainConfig) -> bool:
+def _is_recorded(config: RunConfig) -> bool:
     """Whether a run without a checkpoint is one of these settings."""
     try:
-        return _is_of(config, TrainConfig.load(config.folder / "config.json"))
+        return _is_of(config, RunConfig.load(config.folder / "config.json", imports.named_in(config)))
     except (OSError, ValueError):
         return False
 
 
-def _is_of(config: TrainConfig, saved: TrainConfig) -> bool:
+def _is_of(config: RunConfig, saved: RunConfig) -> bool:
     """Whether a saved run has the settings of a trial. What the trial leaves to the run, its inputs, is chosen there."""
-    left_out = NOT_COMPARED if config.inputs else NOT_COMPARED | {"inputs"}
+    left_out = names_about(type(config), "upkeep", "place") | (set() if config.inputs else {"inputs"})
     asked, found = config.to_dict(), saved.to_dict()
-    return all(asked[name] == found[name] for name in asked.keys() - left_out)
+    return asked.keys() == found.keys() and all(asked[name] == found[name] for name in asked.keys() - left_out)
 
 
 def area(run: Path, total_steps: int) -> float:

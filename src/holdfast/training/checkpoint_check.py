@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from gymnasium import spaces
 
-from holdfast.envs.base import TorchVectorEnv
 from holdfast import plain_checks as check
+from holdfast.envs.base import TorchVectorEnv
 from holdfast.runs import rng_state, saved_policy, space_data
 from holdfast.state import leaves
 

@@ -58,9 +58,7 @@ def with_own(config: RunConfig, env: Any, policy: Any) -> RunConfig:
     return config
 
 
-def build(
-    config: RunConfig, algorithm: type[Algorithm], env: Any, policy: Any, notify: Callable[[str], None]
-) -> Parts:
+def build(config: RunConfig, algorithm: type[Algorithm], env: Any, policy: Any, notify: Callable[[str], None]) -> Parts:
     """All parts. `env` and `policy` are the user's own, or None to make the config's."""
     ranks, device = distributed.join(config.device)
     distributed.require_equal_settings(ranks, config.shared_by_ranks())
@@ -73,6 +71,12 @@ def task_of(config: RunConfig, device: torch.device, env: Any = None, ranks: int
     made = env is not None and is_vector_env(env)
     fast_env = isinstance(env, TorchVectorEnv) if made else steps_all_at_once(config.env) or is_jax_env(env)
     return Task(device.type == "cuda", fast_env, env.num_envs * ranks if made else None, ranks)
+
+
+def with_sizes(config: RunConfig) -> RunConfig:
+    """The config of one run with all sizes filled in, as the trainer fills them."""
+    task = task_of(config, distributed.pick_device(config.device))
+    return algorithms.algorithm_class(config.algorithm).choose_sizes(config, task)[0]
 
 
 def _build(
@@ -98,6 +102,7 @@ def _build(
     env = make_env(len(share))
     _require_copies(env, share, config, ranks)
     config = auto_sizes.choose_inputs(config, env, own_policy=policy_given is not None)
+    failures.config = config  # whose folder is chosen when the run starts
     policy = _make_policy(config, env, policy_given)
     policy.to(device)
     engines = Engines(config, device, ranks)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -41,7 +42,7 @@ class RunProgress:
     def stop_clock(self) -> None:
         self.earlier_seconds, self._began = self.seconds, None
 
-    def add_episodes(self, returns: list[float], lengths: list[int]) -> None:
+    def add_episodes(self, returns: Sequence[float], lengths: Sequence[int]) -> None:
         self.recent_returns.extend(returns[-RECENT_EPISODES:])
         self.recent_lengths.extend(lengths[-RECENT_EPISODES:])
 

@@ -97,7 +97,8 @@ class Warnings:
                 (
                     "bptt",
                     f"episodes last {episode:.0f} steps on average, but gradients reach only {length} steps back. "
-                    "If the task needs longer memory, raise num_steps" + (" or bptt." if length < self.config.num_steps else "."),
+                    "If the task needs longer memory, raise num_steps"
+                    + (" or bptt." if length < self.config.num_steps else "."),
                 )
             )
         stuck = self._progress.after_update(row, segment.episode_returns)

@@ -460,9 +460,7 @@ def _with_algorithm(config: Any, algorithm: type[Algorithm] | None) -> tuple[Run
     if not isinstance(algorithm, type) or not issubclass(algorithm, Algorithm):
         raise TypeError(f"algorithm is {algorithm!r:.60}, expected a class based on hf.Algorithm")
     if not isinstance(config, algorithm.Config):
-        raise TypeError(
-            f"{algorithm.__name__} takes a {algorithm.Config.__name__}, got a {type(config).__name__}"
-        )
+        raise TypeError(f"{algorithm.__name__} takes a {algorithm.Config.__name__}, got a {type(config).__name__}")
     return replace(config, algorithm=algorithms.recorded_name(algorithm)), algorithm
 
 

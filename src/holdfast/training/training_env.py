@@ -20,6 +20,7 @@ from holdfast.envs.workers import what_happened
 from holdfast.rollout.env_failures import BrokenEnvError, EnvFailedError, RebuildingEnv
 from holdfast.rollout.vector_env import autoreset_mode
 
+
 class FailureLog:
     """Counts a run's failures, says each in a line, and appends the tracebacks to a file in the run's folder."""
 

@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from holdfast import envs
-from holdfast.config import TrainConfig
+from holdfast.config import RunConfig
 from holdfast.policies.base import RecurrentPolicy
 from holdfast.training.evaluation import evaluate
 
@@ -32,7 +32,7 @@ class Recorder:
 
 
 def record_episodes(
-    policy: RecurrentPolicy, config: TrainConfig, folder: Path, *, episodes: int, deterministic: bool, seed: int
+    policy: RecurrentPolicy, config: RunConfig, folder: Path, *, episodes: int, deterministic: bool, seed: int
 ) -> list[Path]:
     """Play `episodes` episodes in one rendering environment and write `episode_1.gif`, ... into `folder`."""
     try:

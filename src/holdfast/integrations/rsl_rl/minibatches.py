@@ -13,10 +13,9 @@ import torch.distributed as dist
 from rsl_rl.utils import resolve_optimizer
 from torch import Tensor, nn
 
-from holdfast.algorithms.ppo import LossSettings, PPOTerms
-from holdfast.config import TrainConfig
-from holdfast.engines.eager import AutogradMinibatches
-from holdfast.engines.objective import fused_objective
+from holdfast.algorithms.ppo import ClippedLoss, LossSettings, clipped_objective
+from holdfast.config import PPOConfig
+from holdfast.engines.autograd import Minibatches, Terms
 from holdfast.policies.precision import autocast, autocast_dtype
 from holdfast.rollout.segment import Segment
 
@@ -69,7 +68,7 @@ class MinibatchSettings(NamedTuple):
     ranks: int
 
 
-class RslRlMinibatches(AutogradMinibatches):
+class RslRlMinibatches(Minibatches):
     """Forward and backward by autograd through Holdfast's kernels.
 
     The segment's `obs` holds two entries: "groups", the observations, and "old", the parameters of the action distribution
@@ -77,11 +76,11 @@ class RslRlMinibatches(AutogradMinibatches):
     """
 
     def __init__(self, policy: ActorAndCritic, settings: MinibatchSettings, optimizer: Any, rate: Tensor) -> None:
-        config = TrainConfig(precision="bf16" if settings.mixed_precision else "fp32")
-        super().__init__(policy, config, optimizer, all_valid=True)  # type: ignore[arg-type]
+        config = PPOConfig(precision="bf16" if settings.mixed_precision else "fp32")
+        super().__init__(policy, config, optimizer)  # type: ignore[arg-type]
         self.own, self.rate, self.models = settings, rate, policy
 
-    def backward(self, part: Segment, share: Any) -> PPOTerms:
+    def backward(self, part: Segment, rank_weight: Any) -> Terms:
         groups, old = part.obs["groups"], part.obs["old"]
         with autocast(part.resets.device, autocast_dtype(self.config.precision)):
             new = self.models(groups, part.actions, part.start_state, part.resets)
@@ -89,13 +88,14 @@ class RslRlMinibatches(AutogradMinibatches):
             self._adapt_rate(old, new.params, self.own.desired_kl)
         if self.own.normalize_advantage:
             advantage = part.advantage
-            part.advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
-        terms = fused_objective(new.log_prob, new.entropy, new.value, part, self.settings, True)
+            part = part.changed(advantage=(advantage - advantage.mean()) / (advantage.std() + 1e-8))
+        assert isinstance(self.loss, ClippedLoss)
+        terms = clipped_objective(new.log_prob, new.entropy, new.value, part, self.loss.settings, True)
         self.optimizer.zero_grad(set_to_none=True)
         (terms.loss * (1 + 0 * terms.loss.detach())).backward()  # a loss that is not finite skips the step
         if self.own.ranks > 1:
             self._average_gradients()
-        return terms
+        return terms._asdict()
 
     @torch.no_grad()
     def _adapt_rate(self, old: tuple[Tensor, ...], new: tuple[Tensor, ...], desired: float) -> None:

@@ -17,6 +17,7 @@ from rsl_rl.models import RNNModel as RslRlRNNModel
 from torch import Tensor
 
 from holdfast import state as state_ops
+from holdfast.algorithms.ppo import ClippedLoss
 from holdfast.engines.graph_update import GraphMinibatches
 from holdfast.integrations.rsl_rl.acting import Acting, addresses, make_acting
 from holdfast.integrations.rsl_rl.minibatches import (
@@ -167,12 +168,15 @@ class PPO(rsl_rl.algorithms.PPO):
                 if self.rnd:
                     rnd_loss += self._train_rnd(columns)
         self._update_normalizers()
-        surrogate, value, entropy, _, _, _, skipped, rnd, rate = torch.cat(
-            [sums, rnd_loss.view(1), self._rate.view(1)]
-        ).tolist()
-        self.learning_rate = rate
+        *numbers, rnd, rate = torch.cat([sums, rnd_loss.view(1), self._rate.view(1)]).tolist()
+        found = dict(zip(engine.names, numbers))
+        self.learning_rate, skipped = rate, found["skipped"]
         taken = max(1.0, steps - skipped)
-        losses = {"value": 2 * value / taken, "surrogate": surrogate / taken, "entropy": entropy / taken}
+        losses = {
+            "value": 2 * found["value_loss"] / taken,
+            "surrogate": found["policy_loss"] / taken,
+            "entropy": found["entropy"] / taken,
+        }
         if self.rnd:
             losses["rnd"] = rnd / steps
         if skipped:
@@ -199,6 +203,7 @@ class PPO(rsl_rl.algorithms.PPO):
             advantage=st.advantages.squeeze(-1),
             returns=st.returns.squeeze(-1),
             valid=torch.ones_like(dones),
+            all_valid=True,
             start_state=state,
         )
 
@@ -218,27 +223,27 @@ class PPO(rsl_rl.algorithms.PPO):
         eager = self._eager
         if eager is None or eager.own != own or eager.optimizer is not self.optimizer:
             eager = self._eager = RslRlMinibatches(self._models, own, self.optimizer, self._rate)
-        settings = loss_settings(self)
+        loss = ClippedLoss(loss_settings(self))
         if self._rate.is_cuda and self.gpu_world_size == 1 and reads_rate(self.optimizer):
-            return self._graph_for(eager, batch, settings)
-        eager.load(batch, settings)
+            return self._graph_for(eager, batch, loss)
+        eager.load(batch, loss)
         return eager
 
-    def _graph_for(self, eager: RslRlMinibatches, batch: Segment, settings: Any) -> GraphMinibatches:
+    def _graph_for(self, eager: RslRlMinibatches, batch: Segment, loss: ClippedLoss) -> GraphMinibatches:
         """The captured minibatch; captured again when anything that the capture has fixed is another one."""
         size = batch.num_envs // self.num_mini_batches
-        if self._graph is None or self._graph_of != self._fixed(eager, settings) or not self._graph.fits(batch, size):
+        if self._graph is None or self._graph_of != self._fixed(eager) or not self._graph.fits(batch, loss, size):
             rate = self._rate.clone()
-            self._graph = GraphMinibatches(eager, batch, settings, size)
+            self._graph = GraphMinibatches(eager, batch, loss, size)
             self._rate.copy_(rate)  # warming up before the capture moved it
-            self._graph_of = self._fixed(eager, settings)
-        self._graph.load(batch, settings)
+            self._graph_of = self._fixed(eager)
+        self._graph.load(batch, loss)
         return self._graph
 
-    def _fixed(self, eager: RslRlMinibatches, settings: Any) -> Any:
-        """What a capture fixes: settings, and where weights and the optimizer's moments are."""
+    def _fixed(self, eager: RslRlMinibatches) -> Any:
+        """What a capture fixes besides shapes and the loss: settings, and where weights and the optimizer's moments are."""
         moments = [t.data_ptr() for state in self.optimizer.state.values() for t in state.values()]
-        return eager.own, settings, addresses(self._models), moments
+        return eager.own, addresses(self._models), moments
 
     def _train_rnd(self, columns: Tensor) -> Tensor:
         """One step of RND's predictor on these environments; its loss."""

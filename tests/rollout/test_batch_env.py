@@ -14,7 +14,7 @@ from gymnasium.vector import AutoresetMode
 import holdfast as hf
 from counting_env import CountingEnv, SumPolicy, vector_env
 from holdfast.envs import make
-from holdfast.rollout.async_collector import AsyncCollector
+from holdfast.rollout.collector import Collector
 from holdfast.rollout.vector_env import input_space
 from holdfast.runs.log import read_progress
 
@@ -80,7 +80,7 @@ def test_training_replays_ten_thousand_steps_in_shuffled_order():
     env = ShuffledEnv(40, 10, seed=5)
     torch.manual_seed(1)
     policy = hf.ActorCritic(env.single_observation_space, env.single_action_space, "lstm", hidden_size=16)
-    collector, steps = AsyncCollector(env, policy, 125, bptt=25), 0
+    collector, steps = Collector(env, policy, 125, bptt=25), 0
     while steps < 10_000:
         segment = collector.rollout()
         for k, state in enumerate(segment.chunk_states):
@@ -95,7 +95,7 @@ def test_previous_actions_and_rewards_are_those_of_the_same_environment():
     env, inputs = ShuffledEnv(6, 2, seed=0), ("obs", "prev_action", "prev_reward")
     seen = input_space(env.single_observation_space, env.single_action_space, inputs)
     policy = hf.ActorCritic(seen, env.single_action_space, "gru", hidden_size=4)
-    segment = AsyncCollector(env, policy, 20, inputs=inputs).rollout()
+    segment = Collector(env, policy, 20, inputs=inputs).rollout()
     follows = ~segment.resets[1:]
     assert torch.equal(segment.obs["prev_action"][1:][follows], segment.actions[:-1][follows])
     assert torch.equal(segment.obs["prev_reward"][1:][follows], segment.rewards[:-1][follows])
