@@ -17,8 +17,8 @@ import torch
 from gpu_recurrence import SHAPES
 
 from holdfast.kernels.cuda import kernels, plans, recurrence, tiles
+from holdfast.kernels.cuda.fp16_layout import Saved
 from holdfast.kernels.cuda.tiles import Tile
-from holdfast.kernels.fp16_layout import Saved
 from holdfast.kernels.operands import Resets, Weights
 
 ROWS = ((1, 1, 1), (1, 1, 2), (2, 1, 1), (2, 1, 2), (2, 1, 4), (2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 2))
