@@ -240,6 +240,14 @@ def test_wrong_options_are_refused(cell):
         cell(3, 4, kernel="quick")
 
 
+@pytest.mark.parametrize("cell", [hf.LSTM, hf.GRU, hf.MinGRU, hf.LRU, hf.FFM, hf.MLSTM, hf.WindowAttention])
+def test_an_unknown_precision_or_reset_mode_is_refused_by_every_cell(cell):
+    with pytest.raises(ValueError, match="unknown precision 'quick'; 'fast' or 'exact'"):
+        cell(3, 8, precision="quick")
+    with pytest.raises(ValueError, match="unknown reset mode 'zeros'"):
+        cell(3, 8, reset="zeros")
+
+
 def test_stack_and_parallel_say_what_does_not_fit():
     with pytest.raises(ValueError, match="core 0 gives 4 features, core 1 takes 5"):
         hf.Stack([hf.LSTM(3, 4), hf.GRU(5, 4)])

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from holdfast import state as state_ops
-from holdfast.cores.base import Core, RowShape, check_reset_mode, check_sizes
+from holdfast.cores.base import Core, RowShape, check_heads, check_precision, check_reset_mode, check_sizes
 from holdfast.kernels import dispatch, reference
 from holdfast.kernels.operands import MatrixInputs, Resets
 from holdfast.kernels.precision import without_autocast
@@ -55,13 +55,10 @@ class MLSTM(Core):
     ) -> None:
         super().__init__()
         check_sizes(input_size=input_size, hidden_size=hidden_size, num_heads=num_heads)
-        if hidden_size % num_heads:
-            raise ValueError(f"hidden_size {hidden_size} must be a multiple of num_heads {num_heads}")
-        if precision not in ("fast", "exact"):
-            raise ValueError(f"unknown precision {precision!r}; 'fast' or 'exact'")
+        check_heads(hidden_size, num_heads)
         self.input_size, self.hidden_size, self.output_size = input_size, hidden_size, hidden_size
         self.num_heads, self.reset = num_heads, check_reset_mode(reset)
-        self.kernel, self.precision = dispatch.known_kernel(kernel, dispatch.PURE_TORCH), precision
+        self.kernel, self.precision = dispatch.known_kernel(kernel, dispatch.PURE_TORCH), check_precision(precision)
         size = hidden_size // num_heads
         planes = (3 * size + 4) // 8  # three quarters of a key's channels, in twos
         self._period = max(1, 4 * planes * num_heads)
