@@ -26,12 +26,12 @@ from torch import Tensor, nn
 from holdfast import state as state_ops
 from holdfast.cores.base import Core, RowShape, check_heads, check_precision, check_reset_mode, check_sizes
 from holdfast.kernels import dispatch, reference
+from holdfast.kernels.autocast import without_autocast
 from holdfast.kernels.operands import MatrixInputs, Resets
-from holdfast.kernels.precision import without_autocast
 from holdfast.state import State
 
 STATE_DTYPE = torch.float32
-_LOUDEST = 1.0
+MAX_READ_RMS = 1.0
 """Root mean square that what a head reads comes close to, however much it has stored. Smaller numbers stay as they are."""
 
 
@@ -140,7 +140,7 @@ class MLSTM(Core):
         return angle.cos(), angle.sin()
 
     def _output(self, y: Tensor, output_gate: Tensor) -> Tensor:
-        y = y * torch.rsqrt(1 + y.square().mean(-1, keepdim=True) / _LOUDEST**2)
+        y = y * torch.rsqrt(1 + y.square().mean(-1, keepdim=True) / MAX_READ_RMS**2)
         y = y.flatten(-2).to(output_gate.dtype)
         return self.out(output_gate.sigmoid() * y)
 

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from holdfast.checks import values_are_readable
 from holdfast.cores.base import Core, RowShape, check_heads, check_precision, check_reset_mode, check_sizes
 from holdfast.kernels import dispatch
+from holdfast.kernels.autocast import without_autocast
 from holdfast.kernels.operands import Ring
 from holdfast.kernels.portable.window import attend_once, is_not_finite, stored_age
-from holdfast.kernels.precision import without_autocast
 from holdfast.state import State, rows_mask
 
 _BIAS_SCALE = 4.0

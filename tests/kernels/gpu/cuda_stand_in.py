@@ -1,4 +1,4 @@
-"""Stands in for `holdfast.kernels.cuda.recurrence` without a GPU: the reference on a CPU, in any dtype."""
+"""Stands in for `holdfast.kernels.cuda.gated_layer` without a GPU: the reference on a CPU, in any dtype."""
 
 from __future__ import annotations
 

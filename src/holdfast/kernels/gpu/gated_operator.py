@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from holdfast.kernels.cuda import recurrence as cuda_recurrence
+from holdfast.kernels.cuda import gated_layer
 from holdfast.kernels.cuda.fp16_layout import Saved, kept_layout
 from holdfast.kernels.cuda.padding import padded_size, run_padded
 from holdfast.kernels.operands import Gradients, Resets, Weights
@@ -23,14 +23,14 @@ def supports(gates: int, x: Tensor, hidden_size: int, state_dtype: torch.dtype) 
     """Whether the CUDA kernels take this layer: sizes, dtypes and device. gates: 4 for an LSTM, 3 for a GRU."""
     if x.dtype not in _DTYPES or state_dtype not in _DTYPES or x.numel() == 0 or not x.is_cuda:
         return False
-    return cuda_recurrence.supports(gates, padded_size(hidden_size), x.get_device())
+    return gated_layer.supports(gates, padded_size(hidden_size), x.get_device())
 
 
 def _forward(x, h0, c0, resets, weights, save):
     """y, h_n, c_n (None for a GRU) and, with `save`, the tensor of `fp16_layout.kept_layout`."""
     if resets.mask is None or resets.detach:  # "detach" concerns the backward only
         resets = _NO_RESETS
-    return cuda_recurrence.forward(x, h0, c0, resets, weights, save)
+    return gated_layer.forward(x, h0, c0, resets, weights, save)
 
 
 @torch.library.custom_op("holdfast::gpu_recurrence", mutates_args=())
@@ -81,7 +81,7 @@ def gpu_recurrence_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """`Gradients`, with empty tensors for those that are None."""
     saved = Saved(kept, mask, w_ih, w_hh, h0.shape[0], h0.dtype, x_dtype)
-    gradients = cuda_recurrence.backward(dy, dh_n, dc_n, saved, need_x, need_state, need_reset)
+    gradients = gated_layer.backward(dy, dh_n, dc_n, saved, need_x, need_state, need_reset)
     return tuple(_empty(h0) if g is None else g for g in gradients)  # type: ignore[return-value]
 
 
@@ -145,7 +145,7 @@ class _Eager(torch.autograd.Function):
             return (None,) * 12
         flags, saved = ctx.needs_input_grad, Saved(*ctx.saved_tensors, *ctx.sizes)
         needs = flags[0], flags[1] or flags[2], flags[4] or flags[5]
-        return cuda_recurrence.backward(dy, dh_n, dc_n, saved, *needs).of_inputs(flags)
+        return gated_layer.backward(dy, dh_n, dc_n, saved, *needs).of_inputs(flags)
 
 
 # What Function.apply does when no functorch transform is active; its checks cost as much as a launch.

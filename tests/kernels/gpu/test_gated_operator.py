@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from holdfast.kernels import gpu
-from holdfast.kernels.cuda import recurrence as cuda_recurrence
-from holdfast.kernels.gpu import recurrence
-from kernels.gpu.stand_in import StandIn
+from holdfast.kernels.cuda import gated_layer
+from holdfast.kernels.gpu import gated_operator
+from kernels.gpu.cuda_stand_in import StandIn
 from kernels.recurrences import GATES, RESETS, Layer, assert_matches_reference, relative_error
 
 CASES = [
@@ -21,7 +21,7 @@ CASES = [
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     one = StandIn()
-    monkeypatch.setattr(recurrence, "cuda_recurrence", one)
+    monkeypatch.setattr(gated_operator, "gated_layer", one)
     return one
 
 
@@ -95,10 +95,10 @@ def test_a_second_derivative_is_refused_for_padded_sizes_too(stand_in):
 )
 def test_sizes_up_to_1024_on_compute_capability_8_and_above_are_taken(gates, hidden, capability, expected, monkeypatch):
     x = SimpleNamespace(dtype=torch.float32, is_cuda=True, numel=lambda: 1, get_device=lambda: -capability)
-    monkeypatch.setattr(cuda_recurrence, "limits", lambda device: (132, 232448, -device))
-    for library in (cuda_recurrence.nvrtc, cuda_recurrence.cublaslt):
+    monkeypatch.setattr(gated_layer, "limits", lambda device: (132, 232448, -device))
+    for library in (gated_layer.nvrtc, gated_layer.cublaslt):
         monkeypatch.setattr(library, "is_available", lambda: True)
-    cuda_recurrence._supports.cache_clear()
+    gated_layer._supports.cache_clear()
     assert gpu.supports(gates, x, hidden, torch.float32) == expected
     assert not gpu.supports(gates, x, hidden, torch.float64)
-    cuda_recurrence._supports.cache_clear()
+    gated_layer._supports.cache_clear()
