@@ -13,7 +13,7 @@ from torch.distributions import Categorical
 import holdfast as hf
 from conformance.driver import Driver, PolicyDriver
 from conformance.tensordict_drivers import HandWritten, TensorDictDriver, wrap
-from cores.all_cores import CONFORMING, core_of
+from cores.all_cores import CONFORMING, cells_side_by_side, core_of
 
 Make = Callable[[], Driver]
 ACTIONS = 5
@@ -33,9 +33,10 @@ class ConvPolicy(hf.RecurrentPolicy):
 
 
 def actor_critic(kind: str, reset: str) -> Driver:
+    """kind: of `KINDS`, or "every cell" for all of them side by side."""
     torch.manual_seed(0)
-    space = spaces.Box(-10, 10, (3,))
-    policy = hf.ActorCritic(space, spaces.Discrete(ACTIONS), core=core_of(kind, reset), encoder_sizes=(6,))
+    core = cells_side_by_side(6, reset) if kind == "every cell" else core_of(kind, reset)
+    policy = hf.ActorCritic(spaces.Box(-10, 10, (3,)), spaces.Discrete(ACTIONS), core=core, encoder_sizes=(6,))
     return PolicyDriver(loud(policy), reset)
 
 
