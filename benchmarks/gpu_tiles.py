@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from gpu_recurrence import SHAPES
 
-from holdfast.kernels.cuda import kernels, plans, recurrence, tiles
+from holdfast.kernels.cuda import gated_layer, kernels, plans, tiles
+from holdfast.kernels.cuda.fp16_layout import Saved
 from holdfast.kernels.cuda.tiles import Tile
-from holdfast.kernels.fp16_layout import Saved
 from holdfast.kernels.operands import Resets, Weights
 
 ROWS = ((1, 1, 1), (1, 1, 2), (2, 1, 1), (2, 1, 2), (2, 1, 4), (2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 2))
@@ -97,13 +97,13 @@ def sweep(kind: str, shape: tuple[int, int, int], times: KernelTimes) -> None:
     resets, weights = Resets(torch.rand(T, B, device="cuda") < 0.01), Weights(w_ih, w_hh, bias, bias)
 
     def forward() -> Any:
-        return recurrence.forward(x, h, h if kind == "lstm" else None, resets, weights, True)
+        return gated_layer.forward(x, h, h if kind == "lstm" else None, resets, weights, True)
 
     kept = forward()[3]
     saved = Saved(kept, resets.mask, w_ih, w_hh, B, state_dtype=torch.float32, x_dtype=torch.float32)
 
     def backward() -> Any:
-        return recurrence.backward(dy, None, None, saved, need_x=True, need_state=True, need_reset=False)
+        return gated_layer.backward(dy, None, None, saved, need_x=True, need_state=True, need_reset=False)
 
     for direction, run in (("forward", forward), ("backward", backward)):
         expected, found = run()[0], []

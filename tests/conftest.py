@@ -1,6 +1,9 @@
 """Tests run one thread per process, and so do the processes they start: the runner has a process per core.
 
 They share a GPU, if there is one: JAX may not take three quarters of its memory for one process.
+
+Every run draws the same numbers, in any order of the tests: generators are seeded before each test, and Hypothesis draws
+the same examples. A test that fails fails again.
 """
 
 import os
@@ -8,6 +11,34 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
+import importlib.util
+import random
+
+import numpy as np
+import pytest
 import torch
 
 torch.set_num_threads(1)
+
+if importlib.util.find_spec("hypothesis") is not None:  # `make test-peers` has none
+    import hypothesis
+
+    hypothesis.settings.register_profile("repeatable", derandomize=True, database=None, deadline=None)
+    hypothesis.settings.load_profile("repeatable")
+
+
+def seed_generators() -> None:
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def seeded_module() -> None:
+    """Before the fixtures of a module."""
+    seed_generators()
+
+
+@pytest.fixture(autouse=True)
+def seeded_test(seeded_module: None) -> None:
+    seed_generators()

@@ -1,5 +1,5 @@
-"""The policies that must pass the whole suite, by name: ready-made ones with every core and reset mode, one that a
-user wrote with a convolutional encoder, and the TensorDict forms."""
+"""The policies that must pass the whole suite, by name: ready-made ones with every core, one that a user wrote with a
+convolutional encoder, and the TensorDict forms. One core of each family has every reset mode."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.distributions import Categorical
 import holdfast as hf
 from conformance.driver import Driver, PolicyDriver
 from conformance.tensordict_drivers import HandWritten, TensorDictDriver, wrap
-from cores.all_cores import KINDS_AND_RESETS, core_of
+from cores.all_cores import CONFORMING, cells_side_by_side, core_of
 
 Make = Callable[[], Driver]
 ACTIONS = 5
@@ -33,9 +33,10 @@ class ConvPolicy(hf.RecurrentPolicy):
 
 
 def actor_critic(kind: str, reset: str) -> Driver:
+    """kind: of `KINDS`, or "every cell" for all of them side by side."""
     torch.manual_seed(0)
-    space = spaces.Box(-10, 10, (3,))
-    policy = hf.ActorCritic(space, spaces.Discrete(ACTIONS), core=core_of(kind, reset), encoder_sizes=(6,))
+    core = cells_side_by_side(6, reset) if kind == "every cell" else core_of(kind, reset)
+    policy = hf.ActorCritic(spaces.Box(-10, 10, (3,)), spaces.Discrete(ACTIONS), core=core, encoder_sizes=(6,))
     return PolicyDriver(loud(policy), reset)
 
 
@@ -69,10 +70,10 @@ def loud(policy: nn.Module) -> nn.Module:
 
 
 DRIVERS: dict[str, Make] = {
-    f"{kind}-{reset}": (lambda kind=kind, reset=reset: actor_critic(kind, reset)) for kind, reset in KINDS_AND_RESETS
+    f"{kind}-{reset}": (lambda kind=kind, reset=reset: actor_critic(kind, reset)) for kind, reset in CONFORMING
 }
 DRIVERS["conv-lstm-zero"] = lambda: conv("lstm")
 DRIVERS["conv-gru-zero"] = lambda: conv("gru")
-for _kind, _reset in (("lstm", "zero"), ("gru", "learned"), ("stack", "detach"), ("parallel", "never")):
+for _kind, _reset in (("lstm", "zero"), ("gru", "detach"), ("stack", "learned"), ("parallel", "never")):
     DRIVERS[f"tensordict-{_kind}-{_reset}"] = lambda kind=_kind, reset=_reset: tensordict_form(kind, reset)
 DRIVERS["lstm_wrapper-zero"] = lambda: lstm_wrapper()

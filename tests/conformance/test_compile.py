@@ -9,17 +9,21 @@ from torch._dynamo.utils import counters
 import holdfast as hf
 from conformance.driver import either
 from conformance.episodes import assert_close, flags
-from conformance.policies import DRIVERS, actor_critic
-from cores.all_cores import KINDS
+from conformance.policies import actor_critic, conv
 
 # One small case of each leg with the real compiler; the rest with the same graphs run by eager kernels.
-BACKENDS = [("lstm", "zero", "inductor"), *((kind, "zero", "aot_eager") for kind in KINDS)]
-BACKENDS += [
-    ("conv-gru", "zero", "aot_eager"),
-    ("lstm", "learned", "aot_eager"),
-    ("gru", "detach", "aot_eager"),
-    ("lstm", "never", "aot_eager"),
-]
+CASES = {
+    "lstm, inductor": (lambda: actor_critic("lstm", "zero"), "inductor"),
+    "every cell": (lambda: actor_critic("every cell", "zero"), "aot_eager"),
+    "stack": (lambda: actor_critic("stack", "zero"), "aot_eager"),
+    "block": (lambda: actor_critic("block", "zero"), "aot_eager"),
+    "conv-gru": (lambda: conv("gru"), "aot_eager"),
+    "learned": (lambda: actor_critic("lstm", "learned"), "aot_eager"),
+    "detach": (lambda: actor_critic("gru", "detach"), "aot_eager"),
+    "never": (lambda: actor_critic("lstm", "never"), "aot_eager"),
+}
+# Rows by id concern the memory and the form of a state: flat, a dict of dicts with integers, a tuple.
+ROWS = [*((case, "all") for case in CASES), *((case, "by id") for case in ("lstm, inductor", "every cell", "stack"))]
 ENVS, STEPS = 3, 4
 
 
@@ -40,14 +44,14 @@ def step_flags(t):
     return [flags(1, ENVS)[0], flags(1, ENVS, (0, t % ENVS))[0], torch.ones(ENVS, dtype=torch.bool)][t % 3]
 
 
-@pytest.mark.parametrize(("kind", "reset", "backend"), BACKENDS)
-@pytest.mark.parametrize("ids", ["all", "chosen"])
-def test_act_is_one_graph_with_its_memory_update_and_equals_eager(kind, reset, backend, ids):
-    driver, eager = DRIVERS[f"{kind}-{reset}"](), DRIVERS[f"{kind}-{reset}"]()
-    if ids == "chosen":
+@pytest.mark.parametrize(("case", "rows"), ROWS)
+def test_act_is_one_graph_with_its_memory_update_and_equals_eager(case, rows):
+    make, backend = CASES[case]
+    driver, eager = make(), make()
+    if rows == "by id":
         for each in (driver, eager):
             each.memory.reserve(ENVS + 2)
-    env_ids = None if ids == "all" else torch.tensor([4, 0, 2])
+    env_ids = None if rows == "all" else torch.tensor([4, 0, 2])
     act = torch.compile(driver.policy.act, fullgraph=True, backend=backend)
     for t in range(6):
         obs = driver.observations(ENVS, seed=t)
@@ -86,9 +90,10 @@ def test_compiled_and_eager_steps_share_one_memory():
     assert graphs_and_breaks() == (1, 0)
 
 
-@pytest.mark.parametrize(("kind", "reset", "backend"), BACKENDS)
-def test_evaluate_with_backward_is_one_graph_and_equals_eager(kind, reset, backend):
-    driver, eager = DRIVERS[f"{kind}-{reset}"](), DRIVERS[f"{kind}-{reset}"]()
+@pytest.mark.parametrize("case", CASES)
+def test_evaluate_with_backward_is_one_graph_and_equals_eager(case):
+    make, backend = CASES[case]
+    driver, eager = make(), make()
     evaluate = torch.compile(driver.policy, fullgraph=True, backend=backend)  # forward is evaluate
     patterns = [(None, flags(STEPS, ENVS, (0, 1), (2, 0))), (flags(STEPS, ENVS), flags(STEPS, ENVS))]
     patterns += [(torch.ones(STEPS, ENVS, dtype=torch.bool), None)]

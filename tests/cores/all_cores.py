@@ -1,7 +1,8 @@
 """Every core that the tests run over: small ones whose sizes all differ, so that a swapped dimension is noticed.
 
-A new core is one entry in `KINDS`. The laws, chunking, precision, compilation, export, checkpoints and the integrations
-are then tested for it in every reset mode that it accepts.
+A new core is one entry in `KINDS`. The laws, precision, compilation, export, checkpoints and the integrations are then
+tested for it with reset mode "zero"; chunking, gradients and what a reset does in every mode that it accepts. A cell with
+reset code of its own is also an entry in `FAMILIES`: the laws are tested for it in every mode.
 """
 
 from __future__ import annotations
@@ -47,6 +48,11 @@ CELLS = [name for name in KINDS if name not in ("stack", "parallel", "block")]
 """The kinds that are one cell, not cores made of cores."""
 
 KINDS_AND_RESETS = [(kind, reset) for kind, entry in KINDS.items() for reset in entry.resets]
+FAMILIES = ("lstm", "lru", "mlstm", "window")
+"""One cell for each implementation of the reset modes: gated cells, linear recurrences, and two that have their own."""
+
+CONFORMING = [(kind, reset) for kind, reset in KINDS_AND_RESETS if reset == "zero" or kind in FAMILIES]
+"""What goes through the whole conformance suite."""
 
 
 def core_of(kind: str, reset: str = "zero", size: int = 6) -> hf.Core:

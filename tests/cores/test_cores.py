@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import holdfast as hf
 from conformance.episodes import quick
 from conformance.policies import loud
-from cores.all_cores import KINDS, KINDS_AND_RESETS, core_of, kinds_with, leaf_dtypes, returned_state
+from cores.all_cores import CONFORMING, KINDS, KINDS_AND_RESETS, core_of, kinds_with, leaf_dtypes, returned_state
 from holdfast import state as state_ops
 
 SIZE = 6
@@ -35,8 +35,12 @@ def assert_states_close(got, expected, atol=1e-5):
         torch.testing.assert_close(mine, other, atol=atol, rtol=0)
 
 
-@pytest.mark.parametrize(("kind", "reset"), KINDS_AND_RESETS)
-@pytest.mark.parametrize("kernel", ["auto", "portable"])
+# "auto" is the C kernel, or the portable one for cells that C has not.
+CHUNKED = [(*case, "auto") for case in KINDS_AND_RESETS]
+CHUNKED += [(*case, "portable") for case in CONFORMING if case[0] in ("lstm", "gru", "mingru", "lru", "ffm")]
+
+
+@pytest.mark.parametrize(("kind", "reset", "kernel"), CHUNKED)
 @quick
 @given(
     T=st.integers(1, 7),
@@ -96,6 +100,45 @@ def test_gradients_of_steps_and_of_the_sequence_agree(kind, reset):
         assert (one is None) == (other is None)
         if one is not None:
             torch.testing.assert_close(one, other, **tolerance)
+
+
+@pytest.mark.parametrize(("kind", "reset"), KINDS_AND_RESETS)
+@pytest.mark.parametrize("leg", ["sequence", "steps"])
+def test_a_reset_does_what_its_mode_says(kind, reset, leg):
+    """One core of each family goes through the whole conformance suite in every mode; this is for all of them."""
+    core, (T, B, edge) = make(kind, reset), (6, 3, 3)
+    resets = torch.zeros(T, B, dtype=torch.bool)
+    resets[edge, 0] = True
+
+    def run(x, start, resets):
+        if leg == "sequence":
+            return core(x, start, resets)
+        ys, state = [], start
+        for x_t, resets_t in zip(x, resets):
+            y, state = core(x_t, state, resets_t)
+            ys.append(y)
+        return torch.stack(ys), state
+
+    x = torch.randn(T, B, SIZE, requires_grad=True)
+    start = state_ops.tree_map(
+        lambda leaf: leaf.requires_grad_() if leaf.is_floating_point() else leaf, returned_state(core, B)
+    )
+    y, final = run(x, start, resets)
+    unflagged, unflagged_final = run(x, start, torch.zeros_like(resets))
+    starts = [leaf for leaf in state_ops.leaves(start) if leaf.is_floating_point()]
+    d_x, *d_start = torch.autograd.grad(y[edge:, 0].square().sum(), [x, *starts], allow_unused=True)
+    crossed = float(d_x[:edge, 0].abs().sum()) + sum(float(d[0].abs().sum()) for d in d_start if d is not None)
+    if reset in ("zero", "learned"):
+        fresh, fresh_final = run(x[edge:], core.initial_state(B), torch.zeros_like(resets[edge:]))
+        torch.testing.assert_close(y[edge:, 0], fresh[:, 0], atol=1e-5, rtol=0)
+        assert (y[edge:, 0] - unflagged[edge:, 0]).abs().max() > 1e-3
+        for mine, other in zip(state_ops.leaves(final), state_ops.leaves(fresh_final)):
+            torch.testing.assert_close(mine[0], other[0], atol=1e-5, rtol=0)
+    else:
+        torch.testing.assert_close(y, unflagged, atol=1e-5, rtol=0)
+        assert_states_close(final, unflagged_final)
+    assert crossed > 0 if reset == "never" else crossed == 0
+    torch.testing.assert_close(y[:, 1:], unflagged[:, 1:], atol=1e-5, rtol=0)  # the other environments
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -238,6 +281,14 @@ def test_wrong_options_are_refused(cell):
         cell(3, 4, 1.5)
     with pytest.raises(ValueError, match="unknown kernel 'quick'"):
         cell(3, 4, kernel="quick")
+
+
+@pytest.mark.parametrize("cell", [hf.LSTM, hf.GRU, hf.MinGRU, hf.LRU, hf.FFM, hf.MLSTM, hf.WindowAttention])
+def test_an_unknown_precision_or_reset_mode_is_refused_by_every_cell(cell):
+    with pytest.raises(ValueError, match="unknown precision 'quick'; 'fast' or 'exact'"):
+        cell(3, 8, precision="quick")
+    with pytest.raises(ValueError, match="unknown reset mode 'zeros'"):
+        cell(3, 8, reset="zeros")
 
 
 def test_stack_and_parallel_say_what_does_not_fit():

@@ -29,7 +29,7 @@ ELSEWHERE = {
     ("kernels/portable/mlstm.py", "_not_finite"): "the same, of what comes in",
     ("deploy/export_graph.py", "_state_ports"): "the numbers of a learned start, to be written into a file",
     ("cores/base.py", "_trace"): "the states after every step, to look at; the one that goes on has its graph",
-    ("cores/linear.py", "_trace"): "the same",
+    ("cores/linear_core.py", "_trace"): "the same",
     ("deploy/hub.py", "_write"): "weights, to be written into a file",
     ("integrations/rsl_rl/exports.py", "start"): "the numbers of a fresh state, to be written into a file",
     ("integrations/rsl_rl/recurrence.py", "detach"): "a method of rsl_rl's models, which its runners may call",

@@ -48,6 +48,17 @@ def check_reset_mode(reset: str) -> str:
     return reset
 
 
+def check_precision(precision: str) -> str:
+    if precision not in ("fast", "exact"):
+        raise ValueError(f"unknown precision {precision!r}; 'fast' or 'exact'")
+    return precision
+
+
+def check_heads(hidden_size: int, num_heads: int) -> None:
+    if hidden_size % num_heads:
+        raise ValueError(f"hidden_size {hidden_size} must be a multiple of num_heads {num_heads}")
+
+
 class Core(nn.Module):
     """Base class of everything that remembers. The module docstring states the contract."""
 
@@ -257,4 +268,4 @@ class Core(nn.Module):
             )
 
 
-__all__ = ["RESET_MODES", "Core", "RowShape", "check_reset_mode", "check_sizes"]
+__all__ = ["RESET_MODES", "Core", "RowShape", "check_heads", "check_precision", "check_reset_mode", "check_sizes"]

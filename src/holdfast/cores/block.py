@@ -17,14 +17,14 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.cores.base import Core
-from holdfast.cores.compose import Composite, require_core
+from holdfast.cores.compose import CompositeCore, require_core
 from holdfast.state import State
 
-_QUIET = 0.1
+INPUT_NORM_EPS = 0.1
 """Added to the variance of what a core reads: a step in which nothing happens is not made as loud as one that matters."""
 
 
-class Block(Composite):
+class Block(CompositeCore):
     """Pre-norm residual block around a core: x + core(norm(x)), then + mlp(norm(.)).
 
     core: anything that remembers. If its input and output sizes differ, `skip` is a linear map without bias from one to
@@ -45,7 +45,7 @@ class Block(Composite):
         self.supports_advance = core.supports_advance
         size, hidden = core.output_size, expansion * core.output_size
         self.skip = nn.Identity() if core.input_size == size else nn.Linear(core.input_size, size, bias=False)
-        self.norm = nn.LayerNorm(core.input_size, eps=_QUIET)
+        self.norm = nn.LayerNorm(core.input_size, eps=INPUT_NORM_EPS)
         self.mlp_norm = nn.LayerNorm(size)
         self.mlp = nn.Sequential(nn.Linear(size, hidden), nn.ReLU(), nn.Linear(hidden, size))
 

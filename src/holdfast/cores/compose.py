@@ -18,7 +18,7 @@ def require_core(core: object, where: str) -> Core:
     return core
 
 
-class Composite(Core):
+class CompositeCore(Core):
     """What cores made of cores share: each form of the call is the same form of the parts' calls.
 
     `advance_` is offered if it saves any of the parts a copy; the others step, and their new state is copied.
@@ -47,7 +47,7 @@ class Composite(Core):
         return self._run("advance_or_copy_", x, state, resets)[0]
 
 
-class Stack(Composite):
+class Stack(CompositeCore):
     """Cores one after another; the state is a tuple of theirs.
 
     residual: a core whose input and output size agree adds its input to its output.
@@ -84,7 +84,7 @@ class Stack(Composite):
         return x, *[tuple(states) for states in zip(*results)]
 
 
-class Parallel(Composite):
+class Parallel(CompositeCore):
     """Named cores side by side; outputs are concatenated in the order given, the state is a dict.
 
     Every core reads the whole input, unless `inputs` gives it a slice of the features.

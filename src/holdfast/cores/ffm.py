@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from holdfast.cores.base import check_sizes
-from holdfast.cores.linear import STATE_DTYPE, LinearCore, complex_state
+from holdfast.cores.linear_core import STATE_DTYPE, LinearCore, complex_state
 from holdfast.state import State
 
 # A fresh memory fades to 1/e over this many steps, and turns once over this many: spread evenly in the logarithm.

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast import state as state_ops
-from holdfast.cores.base import Core, RowShape, check_reset_mode, check_sizes
+from holdfast.cores.base import Core, RowShape, check_precision, check_reset_mode, check_sizes
 from holdfast.kernels import dispatch
 from holdfast.kernels.operands import Resets, Weights
 from holdfast.state import State
@@ -47,12 +47,10 @@ class GatedCore(Core):
     ) -> None:
         super().__init__()
         check_sizes(input_size=input_size, hidden_size=hidden_size, num_layers=num_layers)
-        if precision not in ("fast", "exact"):
-            raise ValueError(f"unknown precision {precision!r}; 'fast' or 'exact'")
         self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
         self.output_size = hidden_size
         self.bias, self.reset = bias, check_reset_mode(reset)
-        self.kernel, self.precision = dispatch.known_kernel(kernel), precision
+        self.kernel, self.precision = dispatch.known_kernel(kernel), check_precision(precision)
         self._row_shapes = {leaf: RowShape((num_layers, hidden_size)) for leaf in self.leaf_names}
         kinds = ("weight_ih", "weight_hh", "bias_ih", "bias_hh") if bias else ("weight_ih", "weight_hh")
         self._parameter_names = [[f"{kind}_l{layer}" for kind in kinds] for layer in range(num_layers)]

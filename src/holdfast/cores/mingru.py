@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.cores.base import check_sizes
-from holdfast.cores.linear import LinearCore
+from holdfast.cores.linear_core import LinearCore
 from holdfast.state import State
 
 # A fresh unit replaces its state over about this many steps: drawn between the two, evenly in their logarithm.

@@ -24,14 +24,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from holdfast import state as state_ops
-from holdfast.cores.base import Core, RowShape, check_reset_mode, check_sizes
+from holdfast.cores.base import Core, RowShape, check_heads, check_precision, check_reset_mode, check_sizes
 from holdfast.kernels import dispatch, reference
+from holdfast.kernels.autocast import without_autocast
 from holdfast.kernels.operands import MatrixInputs, Resets
-from holdfast.kernels.precision import without_autocast
 from holdfast.state import State
 
 STATE_DTYPE = torch.float32
-_LOUDEST = 1.0
+MAX_READ_RMS = 1.0
 """Root mean square that what a head reads comes close to, however much it has stored. Smaller numbers stay as they are."""
 
 
@@ -55,13 +55,10 @@ class MLSTM(Core):
     ) -> None:
         super().__init__()
         check_sizes(input_size=input_size, hidden_size=hidden_size, num_heads=num_heads)
-        if hidden_size % num_heads:
-            raise ValueError(f"hidden_size {hidden_size} must be a multiple of num_heads {num_heads}")
-        if precision not in ("fast", "exact"):
-            raise ValueError(f"unknown precision {precision!r}; 'fast' or 'exact'")
+        check_heads(hidden_size, num_heads)
         self.input_size, self.hidden_size, self.output_size = input_size, hidden_size, hidden_size
         self.num_heads, self.reset = num_heads, check_reset_mode(reset)
-        self.kernel, self.precision = dispatch.known_kernel(kernel, dispatch.PURE_TORCH), precision
+        self.kernel, self.precision = dispatch.known_kernel(kernel, dispatch.PURE_TORCH), check_precision(precision)
         size = hidden_size // num_heads
         planes = (3 * size + 4) // 8  # three quarters of a key's channels, in twos
         self._period = max(1, 4 * planes * num_heads)
@@ -143,7 +140,7 @@ class MLSTM(Core):
         return angle.cos(), angle.sin()
 
     def _output(self, y: Tensor, output_gate: Tensor) -> Tensor:
-        y = y * torch.rsqrt(1 + y.square().mean(-1, keepdim=True) / _LOUDEST**2)
+        y = y * torch.rsqrt(1 + y.square().mean(-1, keepdim=True) / MAX_READ_RMS**2)
         y = y.flatten(-2).to(output_gate.dtype)
         return self.out(output_gate.sigmoid() * y)
 

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.checks import values_are_readable
-from holdfast.cores.base import Core, RowShape, check_reset_mode, check_sizes
+from holdfast.cores.base import Core, RowShape, check_heads, check_precision, check_reset_mode, check_sizes
 from holdfast.kernels import dispatch
+from holdfast.kernels.autocast import without_autocast
 from holdfast.kernels.operands import Ring
 from holdfast.kernels.portable.window import attend_once, is_not_finite, stored_age
-from holdfast.kernels.precision import without_autocast
 from holdfast.state import State, rows_mask
 
 _BIAS_SCALE = 4.0
@@ -59,15 +59,12 @@ class WindowAttention(Core):
             raise ValueError(
                 f"window must be an integer of at least 2, got {window!r}; a window of 1 remembers nothing"
             )
-        if hidden_size % num_heads:
-            raise ValueError(f"hidden_size {hidden_size} must be a multiple of num_heads {num_heads}")
+        check_heads(hidden_size, num_heads)
         if check_reset_mode(reset) in _REFUSED:
             raise ValueError(f"WindowAttention has no reset mode {reset!r}: {_REFUSED[reset]}")
-        if precision not in ("fast", "exact"):
-            raise ValueError(f"unknown precision {precision!r}; 'fast' or 'exact'")
         self.input_size, self.hidden_size, self.output_size = input_size, hidden_size, hidden_size
         self.window, self.num_heads, self.reset = window, num_heads, reset
-        self.kernel, self.precision = dispatch.known_kernel(kernel, dispatch.PURE_TORCH), precision
+        self.kernel, self.precision = dispatch.known_kernel(kernel, dispatch.PURE_TORCH), check_precision(precision)
         ring = RowShape((num_heads, window - 1, hidden_size // num_heads))
         self._row_shapes = {"keys": ring, "values": ring, "age": RowShape((), torch.int32)}
         self.qkv = nn.Linear(input_size, 3 * hidden_size)

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -62,11 +63,26 @@ def test_without_a_compiler_the_portable_kernel_runs_and_one_line_says_so(tmp_pa
     assert "'kernel': 'portable'" in done.stdout and "no C compiler" in done.stdout
     assert done.stderr.count("portable kernel") == 1 and "install gcc or clang" in done.stderr
 
-    silent = python(RUN, **nothing, HOLDFAST_CPU_KERNEL="portable")
-    assert silent.returncode == 0 and "portable kernel" not in silent.stderr
 
-    forced = python(RUN, **nothing, HOLDFAST_CPU_KERNEL="native")
-    assert forced.returncode != 0 and "HOLDFAST_CPU_KERNEL=native, but there is no native kernel" in forced.stderr
+def test_without_a_compiler_the_variable_silences_that_line_or_makes_it_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("HOLDFAST_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("CC", raising=False)
+    library.load.cache_clear()
+    try:
+        monkeypatch.setenv("HOLDFAST_CPU_KERNEL", "portable")
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert not native.in_use()
+        monkeypatch.setenv("HOLDFAST_CPU_KERNEL", "native")
+        with pytest.raises(
+            RuntimeError, match="HOLDFAST_CPU_KERNEL=native, but there is no native kernel: no C compiler"
+        ):
+            native.in_use()
+    finally:
+        library.load.cache_clear()
 
 
 @needs_compiler

@@ -131,7 +131,7 @@ def test_sequences_longer_than_a_chunk_match_the_reference(cell: str) -> None:
     assert_agrees(Call.random(cell, 50, 5, 6, 24, "learned"))
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100)
 @given(
     cell=st.sampled_from(["lstm", "gru"]),
     mode=st.sampled_from(RESET_MODES),

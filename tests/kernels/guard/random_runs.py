@@ -30,7 +30,7 @@ def settings(chance: random.Random) -> dict[str, Any]:
     return {
         "env": chance.choice([row.id for row in CATALOG]),
         "core": chance.choice(CORES),
-        "hidden_size": chance.choice([8, 16, 24, 32, 72, 128, 256]),
+        "hidden_size": chance.choice([8, 16, 20, 24, 32, 72, 128, 256]),
         "num_layers": chance.choice([1, 1, 2]),
         "critic_core": chance.choice(["shared", "shared", "separate"]),
         "reset": chance.choice(["zero", "zero", "zero", "never"]),

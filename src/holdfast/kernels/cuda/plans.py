@@ -14,9 +14,9 @@ import torch
 
 from holdfast.kernels.cuda import tiles
 from holdfast.kernels.cuda.cublaslt import product
+from holdfast.kernels.cuda.fp16_layout import kept_layout, packed_layout
 from holdfast.kernels.cuda.kernels import KIND, compiled, limits
 from holdfast.kernels.cuda.nvrtc import Kernel, Launch
-from holdfast.kernels.fp16_layout import kept_layout, packed_layout
 
 _CONVERSION_THREADS = 256
 _PLANS = 1024  # sequences of many lengths make many plans; a plan takes about a kilobyte and shares its kernels

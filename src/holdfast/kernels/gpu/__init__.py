@@ -1,11 +1,10 @@
-"""LSTM and GRU on NVIDIA GPUs: what the CUDA C++ and the Triton kernels share, behind the signatures of `reference/`.
+"""LSTM and GRU on NVIDIA GPUs by the CUDA C++ of `kernels/cuda`, behind the signatures of `reference/`.
 
 Products run in fp16 with fp32 sums, the state is fp32: about TF32's accuracy. docs/kernels.md explains the design.
-`recurrence` holds operators and autograd, `backend` chooses between `kernels/cuda` and `kernels/triton`. Importing this
-package imports neither Triton nor torch's compiler.
+`gated_operator` holds operators and autograd. Importing this package imports neither Triton nor torch's compiler.
 """
 
 from holdfast.kernels.gpu import gru, linear, lstm
-from holdfast.kernels.gpu.backend import supports
+from holdfast.kernels.gpu.gated_operator import supports
 
 __all__ = ["gru", "linear", "lstm", "supports"]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from holdfast.kernels.precision import without_autocast
+from holdfast.kernels.autocast import without_autocast
 
 _FILLS_A_GPU = 2**21
 """Scores of a block from which on it is the arithmetic that takes the time."""

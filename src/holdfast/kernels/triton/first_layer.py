@@ -19,7 +19,6 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import libdevice
 
-from holdfast.kernels.triton.elements import tanh as tanh_by_sigmoid
 from holdfast.kernels.triton.sums import sum_rows
 from holdfast.kernels.triton.tiles import Tile, padded, programs_for
 
@@ -27,6 +26,11 @@ ACTIVATIONS = {"tanh": 0, "relu": 1}  # ACTIVATION in the kernels
 FEW = 8  # inputs up to which sums are faster than tensor cores
 
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
+
+
+@triton.jit
+def tanh_by_sigmoid(x):
+    return 2.0 * tl.sigmoid(2.0 * x) - 1.0
 
 
 @triton.jit

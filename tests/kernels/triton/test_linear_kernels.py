@@ -19,7 +19,7 @@ CASES = (
 
 @functools.cache
 def worst_errors() -> dict[str, tuple[float, str]]:
-    return triton_interpreter.run(Path(__file__).with_name("interpreted_linear.py"))
+    return triton_interpreter.run(Path(__file__).with_name("interpreted_linear_kernels.py"))
 
 
 @pytest.mark.parametrize(("form", "per_channel"), FORMS)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from holdfast import state as state_ops
-from holdfast.cores.base import Core, RowShape, check_reset_mode
+from holdfast.cores.base import Core, RowShape, check_precision, check_reset_mode
 from holdfast.kernels import dispatch
 from holdfast.kernels.operands import Resets
 from holdfast.state import State
@@ -34,9 +34,7 @@ class LinearCore(Core):
 
     def __init__(self, row: tuple[int, ...], reset: str, kernel: str, precision: str) -> None:
         super().__init__()
-        if precision not in ("fast", "exact"):
-            raise ValueError(f"unknown precision {precision!r}; 'fast' or 'exact'")
-        self.reset, self.precision = check_reset_mode(reset), precision
+        self.reset, self.precision = check_reset_mode(reset), check_precision(precision)
         self.kernel = dispatch.known_kernel(kernel)
         self._row_shapes = {leaf: RowShape(row, STATE_DTYPE) for leaf in self.leaf_names}
         if reset == "learned":

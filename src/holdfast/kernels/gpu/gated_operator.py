@@ -1,4 +1,4 @@
-"""Operators and autograd of one LSTM or GRU layer on a GPU. A GRU is a call with c0 = None.
+"""Operators and autograd of one LSTM or GRU layer on a GPU, around `kernels/cuda`. A GRU is a call with c0 = None.
 
 There are two entry points to one implementation: operators that torch.compile sees as single nodes and, in eager mode,
 an autograd function, because at small sizes calling an operator written in Python takes longer than the kernels do.
@@ -10,19 +10,27 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from holdfast.kernels.fp16_layout import Saved, kept_layout
-from holdfast.kernels.gpu.backend import backend
+from holdfast.kernels.cuda import gated_layer
+from holdfast.kernels.cuda.fp16_layout import Saved, kept_layout
+from holdfast.kernels.cuda.padding import padded_size, run_padded
 from holdfast.kernels.operands import Gradients, Resets, Weights
 
 _NO_RESETS = Resets()
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def supports(gates: int, x: Tensor, hidden_size: int, state_dtype: torch.dtype) -> bool:
+    """Whether the CUDA kernels take this layer: sizes, dtypes and device. gates: 4 for an LSTM, 3 for a GRU."""
+    if x.dtype not in _DTYPES or state_dtype not in _DTYPES or x.numel() == 0 or not x.is_cuda:
+        return False
+    return gated_layer.supports(gates, padded_size(hidden_size), x.get_device())
 
 
 def _forward(x, h0, c0, resets, weights, save):
     """y, h_n, c_n (None for a GRU) and, with `save`, the tensor of `fp16_layout.kept_layout`."""
-    gate_rows, hidden = weights.w_hh.shape
     if resets.mask is None or resets.detach:  # "detach" concerns the backward only
         resets = _NO_RESETS
-    return backend(gate_rows // hidden, hidden, x.device).forward(x, h0, c0, resets, weights, save)
+    return gated_layer.forward(x, h0, c0, resets, weights, save)
 
 
 @torch.library.custom_op("holdfast::gpu_recurrence", mutates_args=())
@@ -73,7 +81,7 @@ def gpu_recurrence_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """`Gradients`, with empty tensors for those that are None."""
     saved = Saved(kept, mask, w_ih, w_hh, h0.shape[0], h0.dtype, x_dtype)
-    gradients = _backward(dy, dh_n, dc_n, saved, need_x, need_state, need_reset)
+    gradients = gated_layer.backward(dy, dh_n, dc_n, saved, need_x, need_state, need_reset)
     return tuple(_empty(h0) if g is None else g for g in gradients)  # type: ignore[return-value]
 
 
@@ -95,12 +103,6 @@ def _(dy, dh_n, dc_n, kept, h0, mask, w_ih, w_hh, x_dtype, need_x, need_state, n
 
 def _empty(like: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     return like.new_empty(0, dtype=dtype)
-
-
-def _backward(dy, dh_n, dc_n, saved: Saved, need_x: bool, need_state: bool, need_reset: bool) -> Gradients:
-    gate_rows, hidden = saved.w_hh.shape
-    run = backend(gate_rows // hidden, hidden, saved.kept.device).backward
-    return run(dy, dh_n, dc_n, saved, need_x, need_state, need_reset)
 
 
 def _setup_operator(ctx, inputs, output):
@@ -143,7 +145,7 @@ class _Eager(torch.autograd.Function):
             return (None,) * 12
         flags, saved = ctx.needs_input_grad, Saved(*ctx.saved_tensors, *ctx.sizes)
         needs = flags[0], flags[1] or flags[2], flags[4] or flags[5]
-        return _backward(dy, dh_n, dc_n, saved, *needs).of_inputs(flags)
+        return gated_layer.backward(dy, dh_n, dc_n, saved, *needs).of_inputs(flags)
 
 
 # What Function.apply does when no functorch transform is active; its checks cost as much as a launch.
@@ -158,7 +160,14 @@ def _any_requires_grad(*tensors: Tensor | None) -> bool:
 
 
 def sequence(x: Tensor, h0: Tensor, c0: Tensor | None, resets: Resets, weights: Weights):
-    """y, h_n, c_n (None, or empty under torch.compile, for a GRU)."""
+    """y, h_n, c_n (None, or empty under torch.compile, for a GRU). Other hidden sizes are padded to one that the kernels take."""
+    hidden = h0.shape[1]
+    if hidden == padded_size(hidden):
+        return _sequence(x, h0, c0, resets, weights)
+    return run_padded(_sequence, x, h0, c0, resets, weights)
+
+
+def _sequence(x: Tensor, h0: Tensor, c0: Tensor | None, resets: Resets, weights: Weights):
     mask, reset_h, reset_c, detach = resets
     w_ih, w_hh, b_ih, b_hh = weights
     if mask is None or detach:

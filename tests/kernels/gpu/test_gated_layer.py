@@ -18,6 +18,8 @@ SIZES = [
     (4, 130, 32, 1024),
     (11, 130, 24, 256),  # clusters of 8, 17 of them, the last with two rows
     (6, 9, 8, 136),  # of 5; the last block has 8 units
+    (5, 7, 6, 1),  # padded, as is 100: to 16
+    (7, 40, 13, 20),  # to 24
 ]
 
 
@@ -131,7 +133,8 @@ def test_clusters_compute_what_blocks_without_them_do_and_repeat_bit_for_bit(
 
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
 @pytest.mark.parametrize(
-    "size", [(12, 64, 13, 128), (12, 300, 64, 512), (8, 1100, 24, 256), (9, 100, 24, 256), (6, 2000, 16, 64)]
+    "size",
+    [(12, 64, 13, 128), (12, 300, 64, 512), (8, 1100, 24, 256), (9, 100, 24, 256), (6, 2000, 16, 64), (9, 30, 8, 20)],
 )
 def test_steps_of_one_replay_a_training_sequence_bit_for_bit(kind: str, size: tuple[int, int, int, int]) -> None:
     values = _inputs(kind, size, 0.1, True)

@@ -1,7 +1,8 @@
 """Whole LSTM and GRU layers on NVIDIA GPUs: launches the CUDA kernels of this folder and the products between them.
 
-For hidden sizes that are multiples of 8, from 16 to 1024, on compute capability 8.0 and above. A plan (`plans.py`) holds
-what follows from sizes and dtypes. A call allocates, passes addresses, and launches the recurrence as early as it can.
+For hidden sizes that are multiples of 8, from 16 to 1024, on compute capability 8.0 and above; `padding.py` pads others to
+one. A plan (`plans.py`) holds what follows from sizes and dtypes. A call allocates, passes addresses, and launches the
+recurrence as early as it can.
 """
 
 from __future__ import annotations
@@ -12,16 +13,17 @@ import torch
 from torch import Tensor
 
 from holdfast.kernels.cuda import cublaslt, nvrtc
+from holdfast.kernels.cuda.fp16_layout import Saved
 from holdfast.kernels.cuda.kernels import address, bias_like, limits, ready, vector
+from holdfast.kernels.cuda.padding import padded_size
 from holdfast.kernels.cuda.plans import backward_plan, forward_plan
 from holdfast.kernels.cuda.tiles import tile_for
-from holdfast.kernels.fp16_layout import Saved
 from holdfast.kernels.operands import Gradients, Resets, Weights
 
 
 @functools.cache
 def _supports(gates: int, hidden_size: int, device: int) -> bool:
-    if hidden_size % 8 or not 16 <= hidden_size <= 1024:
+    if hidden_size != padded_size(hidden_size) or hidden_size > 1024:
         return False
     if not (nvrtc.is_available() and cublaslt.is_available()):
         return False
