@@ -25,11 +25,11 @@ from holdfast.algorithms import ppo
 from holdfast.algorithms.ppo import PPO, normalize_advantage
 from holdfast.distributed.ranks import Ranks, join
 from holdfast.engines import choose
-from holdfast.engines.choose import make_ppo
 from holdfast.envs import make
 from holdfast.policies.encoders import Vector
 from holdfast.rollout.collector import Collector
 from holdfast.rollout.reward_scale import RewardScale
+from ppo_parts import make_ppo, update
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["holdfast.training.trainer", "torch.nn.parallel", "torch._dynamo"])
@@ -116,30 +116,26 @@ def first_update(file: str, config: hf.TrainConfig) -> dict[str, Any]:
             for columns in stored["minibatches"]
         ]
         ppo.minibatches = lambda columns, device: parts  # type: ignore[method-assign]
-    metrics = ppo.update(segment, 0.0)
+    metrics = update(ppo, segment)
     weights = torch.cat([p.detach().flatten() for p in policy.parameters()])
     return {"gradients": gradients, "metrics": metrics, "weights": weights}
 
 
 def update_with(way: str, seed: int, settings: dict[str, Any], policy_options: dict[str, Any]) -> dict[str, Any]:
-    """Three updates of one policy, its minibatches "in C", by "DDP" and autograd, or, since one rank needs it, by "autograd"."""
+    """Three updates of one policy, its minibatches "in C" or, since one rank needs it, by "autograd"."""
     mine, num_envs = ranks(), 6 + seed % 2  # of 7 environments the first rank has one more
     config = hf.TrainConfig(**{**dict(num_envs=num_envs, num_steps=16, minibatches=2, epochs=2, seed=seed), **settings})
-    torch.manual_seed(seed if way == "DDP" else seed + 100 * mine.rank)  # engines must start from rank 0's weights
+    torch.manual_seed(seed + 100 * mine.rank)  # engines must start from rank 0's weights
     env = make(config.env, num_envs=len(mine.share(num_envs)))
     policy = hf.ActorCritic(env.single_observation_space, env.single_action_space, hidden_size=8, **policy_options)
-    with pytest.MonkeyPatch.context() as patch:
-        if way == "DDP":
-            patch.setattr(choose, "native_obstacle", lambda *_: "a test says so")
-        ppo, engines = make_ppo(policy, config, mine, some_unused=True)
-        assert (engines.ddp_policy is not None) == (mine.joined and way == "DDP")
-        if way == "autograd" and mine.rank == 1:
-            policy.core.register_forward_hook(lambda *_: None)
-        torch.manual_seed(mine.seed(seed + 7))
-        collector = Collector(env, policy, 16, bptt=config.bptt, seed=mine.seed(seed + 3))
-        rows = [ppo.update(collector.rollout(), 0.1 * i, all_valid=True) for i in range(3)]
-        weights = torch.cat([p.detach().flatten() for p in policy.parameters()])
-        return {"rows": rows, "weights": weights, "engine": engines.choice.engine}
+    ppo, engines = make_ppo(policy, config, mine)
+    if way == "autograd" and mine.rank == 1:
+        policy.core.register_forward_hook(lambda *_: None)
+    torch.manual_seed(mine.seed(seed + 7))
+    collector = Collector(env, policy, 16, bptt=config.bptt, seed=mine.seed(seed + 3))
+    rows = [update(ppo, collector.rollout(), 0.1 * i) for i in range(3)]
+    weights = torch.cat([p.detach().flatten() for p in policy.parameters()])
+    return {"rows": rows, "weights": weights, "engine": engines.update.engine}
 
 
 def statistics(observations: torch.Tensor, rewards: torch.Tensor, dones: torch.Tensor, space: Any) -> Any:
@@ -175,7 +171,7 @@ def environments_of(trainer: hf.Trainer) -> dict[str, Any]:
         "obs": collector.adapter.obs,
         "resets": collector.adapter.resets,
         "open return": collector._open_return,
-        "scale": trainer.reward_scale.open_return,
+        "scale": trainer.algorithm.reward_scale.open_return,
     }
 
 
@@ -212,7 +208,7 @@ def resume(folder: Path, run_dir: str, updates: int) -> dict[str, Any]:
 def _finish(trainer: hf.Trainer) -> dict[str, Any]:
     result = trainer.run()
     weights = torch.cat([p.detach().flatten() for p in trainer.policy.parameters()])
-    environments = environments_of(trainer) if trainer.reward_scale is not None else {}
+    environments = environments_of(trainer) if trainer.algorithm.reward_scale is not None else {}
     return {
         "environments": environments,
         "weights": weights,
@@ -263,17 +259,6 @@ BROKEN = (
 )  # of each rank; ranks that count alike, however few their steps
 
 
-class Unaveraged(torch.nn.Module):
-    """A wrapper of a policy where the one that averages gradients should be."""
-
-    def __init__(self, policy: torch.nn.Module) -> None:
-        super().__init__()
-        self.policy = policy
-
-    def forward(self, *args: Any, **options: Any) -> Any:
-        return self.policy(*args, **options)
-
-
 @contextmanager
 def break_ranks(how: str) -> Iterator[None]:
     """Train as several ranks must not: with the "same seeds" on all, or as BROKEN says."""
@@ -282,13 +267,10 @@ def break_ranks(how: str) -> Iterator[None]:
             patch.setattr(Ranks, "seed", lambda self, seed, *salt: seed)
         elif how == "own gradients":
             patch.setattr("holdfast.engines.ranks.average_gradient", lambda gradient, ranks: None)
-            patch.setattr(
-                "holdfast.engines.choose.wrap_for_averaging", lambda policy, ranks, some_unused: Unaveraged(policy)
-            )
         elif how == "own advantages":
             patch.setattr(ppo, "normalize_advantage", lambda segment, ranks: normalize_advantage(segment))
         elif how == "unweighted":
-            patch.setattr(PPO, "_shares", lambda self, valid, minibatches: [1.0] * len(minibatches))
+            patch.setattr(PPO, "_rank_weights", lambda self, valid, minibatches: [1.0] * len(minibatches))
         else:
             assert not how, how
         yield

@@ -15,23 +15,11 @@ from torch import Tensor, nn
 import holdfast as hf
 from counting_env import SumPolicy, vector_env
 from holdfast import envs
-from holdfast.algorithms.ppo import LossSettings, normalize_advantage, ppo_terms
-from holdfast.engines.choose import make_ppo
-from holdfast.policies.base import Evaluation
+from holdfast.algorithms.ppo import LossSettings, clipped_objective, normalize_advantage
 from holdfast.rollout.segment import Segment
 from holdfast.state import leaves
 from holdfast.training import replay_check
-
-
-class Says(nn.Module):
-    """A training leg that answers with fixed numbers, [T, B]."""
-
-    def __init__(self, log_prob: Tensor, entropy: Tensor, value: Tensor) -> None:
-        super().__init__()
-        self.answer = Evaluation(log_prob, entropy, value)
-
-    def forward(self, *_: Any, **__: Any) -> Evaluation:
-        return self.answer
+from ppo_parts import make_ppo, terms_of, update
 
 
 def column(*numbers: float) -> Tensor:
@@ -49,7 +37,8 @@ def by_hand(num_envs: int = 1, **changes: Any) -> Segment:
     return Segment(**{**steps, "start_state": {}, **changes})
 
 
-ANSWER = Says(log_prob=column(1.5, 0.5).log(), entropy=column(0.3, 0.5), value=column(2, 0))
+ANSWER = column(1.5, 0.5).log(), column(0.3, 0.5), column(2, 0)
+"""What the policy says now: log-probabilities, entropies, values."""
 
 
 def make(core: str = "lstm", steps: int = 8, bptt: int | None = None, num_envs: int = 4, **settings: Any) -> Any:
@@ -77,7 +66,7 @@ def gradient(policy: nn.Module) -> Tensor:
 
 
 def test_loss_by_hand():
-    terms = ppo_terms(ANSWER, by_hand(), clip_range=0.2, value_coef=0.5, entropy_coef=0.01)
+    terms = clipped_objective(*ANSWER, by_hand(), LossSettings(clip_range=0.2, value_coef=0.5, entropy_coef=0.01))
     # ratios 1.5 and 0.5: min(1.5, 1.2) = 1.2 and min(-0.5, -0.8) = -0.8, mean 0.2; value errors (2-1)^2 and (0-1)^2
     expected = {
         "policy_loss": -0.2,
@@ -92,22 +81,21 @@ def test_loss_by_hand():
 
 def test_clipped_values_by_hand():
     # The value moved from 3 to 2, but counts as 2.5: (2.5 - 1)^2 = 2.25 > 1. The other did not move.
-    terms = ppo_terms(ANSWER, by_hand(), clip_value=0.5)
+    terms = clipped_objective(*ANSWER, by_hand(), LossSettings(clip_value=0.5))
     assert terms.value_loss.item() == pytest.approx(0.5 * (2.25 + 1) / 2)
 
 
 def test_steps_that_are_not_real_are_left_out_even_if_they_are_not_finite():
     valid = torch.tensor([[True], [False]])
-    answer = Says(column(math.log(1.5), math.nan), column(0.3, math.nan), column(2, math.nan))
-    segment = by_hand(valid=valid)
-    terms = ppo_terms(answer, segment, entropy_coef=0.01)
+    answer = column(math.log(1.5), math.nan), column(0.3, math.nan), column(2, math.nan)
+    terms = clipped_objective(*answer, by_hand(valid=valid), LossSettings(entropy_coef=0.01))
     assert terms.loss.item() == pytest.approx(-1.2 + 0.5 * 0.5 - 0.01 * 0.3)
     assert terms.approx_kl.item() == pytest.approx(0.5 - math.log(1.5))
 
 
 def test_without_a_change_of_weights_the_loss_has_ratio_one():
     policy, segment, _ = make()
-    terms = ppo_terms(policy, segment)
+    terms = terms_of(policy, segment)
     assert terms.approx_kl.abs().item() < 1e-6 and terms.clip_fraction.item() == 0
     assert terms.policy_loss.item() == pytest.approx(-segment.advantage.mean().item(), abs=1e-5)
 
@@ -135,11 +123,11 @@ def test_ppo_loss_is_the_normalised_objective():
 @pytest.mark.parametrize("core", ["lstm", "gru"])
 def test_minibatches_of_environments_add_up_to_the_whole_gradient(core: str):
     policy, segment, _ = make(core)
-    ppo_terms(policy, segment).loss.backward()
+    terms_of(policy, segment).loss.backward()
     whole = gradient(policy)
     policy.zero_grad()
     for columns in torch.arange(4).split(1):
-        (ppo_terms(policy, segment.select(columns)).loss / 4).backward()
+        (terms_of(policy, segment.select(columns)).loss / 4).backward()
     torch.testing.assert_close(gradient(policy), whole, rtol=1e-4, atol=1e-6)
 
 
@@ -148,7 +136,7 @@ def test_chunks_as_long_as_the_segment_give_the_same_gradient():
     gradients = []
     for batch in (segment, segment.as_sequences(8)):
         policy.zero_grad()
-        ppo_terms(policy, batch).loss.backward()
+        terms_of(policy, batch).loss.backward()
         gradients.append(gradient(policy))
     assert torch.equal(*gradients)
 
@@ -160,7 +148,7 @@ def test_chunks_have_the_same_loss_and_cut_the_gradient_between_them():
     losses, gradients = [], []
     for batch in (segment, cut):
         policy.zero_grad()
-        loss = ppo_terms(policy, batch).loss
+        loss = terms_of(policy, batch).loss
         loss.backward()
         losses.append(loss.item())
         gradients.append(policy.core.weight_hh_l0.grad.clone())
@@ -185,7 +173,7 @@ def test_an_update_changes_weights_and_neither_memory_nor_the_segment():
     weights = torch.cat([p.detach().flatten().clone() for p in policy.parameters()])
     memory = policy.memory.state_dict()
     kept = {name: getattr(segment, name).clone() for name in ("advantage", "log_prob", "returns", "value", "resets")}
-    metrics = ppo.update(segment, progress=0.0)
+    metrics = update(ppo, segment, 0.0)
     assert not torch.equal(weights, torch.cat([p.flatten() for p in policy.parameters()]))
     assert all(torch.equal(a, b) for a, b in zip(memory["leaves"], policy.memory.state_dict()["leaves"]))
     assert all(torch.equal(value, getattr(segment, name)) for name, value in kept.items())
@@ -195,9 +183,9 @@ def test_an_update_changes_weights_and_neither_memory_nor_the_segment():
 
 def test_epochs_stop_when_the_policy_has_moved_further_than_the_target():
     _, segment, ppo = make(epochs=5, target_kl=1e-7, learning_rate=0.05)
-    assert ppo.update(segment, 0.0)["train/epochs"] < 5
+    assert update(ppo, segment, 0.0)["train/epochs"] < 5
     _, segment, ppo = make(epochs=5, target_kl=1e7, learning_rate=0.05)
-    assert ppo.update(segment, 0.0)["train/epochs"] == 5
+    assert update(ppo, segment, 0.0)["train/epochs"] == 5
 
 
 def test_learning_rate_schedules():
@@ -213,7 +201,7 @@ def test_learning_rate_schedules():
 def test_the_scheduled_rate_is_the_one_used():
     policy, segment, ppo = make(lr_schedule="linear", learning_rate=0.1)
     before = [p.detach().clone() for p in policy.parameters()]
-    metrics = ppo.update(segment, progress=1.0)
+    metrics = update(ppo, segment, 1.0)
     assert metrics["train/learning_rate"] == 0.0
     assert all(torch.equal(a, b) for a, b in zip(before, policy.parameters()))
 
@@ -222,7 +210,7 @@ def test_a_rate_that_captured_steps_read_stays_the_same_tensor_when_somebody_set
     _, _, ppo = make(learning_rate=0.1)
     rate = torch.tensor(0.1)
     ppo.optimizer.param_groups[0]["lr"] = rate
-    ppo = type(ppo)(ppo.policy, ppo.config, ppo.optimizer, ppo.engine_for)
+    ppo._rates = [rate]  # as on a GPU
     ppo.optimizer.param_groups[0]["lr"] = 1e-4
     ppo._set_learning_rate(0.0)
     assert ppo.optimizer.param_groups[0]["lr"] is rate and float(rate) == pytest.approx(0.1)
@@ -234,9 +222,9 @@ def test_a_step_is_adams_with_gradients_clipped_to_the_norm_asked_for(max_norm: 
     twin = deepcopy(policy)
     adam = torch.optim.Adam(twin.parameters(), lr=0.01, eps=ppo.config.adam_eps)
     for _ in range(3):
-        metrics = ppo.update(segment, progress=0.0)
+        metrics = update(ppo, segment, 0.0)
         adam.zero_grad()
-        ppo_terms(twin, segment).loss.backward()
+        terms_of(twin, segment).loss.backward()
         norm = nn.utils.clip_grad_norm_(twin.parameters(), max_norm)
         adam.step()
         assert metrics["train/grad_norm"] == pytest.approx(norm.item(), rel=1e-4)
@@ -248,7 +236,7 @@ def test_gradients_that_are_not_finite_leave_the_weights_as_they_were():
     policy, segment, ppo = make(epochs=1, normalize_advantage=False)
     before = [p.detach().clone() for p in policy.parameters()]
     segment.advantage[0] = torch.inf
-    ppo.update(segment, 0.0)
+    update(ppo, segment, 0.0)
     assert all(torch.equal(a, b) for a, b in zip(before, policy.parameters()))
 
 
@@ -256,20 +244,20 @@ def test_two_runs_with_the_same_seed_are_the_same_and_a_restored_one_goes_on_the
     results = []
     for _ in range(2):
         policy, segment, ppo = make()
-        ppo.update(segment, 0.0)
+        update(ppo, segment, 0.0)
         results.append((policy, segment, ppo))
     (policy, segment, ppo), (_, _, other) = results
     fresh_policy, _, restored = make()
     fresh_policy.load_state_dict(policy.state_dict())
     restored.load_state_dict(deepcopy(ppo.state_dict()))
-    metrics = [p.update(segment, 0.5) for p in (ppo, other, restored)]
+    metrics = [update(p, segment, 0.5) for p in (ppo, other, restored)]
     assert metrics[0] == metrics[1] == metrics[2]
 
 
 def test_a_restored_optimizer_keeps_the_options_of_its_own_run():
     """What another device saved (a tensor as the rate, capturable) must not reach this one's optimizer."""
     _, segment, ppo = make(learning_rate=0.02)
-    ppo.update(segment, 0.0)
+    update(ppo, segment, 0.0)
     saved = deepcopy(ppo.state_dict())
     group = saved["optimizer"]["param_groups"][0]
     group.update(lr=torch.tensor(0.5), capturable=True, eps=0.1)
@@ -278,11 +266,6 @@ def test_a_restored_optimizer_keeps_the_options_of_its_own_run():
     own = other.optimizer.param_groups[0]
     assert own["lr"] == 0.02 and own["capturable"] is False and own["eps"] == other.config.adam_eps
     assert len(other.optimizer.state) == len(ppo.optimizer.state), "its moments are taken over"
-
-
-def test_settings_and_their_fields_are_not_mixed():
-    with pytest.raises(TypeError, match="settings= or clip_range, not both"):
-        ppo_terms(ANSWER, by_hand(), settings=LossSettings(), clip_range=0.1)
 
 
 # --- start states -------------------------------------------------------------------------------------------------
@@ -307,12 +290,12 @@ def test_refreshed_start_states_are_those_of_the_present_weights():
 
 
 def test_refreshing_changes_later_epochs_only():
-    def update(epochs: int, refresh: bool) -> dict[str, float]:
+    def metrics(epochs: int, refresh: bool) -> dict[str, float]:
         _, segment, ppo = make(bptt=2, epochs=epochs, refresh_states=refresh, learning_rate=0.05)
-        return ppo.update(segment, 0.0)
+        return update(ppo, segment)
 
-    assert update(1, True) == update(1, False)
-    assert update(3, True) != update(3, False)
+    assert metrics(1, True) == metrics(1, False)
+    assert metrics(3, True) != metrics(3, False)
 
 
 # --- precision ----------------------------------------------------------------------------------------------------
@@ -325,7 +308,7 @@ def test_half_precision_trains_in_both_legs_with_full_precision_weights(core: st
     assert gap.size < 1e-2
     full = replay_check.measure(policy, segment)
     assert full.size > gap.size, "the rollout ran in half precision"
-    metrics = ppo.update(segment, 0.0)
+    metrics = update(ppo, segment, 0.0)
     assert all(math.isfinite(value) for value in metrics.values())
     for name, p in policy.named_parameters():
         assert p.dtype == torch.float32
@@ -335,7 +318,7 @@ def test_half_precision_trains_in_both_legs_with_full_precision_weights(core: st
 def test_explained_variance_is_one_for_a_perfect_critic():
     _, segment, ppo = make(epochs=1)
     segment.returns = segment.value.clone()
-    assert ppo.update(segment, 0.0)["train/explained_variance"] == pytest.approx(1.0)
+    assert update(ppo, segment, 0.0)["train/explained_variance"] == pytest.approx(1.0)
 
 
 def test_a_rollout_with_dummy_steps_trains():
@@ -344,7 +327,7 @@ def test_a_rollout_with_dummy_steps_trains():
     policy = hf.ActorCritic(env.single_observation_space, env.single_action_space, "gru", 8)
     segment = next(hf.collect(env, policy, 9))
     config = hf.TrainConfig(num_envs=2, num_steps=9, epochs=4, minibatches=1)
-    metrics = make_ppo(policy, config)[0].update(segment, 0.0, all_valid=False)
+    metrics = update(make_ppo(policy, config)[0], segment)
     assert all(math.isfinite(value) for value in metrics.values())
 
 
@@ -362,6 +345,22 @@ def test_the_entropy_bonus_stays_or_falls_linearly_over_the_run(schedule: Any, e
     policy = hf.ActorCritic(spaces.Box(-1, 1, (3,)), spaces.Discrete(2), "gru", 8)
     ppo, _ = make_ppo(policy, config)
     assert [ppo.loss_settings(progress).entropy_coef for progress in (0.0, 0.5, 1.0)] == pytest.approx(expected)
+
+
+def test_ppo_loss_takes_a_policy_inside_ddp_and_refuses_other_modules():
+    policy, segment, _ = make()
+
+    class Wrapper(nn.Module):  # as DDP
+        def __init__(self, module: nn.Module) -> None:
+            super().__init__()
+            self.module = module
+
+        def forward(self, *args: Any, **options: Any) -> Any:
+            return self.module(*args, **options)
+
+    assert hf.ppo_loss(Wrapper(policy), segment).item() == hf.ppo_loss(policy, segment).item()  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"takes an hf\.RecurrentPolicy, alone or inside DDP, got a Linear"):
+        hf.ppo_loss(nn.Linear(1, 1), segment)  # type: ignore[arg-type]
 
 
 def test_policy_and_segment_in_the_wrong_order_are_named():

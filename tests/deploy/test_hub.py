@@ -24,7 +24,7 @@ from deploy.hub_server import HubServer
 from holdfast.deploy import hub as sharing
 from holdfast.runs import pretrained
 from holdfast.runs.checkpoint import CheckpointError
-from holdfast.runs.imports import ImportNotAllowedError
+from holdfast.config.imports import ImportNotAllowedError
 from holdfast.training.evaluation import EvalResult
 from pretrained_mutants import hunt
 

@@ -18,7 +18,6 @@ from gymnasium import spaces
 import holdfast as hf
 import rank_jobs
 from holdfast.distributed.ranks import Ranks, join, pick_device
-from holdfast.engines.ranks import wrap_for_averaging
 from holdfast.envs import make
 from holdfast.rollout.collector import Collector
 from holdfast.runs.log import read_progress
@@ -54,7 +53,8 @@ def stored_segment(folder: Path, num_envs: int, dummies: bool, core: str = "lstm
     segment = collector.rollout()
     valid = torch.rand(10, num_envs) < 0.7 if dummies else segment.valid
     advantage = torch.randn(10, num_envs) * torch.linspace(1, 5, num_envs) + torch.arange(num_envs)
-    segment = replace(segment, valid=valid, advantage=advantage, returns=segment.value + advantage)
+    segment = segment.changed(advantage=advantage, returns=segment.value + advantage)
+    segment.valid = valid
     folder.mkdir(exist_ok=True)
     file = folder / "segment.pt"
     torch.save({"policy": policy, "segment": segment, **more}, file)
@@ -179,7 +179,7 @@ def test_as_many_ranks_go_on_exactly_as_if_never_stopped(tmp_path: Path):
 def test_one_process_is_left_as_it_was():
     alone, x = Ranks(), torch.tensor([1.0])
     assert alone.sum(x) is x and alone.gather(3) == [3] and alone.from_leader("a") == "a"
-    assert wrap_for_averaging(torch.nn.Linear(1, 1), alone, False) is None and alone.seed(5) == 5
+    assert alone.seed(5) == 5
 
 
 def test_seeds_of_ranks_are_distinct_and_always_the_same():
@@ -191,14 +191,14 @@ def test_seeds_of_ranks_are_distinct_and_always_the_same():
 def test_too_few_environments_for_the_ranks_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr("holdfast.distributed.ranks.join", lambda device: (Ranks(0, 8, True), torch.device("cpu")))
     monkeypatch.setattr("holdfast.distributed.ranks.require_equal_settings", lambda ranks, settings: None)
-    with pytest.raises(ValueError, match=r"12 over 8 ranks leaves 1 environments .* too few for --minibatches 2"):
+    with pytest.raises(ValueError, match=r"12 over 8 ranks leaves 1 environments .* too few for minibatches=2"):
         hf.Trainer(hf.TrainConfig(**SMALL, run_dir=str(tmp_path)))
 
 
-def test_ranks_with_different_settings_are_refused_in_one_line_that_names_the_flag(tmp_path: Path):
+def test_ranks_with_different_settings_are_refused_in_one_line_that_names_the_setting(tmp_path: Path):
     config = hf.TrainConfig(**SMALL, run_dir=str(tmp_path / "run"))
     errors = run_ranks(3, rank_jobs.train_with_odd_rank, config, 2, {"learning_rate": 0.25, "threads": 2})
-    expected = "the ranks have different settings: --learning-rate is 0.0007 on rank 0 and 0.25 on rank 2; "
+    expected = "the ranks have different settings: learning_rate is 0.0007 on rank 0 and 0.25 on rank 2; "
     assert errors == [expected + "start all ranks with the same settings"] * 3
     assert not (tmp_path / "run").exists()
     same = run_ranks(2, rank_jobs.train_with_odd_rank, config, 1, {"threads": 2, "quiet": False})

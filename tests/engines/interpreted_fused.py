@@ -7,7 +7,6 @@ because pytest imports this file to look for doctests.
 import copy
 import json
 import sys
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,10 +14,11 @@ from gymnasium import spaces
 
 import holdfast as hf
 import triton_interpreter
-from holdfast.algorithms.ppo import LossSettings, in_loss_units, ppo_terms
+from holdfast.algorithms.ppo import ClippedLoss, LossSettings, in_loss_units
 from holdfast.engines.fused_policy import FusedPolicy, FusedSteps
 from holdfast.engines.fused_update import FusedMinibatches
 from holdfast.rollout.segment import Segment
+from ppo_parts import terms_of
 
 T, B, COLUMNS = 5, 9, 6
 FOUND_BY_ADDRESS: list[Any] = []
@@ -110,9 +110,8 @@ def exactly(x: torch.Tensor) -> torch.Tensor:
 
 
 def in_float64(segment: Segment, core: hf.Core) -> Segment:
-    present = {name: getattr(segment, name) for name in Segment.TIMED if getattr(segment, name) is not None}
-    timed = {name: hf.state.tree_map(exactly, value) for name, value in present.items()}
-    return replace(segment, **timed, start_state=core.as_state(segment.start_state, B))
+    wide = segment.changed(**segment.map_steps(exactly), start_state=core.as_state(segment.start_state, B))
+    return wide.mark_all_valid() if segment.all_valid else wide
 
 
 def error(got: torch.Tensor, wanted: torch.Tensor) -> float:
@@ -125,21 +124,15 @@ def minibatch_errors(name: str, case: dict[str, Any], seed: int) -> dict[str, fl
     exact = copy.deepcopy(policy).double()
     settings, all_valid = case.get("settings", LossSettings()), case.get("all_valid", True)
     segment = in_loss_units(played(policy), policy.value_scale)
+    if all_valid:
+        segment.mark_all_valid()
     columns = torch.randperm(B)[:COLUMNS]
-    terms = ppo_terms(
-        exact,
-        in_float64(segment, exact.core).select(columns),
-        settings=settings,
-        all_valid=all_valid,
-        value_scale=exact.value_scale,
-    )
+    terms = terms_of(exact, in_float64(segment, exact.core).select(columns), settings)
     terms.loss.backward()
     optimizer = torch.optim.Adam(policy.parameters(), lr=1e-2, eps=1e-5)
     optimizer.param_groups[0]["lr"] = torch.tensor(1e-2)
-    engine = FusedMinibatches(
-        policy, hf.TrainConfig(max_grad_norm=0.5), optimizer, hf.distributed.ranks.ALONE, all_valid
-    )
-    engine.load(segment, settings)
+    engine = FusedMinibatches(policy, hf.TrainConfig(max_grad_norm=0.5), optimizer)
+    engine.load(segment, ClippedLoss(settings))
     sums = engine.columns_backward(columns)
     wanted = {key: p.grad for key, p in exact.named_parameters()}
     errors = {f"gradient of {key}": error(p.grad, wanted[key]) for key, p in policy.named_parameters()}
@@ -153,8 +146,8 @@ def minibatch_errors(name: str, case: dict[str, Any], seed: int) -> dict[str, fl
     report = engine.finish_step(sums)
     norm = torch.nn.utils.clip_grad_norm_(exact.parameters(), 0.5)
     torch.optim.Adam(exact.parameters(), lr=1e-2, eps=1e-5).step()
-    reported = torch.stack([*(term.detach() for term in terms[1:4]), norm, *(term.detach() for term in terms[4:])])
-    errors["metrics"] = float((report[:6].double() - reported).abs().max())
+    reported = {**{name: float(term) for name, term in terms._asdict().items()}, "grad_norm": float(norm), "skipped": 0.0}
+    errors["metrics"] = max(abs(got - reported[name]) for name, got in zip(engine.names, report.tolist(), strict=True))
     after = dict(exact.named_parameters())
     errors["weights"] = max(float((p - after[key]).detach().abs().max()) for key, p in policy.named_parameters())
     return errors

@@ -13,13 +13,14 @@ from gymnasium import spaces
 
 import holdfast as hf
 from holdfast import envs
-from holdfast.algorithms.ppo import LossSettings
-from holdfast.distributed.ranks import Ranks
+from holdfast.algorithms.ppo import ClippedLoss
 from holdfast.engines import choose, graph_rollout, graph_update
+from holdfast.engines.autograd import Minibatches
 from holdfast.engines.cuda_graph import NotCapturable
-from holdfast.engines.eager import AutogradMinibatches
 from holdfast.engines.native import NativeMinibatches
 from holdfast.kernels.cpu import recurrence as native
+from holdfast.rollout.acting import Acting
+from ppo_parts import make_ppo
 
 needs_native = pytest.mark.skipif(not native.in_use(), reason="no native kernel")
 
@@ -29,21 +30,21 @@ class MyPolicy(hf.ActorCritic):
         return super().decode(features, action_mask)
 
 
-def engines(policy: hf.RecurrentPolicy | None = None, **settings: Any) -> choose.UpdateEngines:
+def update_choice(policy: hf.RecurrentPolicy | None = None, **settings: Any) -> choose.Choice:
     policy = policy or hf.ActorCritic(spaces.Box(-1, 1, (3,)), spaces.Discrete(2), hidden_size=8)
-    return choose.make_ppo(policy, hf.TrainConfig(**settings))[1]
+    return make_ppo(policy, hf.TrainConfig(**settings))[1].update
 
 
 @needs_native
 def test_the_library_s_own_policy_trains_in_c():
-    assert str(engines().choice) == "C, without autograd"
+    assert str(update_choice()) == "C, without autograd"
 
 
 @needs_native
 def test_the_reason_names_what_the_policy_does_differently():
     policy = MyPolicy(spaces.Box(-1, 1, (3,)), spaces.Discrete(2), hidden_size=8)
-    assert str(engines(policy).choice) == "autograd, because MyPolicy overrides decode"
-    assert engines(precision="bf16").choice == ("autograd", "the precision is bf16")
+    assert str(update_choice(policy)) == "autograd, because MyPolicy overrides decode"
+    assert update_choice(precision="bf16") == ("autograd", "the precision is bf16")
 
 
 @needs_native
@@ -53,30 +54,52 @@ def test_the_reason_names_what_the_policy_does_differently():
 def test_a_core_that_the_update_in_c_does_not_know_goes_through_autograd_and_is_named(core: str, named: str):
     policy = hf.ActorCritic(spaces.Box(-1, 1, (3,)), spaces.Discrete(2), core, hidden_size=8)
     reason = f"the update in C knows LSTM and GRU on the compiled kernel, and the core is {named}"
-    assert engines(policy).choice == ("autograd", reason)
+    assert update_choice(policy) == ("autograd", reason)
 
 
 @needs_native
 def test_the_choice_is_made_again_for_every_update():
     env = envs.make("holdfast/RepeatPreviousEasy-v0", 4)
     policy = hf.ActorCritic(env.single_observation_space, env.single_action_space, hidden_size=8)
-    chosen = engines(policy, num_envs=4, num_steps=4)
+    ppo, engines = make_ppo(policy, hf.TrainConfig(num_envs=4, num_steps=4))
     segment = next(hf.collect(env, policy, 4))
-    assert isinstance(chosen(segment, LossSettings(), True), NativeMinibatches)
+    assert isinstance(ppo.engine_for(segment, ClippedLoss()), NativeMinibatches)
     hook = policy.core.register_forward_hook(lambda *_: None)
-    assert (
-        isinstance(chosen(segment, LossSettings(), True), AutogradMinibatches)
-        and chosen.choice.because == "core has hooks"
-    )
+    assert type(ppo.engine_for(segment, ClippedLoss())) is Minibatches
+    assert engines.update.because == "core has hooks"
     hook.remove()
-    assert isinstance(chosen(segment, LossSettings(), True), NativeMinibatches)
+    assert isinstance(ppo.engine_for(segment, ClippedLoss()), NativeMinibatches)
 
 
-def test_ranks_whose_policy_is_wrapped_go_through_autograd():
-    policy = hf.ActorCritic(spaces.Box(-1, 1, (3,)), spaces.Discrete(2), hidden_size=8)
-    config = hf.TrainConfig()
-    wrapped = choose.UpdateEngines(policy, config, choose.make_adam(policy, config), Ranks(0, 2, True), policy)
-    assert "DistributedDataParallel" in wrapped.choice.because
+@needs_native
+def test_a_loss_of_another_kind_goes_through_autograd():
+    class Mine(ClippedLoss):
+        pass
+
+    env = envs.make("holdfast/RepeatPreviousEasy-v0", 4)
+    policy = hf.ActorCritic(env.single_observation_space, env.single_action_space, hidden_size=8)
+    ppo, engines = make_ppo(policy, hf.TrainConfig(num_envs=4, num_steps=4))
+    assert type(ppo.engine_for(next(hf.collect(env, policy, 4)), Mine())) is Minibatches
+    assert engines.update.because == "the update in C knows PPO's loss, and this is Mine"
+
+
+def test_without_accelerators_the_page_s_loss_and_the_plain_rollout_run(tmp_path: Path):
+    """They train what the engines in C train, up to rounding."""
+    weights = []
+    for accelerators in ("on", "off"):
+        config = hf.TrainConfig(
+            num_envs=4, num_steps=8, hidden_size=8, total_steps=128, final_eval_episodes=1, tensorboard=False, device="cpu",
+            run_dir=str(tmp_path / accelerators), quiet=True, accelerators=accelerators,
+        )  # fmt: skip
+        trainer = hf.Trainer(config)
+        trainer.run()
+        weights.append(torch.cat([p.detach().flatten() for p in trainer.policy.parameters()]))
+    assert type(trainer.collector.acting) is Acting
+    assert trainer.engines == {
+        "rollout": "step by step, because accelerators are off",
+        "update": "autograd, because accelerators are off",
+    }
+    torch.testing.assert_close(*weights, rtol=1e-3, atol=1e-4)
 
 
 def test_obstacles_of_cuda_graphs():
@@ -155,11 +178,11 @@ def test_minibatches_that_wait_for_the_gpu_go_through_autograd_from_then_on(monk
 
     env = envs.make("holdfast/RepeatPreviousEasy-v0", 4)
     policy = hf.ActorCritic(env.single_observation_space, env.single_action_space, hidden_size=8)
-    chosen = engines(policy, num_envs=4, num_steps=4, minibatches=2)
-    chosen._device = torch.device("cuda")  # as if
+    ppo, engines = make_ppo(policy, hf.TrainConfig(num_envs=4, num_steps=4, minibatches=2))
+    engines.on_gpu = True  # as if
     monkeypatch.setattr(choose, "GraphMinibatches", refuse)
     segment = next(hf.collect(env, policy, 4))
     for _ in range(2):
-        assert isinstance(chosen(segment, LossSettings(), True), AutogradMinibatches)
-        assert chosen.choice == ("autograd", "mine.py:7 waits for the GPU (if x > 0:)")
+        assert type(ppo.engine_for(segment, ClippedLoss())) is Minibatches
+        assert engines.update == ("autograd", "mine.py:7 waits for the GPU (if x > 0:)")
     assert len(tried) == 1

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 import holdfast as hf
+from holdfast.algorithms.base import Progress
 from holdfast.engines import graph_rollout
 from holdfast.engines.cuda_graph import capturing, side_stream
 from holdfast.engines.graph_rollout import GraphCollector
-from holdfast.engines.queued_update import start_update
 from holdfast.runs.log import read_progress
 from holdfast.training.telemetry import start_memory_metrics
 
@@ -39,8 +39,8 @@ def test_a_captured_rollout_scales_rewards_as_the_statistics_say_now(tmp_path: P
 
     class Look(hf.Callback):
         def on_rollout_end(self, trainer: hf.Trainer, segment: hf.Segment) -> None:
-            assert trainer.reward_scale is not None and bool(segment.terminated.any())
-            scales.append(trainer.reward_scale.value)
+            assert trainer.algorithm.reward_scale is not None and bool(segment.terminated.any())
+            scales.append(trainer.algorithm.reward_scale.value)
             # Nothing follows a terminal step: its return is its reward, scaled.
             torch.testing.assert_close(
                 segment.returns[segment.terminated],
@@ -81,7 +81,7 @@ def test_a_resumed_run_follows_its_learning_rate_schedule(tmp_path: Path):
     hf.Trainer(config(tmp_path / "unbroken", **settings)).run()
     hf.Trainer(config(tmp_path / "resumed", **settings), callbacks=[Stop()]).run()
     resumed = hf.Trainer.resume(tmp_path / "resumed")
-    group = resumed.ppo.optimizer.param_groups[0]
+    group = resumed.algorithm.optimizer.param_groups[0]
     assert group["lr"].is_cuda and group["capturable"]
     resumed.run()
     unbroken, broken = (read_progress(tmp_path / name) for name in ("unbroken", "resumed"))
@@ -95,7 +95,7 @@ def test_a_resumed_run_follows_its_learning_rate_schedule(tmp_path: Path):
 @pytest.mark.parametrize("env", ["RepeatPreviousEasy", "PositionOnlyCartPoleEasy"])
 def test_a_resumed_run_writes_the_rows_of_an_unbroken_one(tmp_path: Path, env: str, every: int):
     """Bit for bit: random numbers, memory, environments, weights and moments continue, and no sum changes its order. Without a
-    replay check in each update, rollouts go ahead; the run that is stopped takes one back."""
+    replay check in each update, rollouts are prefetched; the run that is stopped cancels one."""
 
     class Stop(hf.Callback):
         only_watches = True
@@ -114,10 +114,10 @@ def test_a_resumed_run_writes_the_rows_of_an_unbroken_one(tmp_path: Path, env: s
         assert {name: mine[name] for name in kept} == {name: theirs[name] for name in kept}
 
 
-def test_rollouts_that_go_ahead_change_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_rollouts_that_are_prefetched_change_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     settings: dict[str, Any] = dict(env="holdfast/RepeatPreviousEasy-v0", normalize_value=True)
     hf.Trainer(config(tmp_path / "ahead", **settings)).run()
-    monkeypatch.setattr(GraphCollector, "goes_ahead", False)
+    monkeypatch.setattr(GraphCollector, "prefetches", False)
     hf.Trainer(config(tmp_path / "waiting", **settings)).run()
     ahead, waiting = (read_progress(tmp_path / name) for name in ("ahead", "waiting"))
     kept = [name for name in waiting[0] if not name.startswith("time/")]
@@ -133,9 +133,10 @@ def test_nothing_waits_for_the_gpu_between_a_rollout_and_the_metrics_of_its_upda
         torch.cuda.set_sync_debug_mode("error")
         try:
             segment = trainer.collector.rollout()
-            finish = start_update(trainer.ppo, segment, 0.5, all_valid=True)
+            trainer.algorithm.prepare(segment)
+            finish = trainer.algorithm.start_update(segment, Progress(0, 2, 1, 2))
             memory = start_memory_metrics(trainer.collector.memory.read(), segment.resets)
-            kept = trainer.collector.go_ahead(segment)
+            kept = trainer.collector.prefetch(segment)
         finally:
             torch.cuda.set_sync_debug_mode("default")
         assert kept is not None and len(kept.episode_returns) == int((kept.terminated | kept.truncated).sum()) > 0
@@ -164,7 +165,7 @@ def test_the_profile_of_a_captured_run_names_graphs_and_kernels(tmp_path: Path):
     hf.Trainer(
         config(tmp_path / "run", env="holdfast/RepeatPreviousEasy-v0", total_steps=64 * 64 * 40), callbacks=[watch]
     ).run()
-    assert "policy, environment, GAE (one CUDA graph)" in watch.report
+    assert "policy and environment (one CUDA graph)" in watch.report
     assert "forward, backward, optimizer (one CUDA graph)" in watch.report
     assert "the GPU was busy for" in watch.report and "without it:" in watch.report
     assert watch.trace is not None and watch.trace.stat().st_size < 16 * 2**20
@@ -235,9 +236,9 @@ def test_reading_the_episodes_of_a_rollout_in_which_none_ended_waits_until_its_t
 
         def on_rollout_end(self, trainer: hf.Trainer, segment: hf.Segment) -> None:
             collector = trainer.collector
-            assert isinstance(collector, GraphCollector) and collector._reader is not None
+            assert isinstance(collector, GraphCollector) and collector._captured is not None
             assert segment.episode_returns == []
-            assert collector._reader.query(), "the flags that it reads are free for other work now"
+            assert collector._captured.reader.query(), "the flags that it reads are free for other work now"
             self.looked += 1
 
     monkeypatch.setattr(graph_rollout, "_picked", late)
@@ -250,7 +251,7 @@ def test_reading_the_episodes_of_a_rollout_in_which_none_ended_waits_until_its_t
 def test_a_captured_update_follows_moments_and_rates_that_a_callback_replaced(tmp_path: Path):
     class Replace(hf.Callback):
         def on_update_end(self, trainer: hf.Trainer, row: dict[str, Any]) -> None:
-            optimizer = trainer.ppo.optimizer
+            optimizer = trainer.algorithm.optimizer
             for state in optimizer.state.values():
                 for name, tensor in state.items():
                     state[name] = tensor.clone()

@@ -7,22 +7,10 @@ import torch
 
 import holdfast as hf
 from holdfast import envs
-from holdfast.engines.graph_rollout import GraphCollector
 from holdfast.rollout.collector import Collector
-from holdfast.rollout.segment import Segment
-from holdfast.state import leaves, tree_map
-
-
-class UncapturedCollector(GraphCollector):
-    """Plays every rollout again where a graph would be replayed."""
-
-    def _capture(self) -> None:
-        self._inputs = tree_map(torch.clone, self._present())
-        self._graph = self  # type: ignore[assignment]
-
-    @torch.no_grad()
-    def replay(self) -> None:
-        self._outputs = self._roll(self.steps)
+from holdfast.rollout.segment import PER_STEP, Segment
+from holdfast.state import leaves
+from uncaptured import UncapturedCollector
 
 
 def segments(kind: type[Collector], task: str, seed: int) -> list[Segment]:
@@ -32,14 +20,14 @@ def segments(kind: type[Collector], task: str, seed: int) -> list[Segment]:
     collector = kind(env, policy, 10, bptt=5, gamma=0.9, seed=seed)
     collector.reward_scale = 0.5
     torch.manual_seed(seed)
-    return [collector.rollout() for _ in range(9)]
+    return [collector.rollout().map_tensors(torch.clone) for _ in range(9)]
 
 
 @pytest.mark.parametrize(("task", "seed"), [("RepeatPreviousEasy", 1), ("PositionOnlyCartPoleEasy", 2), ("TMaze", 3)])
 def test_it_plays_what_the_collector_plays(task: str, seed: int):
     ended = 0
     for mine, theirs in zip(segments(UncapturedCollector, task, seed), segments(Collector, task, seed)):
-        for name in Segment.TIMED:
+        for name in PER_STEP:
             if getattr(theirs, name) is not None:
                 pairs = zip(leaves(getattr(mine, name)), leaves(getattr(theirs, name)))
                 for one, other in pairs:

@@ -11,12 +11,13 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
 import holdfast as hf
-from holdfast.engines import graph_step
-from holdfast.engines.cuda_graph import NotCapturable
-from holdfast.engines.graph_step import StepGraphCollector
+from holdfast.engines.cuda_graph import NotCapturable, copy_into
+from holdfast.engines.graph_step import StepGraphActing
+from holdfast.rollout.acting import Acting
 from holdfast.rollout.collector import Collector
 from holdfast.state import leaves
 from holdfast.training import replay_check
+from ppo_parts import make_ppo
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
@@ -47,20 +48,20 @@ class DriftEnv:
         return self._obs, rewards, fate < 0.01, (fate >= 0.01) & (fate < 0.02), {"final_obs": final}
 
 
-def collectors(kind: type[Collector], core: str, **options: Any) -> tuple[hf.ActorCritic, Collector]:
+def collectors(kind: type[Acting], core: str, **options: Any) -> tuple[hf.ActorCritic, Collector]:
     torch.manual_seed(3)
     env: Any = DriftEnv(96)
     policy = hf.ActorCritic(env.single_observation_space, env.single_action_space, core, hidden_size=32).cuda()
     with torch.no_grad():
         for p in policy.parameters():
             p.add_(0.2 * torch.randn_like(p))
-    return policy, kind(env, policy, 24, seed=5, **options)
+    return policy, Collector(env, policy, 24, seed=5, acting=kind, **options)
 
 
 @needs_gpu
 @pytest.mark.parametrize("core", ["lstm", "gru", "window"])
 def test_what_is_trained_is_what_the_captured_step_played(core: str):
-    policy, collector = collectors(StepGraphCollector, core, noise_correlation=0.5)
+    policy, collector = collectors(StepGraphActing, core, noise_correlation=0.5)
     for _ in range(3):
         segment = collector.rollout()
         assert bool(segment.truncated.any()) and bool(segment.resets[1:].any())
@@ -71,7 +72,7 @@ def test_what_is_trained_is_what_the_captured_step_played(core: str):
 def test_a_truncated_step_bootstraps_from_the_value_of_its_last_observation():
     """With the same random numbers in the environment, a policy without noise plays the same in both collectors."""
     segments = []
-    for kind in (Collector, StepGraphCollector):
+    for kind in (Acting, StepGraphActing):
         policy, collector = collectors(kind, "lstm", gamma=0.9)
         with torch.no_grad():
             policy.log_std.fill_(-20.0)
@@ -87,7 +88,7 @@ def test_a_truncated_step_bootstraps_from_the_value_of_its_last_observation():
 
 @needs_gpu
 def test_weights_that_change_after_the_capture_are_used():
-    policy, collector = collectors(StepGraphCollector, "lstm")
+    policy, collector = collectors(StepGraphActing, "lstm")
     collector.rollout()
     with torch.no_grad():
         policy.critic.bias.add_(100.0)
@@ -101,7 +102,7 @@ def test_gymnasium_environments_train_with_it(tmp_path: Any):
         run_dir=str(tmp_path / "run"), quiet=True, final_eval_episodes=1, tensorboard=False, replay_check_every=1,
     )  # fmt: skip
     trainer = hf.Trainer(config)
-    assert isinstance(trainer.collector, StepGraphCollector) and isinstance(trainer.env, gym.vector.VectorEnv)
+    assert isinstance(trainer.env, gym.vector.VectorEnv) and isinstance(trainer.env, gym.vector.VectorEnv)
     trainer.run()
 
 
@@ -118,31 +119,86 @@ class Looks(hf.ActorCritic):
 def test_a_policy_that_waits_for_the_gpu_plays_step_by_step_and_the_line_is_named():
     env: Any = DriftEnv(16)
     policy = Looks(env.single_observation_space, env.single_action_space, hidden_size=16).cuda()
-    collector = StepGraphCollector(env, policy, 12, seed=5)
+    ppo, engines = make_ppo(policy, hf.PPOConfig(num_envs=16, num_steps=12, minibatches=2))
+    collector = engines.collector(env, policy, ppo, seed=5)
     for _ in range(2):
         segment = collector.rollout()
         assert replay_check.measure(policy, segment).size < 1e-3
-    assert collector.slowed_by is not None and collector.slowed_by.startswith("test_graph_step.py:")
-    assert "waits for the GPU (if features.abs().max() > 1e9:)" in collector.slowed_by
+    assert engines.rollout.engine == "step by step" and type(collector.acting) is Acting
+    assert "waits for the GPU (if features.abs().max() > 1e9:)" in engines._refused["step"]
+
+
+class UncapturedActing(StepGraphActing):
+    """Calls what a graph would hold where the graph would be replayed, into the same tensors each time."""
+
+    def _capture(self, adapter: Any, state: Any) -> None:
+        self._make_room(adapter, state)
+        self._step: Any = None
+        self._last_value: Any = None
+        self._act_graph = _Function(self._replay_act)  # type: ignore[assignment]
+        self._value_graph = _Function(self._replay_value)  # type: ignore[assignment]
+
+    def _replay_act(self) -> None:
+        new = self._act()
+        self._step = tuple(part.clone() for part in new) if self._step is None else self._step
+        copy_into(self._step, new)
+
+    def _replay_value(self) -> None:
+        new = self._value()
+        self._last_value = new.clone() if self._last_value is None else self._last_value
+        self._last_value.copy_(new)
+
+
+class _Function:
+    def __init__(self, replay: Any) -> None:
+        self.replay = replay
+
+
+@pytest.mark.parametrize("core", ["lstm", "gru", "window"])
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_it_plays_what_the_policy_plays(core: str, seed: int):
+    """Without a GPU: with truncated episodes, correlated noise and chunks."""
+    segments = []
+    for kind in (UncapturedActing, Acting):
+        env: Any = DriftEnv(8, device="cpu")
+        torch.manual_seed(seed)
+        policy = hf.ActorCritic(env.single_observation_space, env.single_action_space, core, hidden_size=8)
+        collector = Collector(env, policy, 32, bptt=8, seed=seed, noise_correlation=0.5, acting=kind)
+        torch.manual_seed(seed)
+        segments.append([collector.rollout() for _ in range(3)])
+    truncated = 0
+    for one, other in zip(*segments):
+        truncated += int(other.truncated.sum())
+        assert (one.final_value is None) == (other.final_value is None) or core == "window"
+        for name in ("actions", "log_prob", "value", "returns", "advantage", "last_value"):
+            torch.testing.assert_close(getattr(one, name), getattr(other, name), rtol=1e-5, atol=1e-6, msg=name)
+        for a, b in zip(leaves(one.chunk_states), leaves(other.chunk_states)):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+        assert one.episode_lengths == other.episode_lengths
+    assert truncated > 0
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_what_cannot_be_captured_is_played_as_the_collector_plays_it(seed: int, monkeypatch: pytest.MonkeyPatch):
+def test_what_cannot_be_captured_is_played_as_the_policy_plays_it(seed: int, monkeypatch: pytest.MonkeyPatch):
     """Also in steps in which no episode is truncated."""
 
-    def refuse(collector: StepGraphCollector) -> None:
+    def refuse(*_: Any) -> None:
         raise NotCapturable("model.py:3 waits for the GPU (x.item())")
 
-    monkeypatch.setattr(graph_step, "_StepGraphs", refuse)
+    monkeypatch.setattr(StepGraphActing, "_capture", refuse)
     segments = []
-    for kind in (StepGraphCollector, Collector):
+    for on_gpu in (True, False):
         env: Any = DriftEnv(8, device="cpu")
         torch.manual_seed(seed)
         policy = hf.ActorCritic(env.single_observation_space, env.single_action_space, hidden_size=8)
-        collector = kind(env, policy, 12, seed=seed)
+        ppo, engines = make_ppo(policy, hf.PPOConfig(num_envs=8, num_steps=12, accelerators="on" if on_gpu else "off"))
+        engines.on_gpu = on_gpu  # as if
+        collector = engines.collector(env, policy, ppo, seed)
+        torch.manual_seed(seed)
         segments.append([collector.rollout(), collector.rollout()])
-        assert collector.slowed_by == (None if kind is Collector else "model.py:3 waits for the GPU (x.item())")
+        assert engines.rollout.engine == "step by step"
+        assert engines._refused.get("step") == ("model.py:3 waits for the GPU (x.item())" if on_gpu else None)
     for one, other in zip(*segments):
         assert not bool(one.truncated.any(1).all())
-        for name in ("actions", "value", "returns", "advantage"):
+        for name in ("actions", "value", "last_value"):
             assert torch.equal(getattr(one, name), getattr(other, name)), name

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,17 +13,17 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import holdfast as hf
-from holdfast.algorithms.ppo import LossSettings, PPOTerms, ppo_terms
+from holdfast.algorithms.ppo import ClippedLoss, LossSettings, PPOTerms
 from holdfast.config import TrainConfig
-from holdfast.engines import choose, native_batch
-from holdfast.engines.choose import make_ppo
-from holdfast.engines.minibatch import make_adam
+from holdfast.engines import native_batch, obstacles
+from holdfast.engines.autograd import make_adam
 from holdfast.engines.native import NativeGradient, NativeMinibatches
-from holdfast.engines.native_obstacles import obstacle
+from holdfast.engines.obstacles import native_obstacle as obstacle
 from holdfast.kernels.cpu import recurrence as native
 from holdfast.policies.actor_critic import ActorCritic
 from holdfast.rollout.segment import Segment
 from holdfast.state import tree_map
+from ppo_parts import make_ppo, settings_of, terms_of, update
 
 pytestmark = pytest.mark.skipif(not native.in_use(), reason=f"no native kernel: {native.status()['reason']}")
 
@@ -69,11 +68,6 @@ def a_segment(policy: ActorCritic, T: int, B: int, seed: int = 0, masked: bool =
     )  # fmt: skip
 
 
-def options(config: TrainConfig) -> dict[str, Any]:
-    names = ("clip_range", "clip_value", "entropy_coef", "value_coef")
-    return {name: getattr(config, name) for name in names}
-
-
 def in_float64(segment: Segment) -> Segment:
     def double(x: Tensor) -> Tensor:
         return x.double() if x.is_floating_point() else x
@@ -81,19 +75,21 @@ def in_float64(segment: Segment) -> Segment:
     names = ("obs", "log_prob", "value", "advantage", "returns", "start_state")
     if not isinstance(segment.actions, Tensor) or segment.actions.is_floating_point():
         names = (*names, "actions")
-    return replace(segment, **{name: tree_map(double, getattr(segment, name)) for name in names})
+    wide = segment.changed(**{name: tree_map(double, getattr(segment, name)) for name in names})
+    return wide.mark_all_valid() if segment.all_valid else wide
 
 
 def check_against_autograd(policy: ActorCritic, segment: Segment, config: TrainConfig, all_valid: bool) -> None:
     assert obstacle(policy) is None
-    native_gradient = NativeGradient(policy, LossSettings.from_config(config))
+    segment = segment.mark_all_valid() if all_valid else segment
+    native_gradient = NativeGradient(policy, settings_of(config))
     for p in policy.parameters():
         p.grad = torch.full_like(p, torch.nan)  # what was there before does not matter
-    terms = native_gradient(segment, all_valid)
+    terms = native_gradient(segment)
 
     exact = copy.deepcopy(policy).double()
     exact.zero_grad()
-    expected = ppo_terms(exact, in_float64(segment), **options(config), all_valid=all_valid)
+    expected = terms_of(exact, in_float64(segment), settings_of(config))
     expected.loss.backward()
     for name, got, wanted in zip(PPOTerms._fields, terms, expected):
         assert float(got) == pytest.approx(float(wanted.detach()), rel=1e-5, abs=1e-6), name
@@ -144,16 +140,17 @@ def test_minibatches_that_reuse_their_memory_have_the_gradients_of_their_own_seg
     )
     config = TrainConfig(minibatches=3, max_grad_norm=1e9, learning_rate=1e-30)
     segment = a_segment(policy, 9, 5, seed=5, masked=case == "masked")
-    engine = NativeMinibatches(policy, config, make_adam(policy, config))
-    engine.load(segment, LossSettings.from_config(config))
-    alone = NativeGradient(policy, LossSettings.from_config(config))
+    engine = NativeMinibatches(policy, config, make_adam(list(policy.parameters()), config))
+    engine.load(segment, ClippedLoss(settings_of(config)))
+    alone = NativeGradient(policy, settings_of(config))
     for columns in (torch.tensor([3, 0]), torch.tensor([4]), torch.tensor([2, 1]), torch.tensor([0]), None):
         metrics = engine.step(columns)
         found = [p.grad.clone() for p in policy.parameters()]  # type: ignore[union-attr]
-        terms = alone(segment if columns is None else segment.select(columns), False)
+        terms = alone(segment if columns is None else segment.select(columns))
         for (name, p), grad in zip(policy.named_parameters(), found):
             assert torch.equal(grad, p.grad), (name, columns)  # type: ignore[arg-type]
-        assert float(metrics[0]) == float(terms.policy_loss) and float(metrics[5]) == float(terms.clip_fraction)
+        found_terms = dict(zip(engine.names, metrics.tolist()))
+        assert {name: found_terms[name] for name in PPOTerms._fields[1:]} == {k: float(v) for k, v in terms._asdict().items() if k != "loss"}
 
 
 def distance_to_a_kink(policy: ActorCritic, segment: Segment) -> float:
@@ -202,9 +199,9 @@ def test_a_whole_update_ends_at_the_weights_of_autograds(monkeypatch: pytest.Mon
     first = ActorCritic(OBS, spaces.Discrete(3), "lstm", 16, "separate")
     second = copy.deepcopy(first)
     segment = a_segment(first, 16, 4)
-    metrics = make_ppo(first, config)[0].update(segment, 0.0)
-    monkeypatch.setattr(choose.native_obstacles, "obstacle", lambda policy: "a test says so")
-    expected = make_ppo(second, config)[0].update(segment, 0.0)
+    metrics = update(make_ppo(first, config)[0], segment)
+    monkeypatch.setattr(obstacles, "native_obstacle", lambda policy: "a test says so")
+    expected = update(make_ppo(second, config)[0], segment)
     for p, q in zip(first.parameters(), second.parameters()):
         torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-5)
     for name, value in expected.items():
@@ -219,9 +216,8 @@ def test_a_loss_that_is_not_finite_takes_no_step(spoiled: str, action: str):
     getattr(segment, spoiled)[2, 1] = torch.nan
     before = copy.deepcopy(policy.state_dict())
     config = TrainConfig(minibatches=1, epochs=1, normalize_advantage=False)
-    metrics = make_ppo(policy, config)[0].update(
-        replace(segment, valid=torch.ones(6, 2, dtype=torch.bool)), 0.0, all_valid=True
-    )
+    segment = segment.changed(valid=torch.ones(6, 2, dtype=torch.bool)).mark_all_valid()
+    metrics = update(make_ppo(policy, config)[0], segment)
     assert metrics["train/skipped_steps"] == 1
     torch.testing.assert_close(dict(policy.state_dict()), dict(before), rtol=0, atol=0)
 
@@ -233,7 +229,7 @@ def test_a_nan_in_a_step_that_does_not_count_does_no_harm():
     for name in ("advantage", "returns", "log_prob", "value"):
         getattr(segment, name)[3, 1] = torch.nan
     native_gradient = NativeGradient(policy, LossSettings())
-    assert all(term.isfinite() for term in native_gradient(segment, False))
+    assert all(term.isfinite() for term in native_gradient(segment))
     assert all(p.grad is not None and p.grad.isfinite().all() for p in policy.parameters())
 
 
@@ -242,7 +238,7 @@ def test_an_action_that_is_none_is_an_error():
     segment = a_segment(policy, 4, 2)
     segment.actions[1, 1] = 3
     with pytest.raises(IndexError, match="3 that the policy has"):
-        make_ppo(policy, TrainConfig(epochs=4, minibatches=1))[0].update(segment, 0.0)
+        update(make_ppo(policy, TrainConfig(epochs=4, minibatches=1))[0], segment)
 
 
 class OwnDecode(ActorCritic):

@@ -13,10 +13,13 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import holdfast as hf
 from holdfast.engines import choose, native_step
-from holdfast.engines.native_step import NativeStepCollector, NativeSteps
+from holdfast.engines.native_step import NativeActing, NativeSteps
 from holdfast.kernels.cpu import recurrence as native
+from holdfast.rollout.acting import Acting
 from holdfast.rollout.collector import Collector
+from holdfast.rollout.segment import PER_STEP
 from holdfast.state import leaves
+from ppo_parts import make_ppo
 
 pytestmark = pytest.mark.skipif(not native.in_use(), reason="needs the compiled CPU kernel")
 
@@ -100,19 +103,20 @@ class Noisy(gym.Env[Any, Any]):
         return self.np_random.uniform(-1, 1, 3).astype(np.float32), float(action), bool(ends[0]), bool(ends[1]), {}
 
 
-def rollouts(kind: type[Collector], policy: hf.ActorCritic, mode: AutoresetMode, seed: int) -> list[hf.Segment]:
+def rollouts(kind: type[Acting], policy: hf.ActorCritic, mode: AutoresetMode, seed: int) -> list[hf.Segment]:
     torch.manual_seed(seed)
-    collector = kind(SyncVectorEnv([Noisy] * 4, autoreset_mode=mode), policy, 12, bptt=4, seed=seed)
+    env = SyncVectorEnv([Noisy] * 4, autoreset_mode=mode)
+    collector = Collector(env, policy, 12, bptt=4, seed=seed, acting=kind)
     return [collector.rollout() for _ in range(3)]
 
 
 @pytest.mark.parametrize("mode", AutoresetMode)
 def test_segments_are_those_of_the_collector_and_replay(mode: AutoresetMode):
     policy = make_policy(spaces.Discrete(3), dict(core="lstm", critic_core="separate"), 3)
-    pairs = zip(*(rollouts(kind, policy, mode, 5) for kind in (NativeStepCollector, Collector)))
+    pairs = zip(*(rollouts(kind, policy, mode, 5) for kind in (NativeActing, Acting)))
     for ours, theirs in pairs:
-        for name in (*hf.Segment.TIMED, "start_state", "chunk_states"):
-            if name != "action_mask":
+        for name in (*PER_STEP, "start_state", "chunk_states"):
+            if getattr(theirs, name) is not None:
                 torch.testing.assert_close(getattr(ours, name), getattr(theirs, name), rtol=1e-4, atol=1e-5)
         assert (ours.episode_returns, ours.episode_lengths) == (theirs.episode_returns, theirs.episode_lengths)
         with torch.no_grad():
@@ -122,9 +126,8 @@ def test_segments_are_those_of_the_collector_and_replay(mode: AutoresetMode):
 
 def test_weights_that_move_between_rollouts_are_used():
     policy = make_policy(spaces.Discrete(3), dict(core="lstm"), 4)
-    collector = NativeStepCollector(
-        SyncVectorEnv([Noisy] * 2, autoreset_mode=AutoresetMode.SAME_STEP), policy, 4, seed=1
-    )
+    env = SyncVectorEnv([Noisy] * 2, autoreset_mode=AutoresetMode.SAME_STEP)
+    collector = Collector(env, policy, 4, seed=1, acting=NativeActing)
     collector.rollout()
     policy.load_state_dict(make_policy(spaces.Discrete(3), dict(core="lstm"), 5).state_dict())
     for p in policy.parameters():
@@ -143,9 +146,9 @@ class Own(hf.ActorCritic):
 def test_what_c_does_not_compute_is_left_to_the_policy():
     calls = []
     policy = make_policy(spaces.Discrete(3), dict(core="lstm"), 6)
-    collector = NativeStepCollector(
-        SyncVectorEnv([Noisy] * 2, autoreset_mode=AutoresetMode.SAME_STEP), policy, 4, seed=1
-    )
+    env = SyncVectorEnv([Noisy] * 2, autoreset_mode=AutoresetMode.SAME_STEP)
+    ppo, engines = make_ppo(policy, hf.TrainConfig(num_envs=2, num_steps=4, minibatches=1))
+    collector = engines.collector(env, policy, ppo, seed=1)
     hook = policy.trunk.register_forward_hook(lambda *_: calls.append(1))
     collector.rollout()
     by_the_policy = len(calls)
@@ -156,8 +159,8 @@ def test_what_c_does_not_compute_is_left_to_the_policy():
     assert native_step.obstacle(Own(OBS, spaces.Discrete(3))) == "Own overrides act"
     deep = hf.ActorCritic(OBS, spaces.Discrete(3), num_layers=2)
     assert native_step.obstacle(deep) == "the core has several layers"
-    config = hf.TrainConfig(num_steps=4)
-    env = SyncVectorEnv([Noisy] * 2, autoreset_mode=AutoresetMode.SAME_STEP)
     for made, engine in ((policy, choose.STEP_IN_C), (deep, choose.STEP_BY_STEP)):
-        kind, choice = choose.make_collector(env, made, config, torch.device("cpu"), 1)
-        assert choice.engine == engine and isinstance(kind, NativeStepCollector) == (made is policy)
+        ppo, engines = make_ppo(made, hf.TrainConfig(num_envs=2, num_steps=4, minibatches=1))
+        collector = engines.collector(env, made, ppo, seed=1)
+        assert engines.rollout.engine == engine
+        assert isinstance(engines.acting(collector), NativeActing) == (made is policy)

@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import holdfast as hf
-from holdfast.algorithms.ppo import LossSettings, clipped_objective, in_loss_units, ppo_terms
+from holdfast.algorithms.ppo import LossSettings, clipped_objective, in_loss_units
 from holdfast.engines.native import NativeGradient
 from holdfast.policies.value_scale import RATE, ValueScale
 from holdfast.rollout.segment import Segment
+from ppo_parts import terms_of
 
 
 def a_policy(seed: int = 0, core: str = "lstm", **options: object) -> hf.ActorCritic:
@@ -100,7 +101,7 @@ def test_the_loss_does_not_depend_on_the_size_of_rewards(size: float):
         segment = replace(segment, returns=segment.returns * factor)
         policy.update_value_scale(segment.returns.flatten())
         segment = in_loss_units(segment, policy.value_scale)
-        losses.append(float(ppo_terms(policy, segment, value_scale=policy.value_scale).value_loss))
+        losses.append(float(terms_of(policy, segment).value_loss))
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
 
 
@@ -120,7 +121,7 @@ def test_the_gradient_in_c_is_autograds(core: str, seed: int):
     assert double.value_scale is not None
     value = double.value_scale.to_loss_units(new.value)
     clipped_objective(new.log_prob, new.entropy, value, wide, loss_settings).loss.backward()
-    NativeGradient(policy, loss_settings)(segment, True)
+    NativeGradient(policy, loss_settings)(segment)
     for (name, mine), theirs in zip(policy.named_parameters(), double.parameters()):
         assert mine.grad is not None and theirs.grad is not None, name
         assert (mine.grad - theirs.grad).abs().max() <= 2e-5 * theirs.grad.abs().max() + 1e-7, name

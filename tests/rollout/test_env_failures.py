@@ -332,7 +332,7 @@ def test_an_environment_that_resets_in_the_next_step_is_refused():
 
 
 def test_a_timeout_needs_processes_of_their_own():
-    with pytest.raises(ValueError, match="--env-timeout 5 needs --vectorization async"):
+    with pytest.raises(ValueError, match="env_timeout=5 needs vectorization async"):
         hf.TrainConfig(env_timeout=5)
 
 

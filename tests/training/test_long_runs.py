@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import holdfast as hf
+from holdfast.algorithms.base import Progress
 from holdfast.runs import checkpoint, record
 from holdfast.runs.log import RunFolderError, RunLog, read_progress
 from holdfast.training.nonfinite import NonFiniteError, NonFiniteGuard, keep_evidence, where_from
@@ -37,9 +38,9 @@ def column(run: Path, name: str) -> list[float]:
 
 def all_finite(trainer: hf.Trainer) -> bool:
     tensors = [t for t in trainer.policy.state_dict().values() if t.is_floating_point()]
-    moments = [t for state in trainer.ppo.optimizer.state.values() for t in state.values()]
+    moments = [t for state in trainer.algorithm.optimizer.state.values() for t in state.values()]
     memory = trainer.collector.memory.state_dict()["leaves"]
-    numbers = torch.tensor([trainer.reward_scale.mean, trainer.reward_scale.var])
+    numbers = torch.tensor([trainer.algorithm.reward_scale.mean, trainer.algorithm.reward_scale.var])
     return all(bool(t.isfinite().all()) for t in (*tensors, *moments, *memory, numbers))
 
 
@@ -122,9 +123,10 @@ def test_a_gradient_that_is_not_finite_is_skipped_where_it_happens(tmp_path: Pat
 def test_a_loss_that_overflows_is_skipped_though_its_gradient_is_finite(tmp_path: Path):
     trainer = hf.Trainer(config(tmp_path, normalize_value=False))
     segment = trainer.collector.rollout()
+    trainer.algorithm.prepare(segment)
     segment.returns = torch.full_like(segment.returns, 1e30)  # its square is beyond float32
     before = [p.clone() for p in trainer.policy.parameters()]
-    metrics = trainer.ppo.update(segment, 0.0)
+    metrics = trainer.algorithm.start_update(segment, Progress(0, 1, 0, 1))()
     assert metrics["train/skipped_steps"] == 4
     assert all(torch.equal(a, b) for a, b in zip(before, trainer.policy.parameters()))
 

@@ -229,7 +229,7 @@ def test_where_the_environment_cannot_restore_all_episodes_restart_and_one_line_
     capsys.readouterr()
     keep = Keep()
     trainer = hf.Trainer.resume(tmp_path / "run", callbacks=[keep, Stop(6)])
-    assert not trainer.reward_scale.open_return.any(), "open episodes are dropped"
+    assert not trainer.algorithm.reward_scale.open_return.any(), "open episodes are dropped"
     trainer.run()
     said = [line for line in capsys.readouterr().out.splitlines() if "restarted" in line]
     assert len(said) == 1 and "cannot restore its state, so all episodes were restarted with fresh memory" in said[0]
@@ -449,7 +449,7 @@ def test_an_environment_and_a_policy_of_ones_own(tmp_path: Path):
     assert result.steps == real < 48, "dummy steps are not counted"
     count = next(m for m in policy.modules() if hasattr(m, "count")).count.item()
     assert count == pytest.approx(real, abs=1e-3), "nor seen by the normaliser"
-    assert trainer.reward_scale.count == pytest.approx(real, abs=1e-3), "nor by the scale of rewards"
+    assert trainer.algorithm.reward_scale.count == pytest.approx(real, abs=1e-3), "nor by the scale of rewards"
 
 
 def test_environments_in_processes_of_their_own_give_the_same_run(tmp_path: Path):
@@ -523,18 +523,18 @@ def test_statistics_of_observations_and_rewards_stand_still_from_a_rollout_to_th
     class Watch(hf.Callback):
         def on_rollout_end(self, trainer: hf.Trainer, segment: hf.Segment) -> None:
             vector = next(m for m in trainer.policy.modules() if hasattr(m, "count"))
-            moved.append((float(vector.count), trainer.collector.reward_scale))
+            moved.append((float(vector.count), trainer.algorithm.reward_scale.value))
 
     trainer = hf.Trainer(config(tmp_path / "run", normalize_obs=True, normalize_reward=True), callbacks=[Watch()])
     during: list[tuple[float, float]] = []
-    update = trainer.ppo.update
+    update = trainer.algorithm.start_update
 
     def spying(*args: Any, **options: Any) -> Any:
-        metrics = update(*args, **options)
+        finish = update(*args, **options)
         vector = next(m for m in trainer.policy.modules() if hasattr(m, "count"))
-        during.append((float(vector.count), trainer.collector.reward_scale))
-        return metrics
+        during.append((float(vector.count), trainer.algorithm.reward_scale.value))
+        return finish
 
-    trainer.ppo.update = spying  # type: ignore[method-assign]
+    trainer.algorithm.start_update = spying  # type: ignore[method-assign]
     trainer.run()
     assert moved == during and len(set(moved)) == 10

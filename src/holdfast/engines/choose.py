@@ -79,7 +79,7 @@ class Engines:
             config.num_steps,
             gamma=None,
             bptt=config.sequence_length,
-            inputs=config.inputs,
+            inputs=config.inputs or ("obs",),
             autocast=autocast_dtype(config.precision),
             seed=seed,
             records=algorithm.records,

@@ -6,6 +6,7 @@ observation. Whether one does is read from the device one step late, so that the
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from holdfast import state as state_ops
-from holdfast.engines.cuda_graph import capturing, copy_into, rehearsal, side_stream
+from holdfast.engines.cuda_graph import capturing, copy_into, read_later, rehearsal, side_stream
 from holdfast.policies.actor_critic import ActorCritic
 from holdfast.policies.base import RecurrentPolicy
 from holdfast.policies.heads import draw_action
@@ -47,8 +48,7 @@ class StepGraphActing(Acting):
         copy_into(self._state, state)
         if self.noise is not None:
             self._noise.copy_(self.noise.value)
-        self._any_truncated = torch.zeros(steps, dtype=torch.bool, pin_memory=True)
-        self._undecided: tuple[int, Any, State, torch.cuda.Event] | None = None
+        self._undecided: tuple[int, Any, State, Callable[[], list[float]]] | None = None
 
     def state(self, rows: Tensor | None) -> State:
         return state_ops.clone(self._state)
@@ -72,10 +72,8 @@ class StepGraphActing(Acting):
             if self._in_place:
                 self._finals[t] = self._value_from(final_obs, None, self._state)
                 return
-            self._any_truncated[t].copy_(truncated.any(), non_blocking=True)
-            on_host = torch.cuda.Event()
-            on_host.record(torch.cuda.current_stream(truncated.device))
-            self._undecided = t, final_obs, state_ops.clone(self._state), on_host
+            any_truncated = read_later(truncated.any().view(1))
+            self._undecided = t, final_obs, state_ops.clone(self._state), any_truncated
 
     def finish(self) -> None:
         self.memory.put(state_ops.clone(self._state), None)
@@ -86,10 +84,9 @@ class StepGraphActing(Acting):
         """About the last step that was added."""
         if self._undecided is None:
             return
-        t, final_obs, state, on_host = self._undecided
+        t, final_obs, state, any_truncated = self._undecided
         self._undecided = None
-        on_host.synchronize()
-        if self._any_truncated[t]:
+        if any(any_truncated()):
             self._finals[t] = self._value_from(final_obs, None, state)
 
     def _value_from(self, obs: Any, resets: Tensor | None, state: State) -> Tensor:
@@ -104,12 +101,7 @@ class StepGraphActing(Acting):
     # --- what is captured --------------------------------------------------------------------------------------------
 
     def _capture(self, adapter: Any, state: State) -> None:
-        self._in_place = self.policy.core.supports_advance  # a state too large to copy in every step
-        self._state = tree_map(torch.clone, state)
-        self._last_state = self._state if self._in_place else tree_map(torch.clone, state)
-        self._obs, self._resets = tree_map(torch.clone, adapter.obs), adapter.resets.clone()
-        self._last_obs, self._last_resets = tree_map(torch.clone, adapter.obs), adapter.resets.clone()
-        self._noise = torch.zeros(()) if self.noise is None else self.noise.value.clone()
+        self._make_room(adapter, state)
         generator = torch.cuda.get_rng_state()
         try:
             with side_stream():
@@ -124,6 +116,15 @@ class StepGraphActing(Acting):
         with capturing(self._value_graph):
             self._last_value = self._value()
         self._act_graph = graph
+
+    def _make_room(self, adapter: Any, state: State) -> None:
+        """Tensors that the graphs read and write."""
+        self._in_place = self.policy.core.supports_advance  # a state too large to copy in every step
+        self._state = tree_map(torch.clone, state)
+        self._last_state = self._state if self._in_place else tree_map(torch.clone, state)
+        self._obs, self._resets = tree_map(torch.clone, adapter.obs), adapter.resets.clone()
+        self._last_obs, self._last_resets = tree_map(torch.clone, adapter.obs), adapter.resets.clone()
+        self._noise = torch.zeros(()) if self.noise is None else self.noise.value.clone()
 
     @torch.no_grad()
     def _act(self) -> tuple[Tensor, Tensor, Tensor]:

@@ -45,6 +45,8 @@ class GraphMinibatches:
         used = {name: map_tensors(_contiguous_copy, part) for name, part in _parts(batch).items()}
         unused: dict[str, Any] = {name: None for name in _UNUSED}
         self._batch = batch.changed(**unused, **used, chunk_states=[])
+        if batch.all_valid:
+            self._batch.mark_all_valid()
         self._shapes, self._constants = _shapes(batch), loss.constants()
         self._columns = torch.arange(size, device=batch.resets.device)
         self._rank_weight: Any = torch.ones((), device=batch.resets.device) if self._joined else 1.0

@@ -184,8 +184,9 @@ class Collector:
         for name in ("value", "log_prob"):
             if name in parts:
                 parts[name] = parts[name].float()
-        all_valid = not self.adapter.has_dummy_steps
-        segment = Segment(**parts, start_state=chunks[0], chunk_states=chunks, all_valid=all_valid, **known)
+        segment = Segment(**parts, start_state=chunks[0], chunk_states=chunks, **known)
+        if not self.adapter.has_dummy_steps:
+            segment.mark_all_valid()
         if self.gamma is not None:
             segment.advantage, segment.returns = segment_advantages(
                 segment, self.gamma, self.gae_lambda, self.reward_scale

@@ -19,6 +19,16 @@ _STEPS, _NUMBERS = {"per": "step"}, {"per": "step", "numbers": True}
 _INPUTS_OF_TARGETS = ("rewards", "terminated", "truncated", "valid", "value")
 
 
+class _Seen:
+    """A tensor as it is now: equal to itself until it is changed in place."""
+
+    def __init__(self, tensor: Any) -> None:
+        self.tensor, self.version = tensor, tensor._version if isinstance(tensor, Tensor) else 0
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Seen) and self.tensor is other.tensor and self.version == other.version
+
+
 class Later:
     """A value that is read or computed when it is first asked for."""
 
@@ -87,7 +97,6 @@ class Segment:
     last_value: Any = None  # [B]: after the last step
     advantage: Any = _Target()
     returns: Any = _Target()
-    all_valid: bool = False  # whether it is known, without a look, that every step is valid
     chunk_states: list[State] = field(default_factory=list)  # before each training chunk; the first is start_state
     episode_returns: Sequence[float] = _MayComeLater()  # type: ignore[assignment]
     episode_lengths: Sequence[int] = _MayComeLater()  # type: ignore[assignment]
@@ -114,17 +123,24 @@ class Segment:
             raise ValueError(
                 f"{name} of a segment has shape {tuple(value.shape)}, expected [T, B] = {list(self.resets.shape)}, as its resets"
             )
-        if name == "valid" and name in vars(self):
-            super().__setattr__("all_valid", False)
         super().__setattr__(name, value)
+
+    @property
+    def all_valid(self) -> bool:
+        """Whether it is known, without a look at the device, that every step is valid."""
+        return vars(self).get("_known_valid") == _Seen(self.valid)
+
+    def mark_all_valid(self) -> Segment:
+        """Say that every step is valid, as long as `valid` stays what it is. Returns itself."""
+        vars(self)["_known_valid"] = _Seen(self.valid)
+        return self
 
     def compute_targets(self) -> tuple[Tensor, Tensor]:
         """Advantages and returns by `targets`; computed once, as long as nothing they depend on changes."""
         assert self.targets is not None
-        inputs = [getattr(self, name) for name in _INPUTS_OF_TARGETS]
-        key = [(id(x), x._version) for x in inputs if isinstance(x, Tensor)]
-        if vars(self).get("_targets_of") != key:
-            vars(self)["_computed"], vars(self)["_targets_of"] = self.targets(self), key
+        inputs = [_Seen(getattr(self, name)) for name in _INPUTS_OF_TARGETS]
+        if vars(self).get("_targets_of") != inputs:
+            vars(self)["_computed"], vars(self)["_targets_of"] = self.targets(self), inputs
         return vars(self)["_computed"]
 
     # --- cutting -----------------------------------------------------------------------------------------------------
@@ -134,6 +150,11 @@ class Segment:
         other = object.__new__(Segment)
         vars(other).update({**vars(self), **parts})
         return other
+
+    def _cut(self, **parts: Any) -> Segment:
+        """`changed` by parts that hold some of the same steps."""
+        other = self.changed(**parts)
+        return other.mark_all_valid() if self.all_valid else other
 
     def map_steps(self, change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
         """Everything that is [T, B, ...], changed."""
@@ -163,7 +184,7 @@ class Segment:
             return x.unflatten(0, (chunks, length)).transpose(0, 1).flatten(1, 2)
 
         start = tree_map(lambda *s: torch.cat(s), *self.chunk_states)
-        return self.changed(**self.map_steps(cut), start_state=start, chunk_states=[start])
+        return self._cut(**self.map_steps(cut), start_state=start, chunk_states=[start])
 
     def columns(self, length: int | None = None) -> Segment:
         """Deprecated name of `as_sequences`."""
@@ -174,17 +195,16 @@ class Segment:
         """Some environments (columns) only."""
         steps = self.map_steps(lambda x: x.index_select(1, columns))
         start = state_ops.select(self.start_state, columns)
-        return self.changed(**steps, start_state=start, chunk_states=[start])
+        return self._cut(**steps, start_state=start, chunk_states=[start])
 
     def steps(self, begin: int, end: int) -> Segment:
         """The steps from `begin` up to `end`; `start_state` stays that of step 0."""
-        return self.changed(**self.map_steps(lambda x: x[begin:end]))
+        return self._cut(**self.map_steps(lambda x: x[begin:end]))
 
     def map_tensors(self, change: Callable[[Tensor], Tensor]) -> Segment:
         """The same segment with every tensor changed. Episodes that were not read yet stay so."""
-        return self.changed(
-            **{name: map_tensors(change, part) for name, part in vars(self).items() if name in _TENSORS}
-        )
+        parts = {name: map_tensors(change, part) for name, part in vars(self).items() if name in _TENSORS}
+        return self._cut(**parts)
 
     def to(self, device: torch.device | str) -> Segment:
         """A copy on another device."""

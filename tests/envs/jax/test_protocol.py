@@ -13,7 +13,7 @@ import holdfast.envs
 from counting_env import CountingEnv
 from holdfast.cli import main as holdfast_command
 from holdfast.envs.jax.protocol import flat_space, gym_space, is_jax_env
-from holdfast.envs.user_envs import module_named
+from holdfast.config.imports import module_named
 
 
 class Four:

@@ -10,9 +10,10 @@ import torch
 import holdfast as hf
 import holdfast.envs
 from holdfast.config import TrainConfig
-from holdfast.engines import choose
+from holdfast.engines import choose, obstacles
 from holdfast.kernels.cpu import recurrence as native
 from holdfast.rollout.vector_env import input_space
+from ppo_parts import make_ppo, update
 
 FAMILIES = [
     "NoisyPositionOnlyCartPoleEasy",
@@ -46,14 +47,14 @@ def test_both_engines_train_and_agree(name, inputs, monkeypatch):
     torch.testing.assert_close(again.log_prob.detach(), segment.log_prob, rtol=0, atol=1e-5)
 
     other = copy.deepcopy(policy)
-    ppo, engines = choose.make_ppo(policy, config)
-    metrics = ppo.update(segment, 0.0)
+    ppo, engines = make_ppo(policy, config)
+    metrics = update(ppo, segment)
     if native.in_use():
-        assert engines.choice.engine == choose.NATIVE
-    monkeypatch.setattr(choose.native_obstacles, "obstacle", lambda policy: "a test says so")
-    eager, engines = choose.make_ppo(other, config)
-    expected = eager.update(segment, 0.0)
-    assert engines.choice.engine == choose.AUTOGRAD
+        assert engines.update.engine == choose.NATIVE
+    monkeypatch.setattr(obstacles, "native_obstacle", lambda policy: "a test says so")
+    eager, engines = make_ppo(other, config)
+    expected = update(eager, segment)
+    assert engines.update.engine == choose.AUTOGRAD
     assert metrics["train/skipped_steps"] == expected["train/skipped_steps"] == 0
     for (label, p), q in zip(policy.named_parameters(), other.parameters()):
         torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-5, msg=lambda text, label=label: f"{label}: {text}")

@@ -203,9 +203,8 @@ class PPO(rsl_rl.algorithms.PPO):
             advantage=st.advantages.squeeze(-1),
             returns=st.returns.squeeze(-1),
             valid=torch.ones_like(dones),
-            all_valid=True,
             start_state=state,
-        )
+        ).mark_all_valid()
 
     def _groups(self) -> list[str]:
         """The observation groups that a model reads."""

@@ -11,33 +11,15 @@ import torch
 import holdfast as hf
 from holdfast import envs
 from holdfast.engines import choose
-from holdfast.engines.cuda_graph import copy_into
-from holdfast.engines.graph_rollout import GraphCollector, copied
 from holdfast.rollout.collector import Collector
-from holdfast.rollout.segment import Segment
+from holdfast.rollout.segment import PER_STEP, Segment
 from holdfast.runs import checkpoint
 from holdfast.runs.log import read_progress
-from holdfast.state import leaves, tree_map
+from holdfast.state import leaves
+from uncaptured import UncapturedCollector
 
 
-class StaticCollector(GraphCollector):
-    """Like a graph, it reads and writes the same tensors in every rollout."""
-
-    def _capture(self) -> None:
-        self._inputs = tree_map(torch.clone, self._present())
-        self._graph = self  # type: ignore[assignment]
-        self._static: Any = None
-
-    @torch.no_grad()
-    def replay(self) -> None:
-        played = self._roll(self.steps), self._chunk_states
-        if self._static is None:
-            self._static = tree_map(torch.clone, played)
-        copy_into(self._static, played)
-        self._outputs, self._chunk_states = self._static
-
-
-def make(task: str, seed: int, kind: type[Collector] = StaticCollector, core: str = "lstm") -> Collector:
+def make(task: str, seed: int, kind: type[Collector] = UncapturedCollector, core: str = "lstm") -> Collector:
     env = envs.make(f"holdfast/{task}-v0", 6)
     torch.manual_seed(seed)
     policy = hf.ActorCritic(env.single_observation_space, env.single_action_space, core=core, hidden_size=8)
@@ -47,7 +29,7 @@ def make(task: str, seed: int, kind: type[Collector] = StaticCollector, core: st
 
 
 def numbers(segment: Segment) -> list[Any]:
-    parts = [leaves(getattr(segment, name)) for name in (*Segment.TIMED, "chunk_states", "start_state")]
+    parts = [leaves(getattr(segment, name)) for name in (*PER_STEP, "chunk_states", "start_state")]
     tensors = [leaf.clone() for part in parts for leaf in part if leaf is not None]
     return [*tensors, list(segment.episode_returns), list(segment.episode_lengths)]
 
@@ -67,23 +49,23 @@ def test_rollouts_are_the_same_whether_they_start_early_or_were_taken_back(task:
     early = make(task, seed, core=core)
     segment = early.rollout()
     for i, (played, state, random) in enumerate(wanted):
-        kept = early.go_ahead(segment)
+        kept = early.prefetch(segment)
         assert kept is not None and all(map(same, numbers(kept), played))
         if i % 3 == 1:
-            early.take_back()
+            early.cancel_prefetch()
             assert len(state) > 8 and all(map(same, leaves(early.state_dict()), state))
             assert torch.equal(torch.get_rng_state(), random)
         segment = early.rollout()
 
 
-def test_only_captured_rollouts_go_ahead():
+def test_only_captured_rollouts_prefetch():
     collector = make("RepeatPreviousEasy", 7, Collector)
-    assert collector.go_ahead(collector.rollout()) is None
-    collector.take_back()
+    assert collector.prefetch(collector.rollout()) is None
+    collector.cancel_prefetch()
     captured = make("RepeatPreviousEasy", 7)
     segment = captured.rollout()
-    captured.goes_ahead = False  # type: ignore[attr-defined]
-    assert captured.go_ahead(segment) is None
+    captured.prefetches = False  # type: ignore[attr-defined]
+    assert captured.prefetch(segment) is None
 
 
 class Stop(hf.Callback):
@@ -95,8 +77,7 @@ class Stop(hf.Callback):
 
 def trainer(folder: Path, monkeypatch: pytest.MonkeyPatch, env: str, *callbacks: hf.Callback) -> hf.Trainer:
     """With rollouts that write the same tensors each time."""
-    for name in ("Collector", "NativeStepCollector"):
-        monkeypatch.setattr(choose, name, StaticCollector)
+    monkeypatch.setattr(choose, "Collector", UncapturedCollector)
     if (folder / "config.json").exists():
         return hf.Trainer.resume(folder, callbacks=callbacks)
     config = hf.TrainConfig(
@@ -108,23 +89,23 @@ def trainer(folder: Path, monkeypatch: pytest.MonkeyPatch, env: str, *callbacks:
 
 
 @pytest.mark.parametrize("env", ["RepeatPreviousEasy", "PositionOnlyCartPoleEasy"])
-def test_a_run_that_goes_ahead_writes_the_same_rows_also_after_a_stop(
+def test_a_run_that_prefetches_writes_the_same_rows_also_after_a_stop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, env: str
 ):
     began: list[int] = []
-    go_ahead = StaticCollector.go_ahead
+    prefetch = UncapturedCollector.prefetch
 
     def counted(self: Any, segment: Segment) -> Any:
         began.append(1)
-        return go_ahead(self, segment)
+        return prefetch(self, segment)
 
-    monkeypatch.setattr(StaticCollector, "go_ahead", counted)
+    monkeypatch.setattr(UncapturedCollector, "prefetch", counted)
     trainer(tmp_path / "ahead", monkeypatch, env).run()
     assert len(began) == 15 - 1 - 3 - 3, "not in the last update, before a checkpoint or in one with a replay check"
     stopped = trainer(tmp_path / "stopped", monkeypatch, env, Stop())
     assert stopped.run().stopped_by == "callback"
     trainer(tmp_path / "stopped", monkeypatch, env).run()
-    monkeypatch.setattr(StaticCollector, "goes_ahead", False)
+    monkeypatch.setattr(UncapturedCollector, "prefetches", False)
     trainer(tmp_path / "usual", monkeypatch, env).run()
     usual, ahead, resumed = (read_progress(tmp_path / name) for name in ("usual", "ahead", "stopped"))
     assert len(usual) == len(ahead) == len(resumed) == 15
@@ -141,7 +122,7 @@ def test_a_callback_that_may_change_the_run_sees_it_as_the_update_left_it(
         ahead: bool = False
 
         def on_update_end(self, trainer: hf.Trainer, row: dict[str, float]) -> None:
-            self.ahead |= trainer.collector._ahead is not None
+            self.ahead |= trainer.collector._prefetched is not None
 
     look, watch = Look(), Look()
     watch.only_watches = True
@@ -158,7 +139,7 @@ def test_skipped_updates_keep_their_own_rollout_and_clear_the_memory(tmp_path: P
         only_watches = True
 
         def on_rollout_end(self, trainer: hf.Trainer, segment: hf.Segment) -> None:
-            seen.append(copied(segment))
+            seen.append(segment.map_tensors(torch.clone))
             if trainer.update == 2:
                 segment.advantage.fill_(float("nan"))
                 trainer.collector.memory._state["h"][3].fill_(float("nan"))
