@@ -130,7 +130,7 @@ def preset(draw: random.Random) -> str:
 def space(draw: random.Random) -> str:
     known = {parameter.name: parameter.to_data() for parameter in default_space(hf.TrainConfig(num_steps=8, epochs=2))}
     Path("space.json").write_bytes(mutated(known, draw))
-    return _read(read_space, Path("space.json"))
+    return _read(lambda path: read_space(path, hf.PPOConfig), Path("space.json"))
 
 
 def _read(reader: Any, file: Path) -> str:

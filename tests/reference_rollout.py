@@ -32,7 +32,8 @@ class ReferenceRollout(hf.Callback):
         self.compared = 0
 
     def on_rollout_end(self, trainer: hf.Trainer, segment: hf.Segment) -> None:
-        policy, scale = trainer.policy, trainer.collector.reward_scale
+        policy, reward_scale = trainer.policy, trainer.algorithm.reward_scale
+        scale = 1.0 if reward_scale is None else reward_scale.value
         with torch.no_grad():
             for b, env in enumerate(self.envs):
                 expected = env.play(policy, segment.actions[:, b], scale)

@@ -53,7 +53,7 @@ def test_settings_of_the_command_are_in_every_run_over_those_of_the_suite():
     ("changed", "says"),
     [
         ({"num_env": 4}, r"--set: unknown settings \['num_env'\]"),
-        ({"num_envs": "many"}, "--set: --num-envs is 'many', which is not a value of its type"),
+        ({"num_envs": "many"}, "--set: num_envs='many' is not a value of its type"),
         ({"seed": 4}, "--set: seed is not among the settings of a suite; it is a key or a flag of its own"),
     ],
 )
@@ -65,7 +65,7 @@ def test_a_setting_of_the_command_that_cannot_be_is_named(changed, says):
 
 def test_a_core_that_does_not_exist_is_named():
     suite = small_suite()
-    with pytest.raises(SuiteError, match="task A: --core must be one of lstm, gru"):
+    with pytest.raises(SuiteError, match="task A: core='grue' must be one of lstm, gru"):
         jobs(suite, suite.tasks, device="cpu", cores=("grue",))
 
 

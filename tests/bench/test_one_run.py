@@ -97,8 +97,8 @@ def test_saving_now_and_then_leaves_the_settings_of_the_run_alone(tmp_path):
 
 def test_a_watched_run_may_overlap_rollouts_and_updates(tmp_path, monkeypatch):
     asked = []
-    may_go_ahead = Trainer._may_go_ahead
-    monkeypatch.setattr(Trainer, "_may_go_ahead", lambda self: asked.append(may_go_ahead(self)) or asked[-1])
+    may_go_ahead = Trainer._may_prefetch
+    monkeypatch.setattr(Trainer, "_may_prefetch", lambda self: asked.append(may_go_ahead(self)) or asked[-1])
     train(job(), tmp_path / "run", checkpoint_seconds=0.0)
     assert asked == [True] * 6 + [False], "not in the last update; the first is checked by replay, and nothing is asked"
 

@@ -102,7 +102,7 @@ def test_a_file_that_is_no_suite_is_refused_in_one_line(tmp_path, monkeypatch, n
         ({"cores": []}, "small.toml: cores is empty"),
         ({"statistic": "median"}, "statistic must be one of best, final, got 'median'"),
         ({"settings": {"gama": 0.9}}, "unknown settings ['gama']"),
-        ({"settings": {"gamma": 2.0}}, "--gamma must be between 0 and 1, got 2.0"),
+        ({"settings": {"gamma": 2.0}}, "gamma=2.0 must be between 0 and 1"),
         ({"settings": {"total_steps": 5}}, "total_steps is not among the settings of a suite"),
         ({"tuned": {"G": {}}}, "tuned.G is the family of no task"),
         ({"tuned": {"F": 3}}, "tuned.F: expected a table of settings, got 3"),

@@ -148,7 +148,7 @@ def test_a_command_with_a_time_limit_saves_what_runs_and_goes_on_when_it_is_repe
     for name in ("table.md", "index.html"):
         text = (out / name).read_text()
         assert "With gamma=0.9 learning_rate=0.001 num_envs=8" in text
-        assert "hidden_size 8, num_envs 8, num_steps 32, learning_rate 0.001, gamma 0.9, gae_lambda 0.95" in text
+        assert "hidden_size 8, num_envs 8, num_steps 32, learning_rate 0.001, gamma 0.9, max_grad_norm 0.5" in text
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_a_command_with_a_time_limit_saves_what_runs_and_goes_on_when_it_is_repe
         ("popgim", "holdfast bench: no suite 'popgim'; did you mean popgym?"),
         ("", "holdfast bench: SUITE is missing; see holdfast bench --help"),
         ("popgym --tasks RepeatFirstEsy", "has no task 'RepeatFirstEsy'; did you mean RepeatFirstEasy?"),
-        ("popgym --cores grue --device cpu", "--core must be one of lstm, gru"),
+        ("popgym --cores grue --device cpu", "--core grue must be one of lstm, gru"),
         ("popgym --seeds 0", "--seeds must be at least 1, got 0"),
         ("popgym --steps many", "--steps: 'many' is not an integer"),
         ("popgym --device tpu", "device 'tpu': Holdfast runs on CPUs and NVIDIA GPUs"),

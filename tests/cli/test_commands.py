@@ -30,10 +30,10 @@ def test_every_command_has_help(command, run, capsys):
     [
         ("trian", "no command 'trian'; did you mean train?"),
         ("train --hiden-size 3", "unknown option --hiden-size; did you mean --hidden-size?"),
-        ("train --core rnn", "or my_module:MyCore, got 'rnn'"),
+        ("train --core rnn", "--core rnn must be one of lstm, gru"),
         ("train --hidden-size big", "--hidden-size: 'big' is not an integer"),
         ("train --gamma big", "--gamma: 'big' is not a number"),
-        ("train --num-envs -1", "--num-envs must be at least 0, got -1"),
+        ("train --num-envs -1", "--num-envs -1 must be at least 0"),
         ("train --bptt 7 --num-steps 64", "--bptt 7 must divide --num-steps 64"),
         ("train --preset nothing", "unknown preset 'nothing'; one of repeat-previous-easy"),
         ("train --preset t-maze --resume runs/x", "--preset and --resume cannot be combined"),

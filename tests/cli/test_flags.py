@@ -10,6 +10,7 @@ import pytest
 from holdfast.cli.errors import UserError
 from holdfast.cli.export import ExportFlags
 from holdfast.cli.flags import OTHER_NAMES, named_values, parse, value_of
+from holdfast.cli.settings import flags_with_settings
 from holdfast.cli.train import TrainFlags
 from holdfast.config import TrainConfig
 
@@ -98,7 +99,7 @@ def test_integers_may_be_written_short(text, number):
 )
 def test_names_of_other_libraries_lead_to_ours(option, flag):
     with pytest.raises(UserError, match=rf"unknown option {option.partition('=')[0]}; did you mean {flag}\?"):
-        parse(TrainFlags, [option], "train")
+        parse(flags_with_settings(TrainFlags, TrainConfig()), [option], "train")
 
 
 def test_every_name_of_another_library_stands_for_a_flag():
@@ -125,7 +126,7 @@ def test_the_value_of_one_flag_in_either_spelling():
 )
 def test_a_value_that_a_flag_does_not_take_is_refused_with_the_name_of_the_flag(argv: list[str], said: str):
     with pytest.raises(UserError, match=re.escape(said)):
-        parse(TrainFlags, argv, "train")
+        parse(flags_with_settings(TrainFlags, TrainConfig()), argv, "train")
 
 
 def test_values_by_name_come_once_and_may_be_of_any_length():

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+import holdfast as hf
+
 from holdfast.cli import sweep as sweep_command
 from holdfast.runs.log import read_progress
 from holdfast.sweep.trial_run import _Watch
@@ -31,7 +33,7 @@ def outcomes(folder: Path, trials: int) -> list[Any]:
     from holdfast.sweep.space import read_space
     from holdfast.sweep.study import Study
 
-    space = read_space(folder / "space.json")
+    space = read_space(folder / "space.json", hf.PPOConfig)
     return Study(f"sqlite:///{folder / STUDY / 'study.db'}", "TMaze-v0", space, {}, 1, trials).outcomes()
 
 

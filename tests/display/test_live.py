@@ -4,6 +4,7 @@ import math
 import pytest
 from rich.console import Console
 
+from holdfast.algorithms.ppo import PPO
 from holdfast.config import TrainConfig
 from holdfast.display import dashboard, live
 from holdfast.display.live import Display
@@ -58,7 +59,7 @@ def picture(shown, width=100, height=40):
 
 def test_without_a_terminal_a_run_is_at_most_about_forty_lines(tmp_path):
     console = plain_console()
-    shown = Display(config(tmp_path), NUM_UPDATES, console=console)
+    shown = Display(config(tmp_path), NUM_UPDATES, PPO.metrics, console=console)
     for update in range(1, NUM_UPDATES + 1):
         shown.update(row(update), [f"entropy fell to {1 / update:.3f}"])
     shown.note("checkpoint [saved]")
@@ -74,7 +75,7 @@ def test_without_a_terminal_a_run_is_at_most_about_forty_lines(tmp_path):
 
 def test_a_short_run_prints_every_update(tmp_path):
     console = plain_console()
-    shown = Display(config(tmp_path), 5, console=console)
+    shown = Display(config(tmp_path), 5, PPO.metrics, console=console)
     for update in range(1, 6):
         shown.update(row(update), [])
     assert len(console.file.getvalue().splitlines()) == 5
@@ -82,7 +83,7 @@ def test_a_short_run_prints_every_update(tmp_path):
 
 def test_a_note_stays_above_the_dashboard(tmp_path):
     console = live_console()
-    shown = Display(config(tmp_path), NUM_UPDATES, console=console)
+    shown = Display(config(tmp_path), NUM_UPDATES, PPO.metrics, console=console)
     engines = "rollout: step by step, because the environment is not ours; update: C, without autograd"
     shown.note(engines)
     shown.update(row(1), [])
@@ -107,7 +108,7 @@ def test_quiet_prints_nothing(tmp_path, capsys):
 
 
 def test_the_picture_shows_returns_speed_time_losses_and_memory(tmp_path):
-    shown = Display(config(tmp_path), NUM_UPDATES, console=live_console())
+    shown = Display(config(tmp_path), NUM_UPDATES, PPO.metrics, console=live_console())
     for update in range(1, 101):
         gap = 2.5e-7 if update == 1 else math.nan  # not checked in every update
         shown.update(row(update, **{"memory/replay_gap": gap}), ["saturation [30%] is high"] * (update == 3))
@@ -136,7 +137,7 @@ def test_the_picture_shows_returns_speed_time_losses_and_memory(tmp_path):
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (60, 24), (100, 18), (200, 60)])
 def test_the_picture_fits_the_terminal(tmp_path, width, height):
-    shown = Display(config(tmp_path), NUM_UPDATES, console=live_console(width, height))
+    shown = Display(config(tmp_path), NUM_UPDATES, PPO.metrics, console=live_console(width, height))
     for update in range(1, 60):
         shown.update(row(update), [])
     lines = picture(shown, width, height).splitlines()
@@ -146,7 +147,7 @@ def test_the_picture_fits_the_terminal(tmp_path, width, height):
 
 
 def test_missing_and_nan_metrics_show_as_unknown(tmp_path):
-    shown = Display(config(tmp_path), NUM_UPDATES, console=live_console())
+    shown = Display(config(tmp_path), NUM_UPDATES, PPO.metrics, console=live_console())
     shown.update({"update": 1, "steps": 10, "rollout/ep_rew_mean": math.nan}, [])
     shown.close()
     assert "return -" in picture(shown)
@@ -157,7 +158,7 @@ def test_a_resumed_run_shows_the_curve_from_its_beginning(tmp_path):
     for update in range(1, 51):
         log.write(row(update), update * 4096)
     log.close()
-    shown = Display(config(tmp_path), NUM_UPDATES, console=live_console())
+    shown = Display(config(tmp_path), NUM_UPDATES, PPO.metrics, console=live_console())
     shown.update(row(51), [])
     shown.update(row(52), [])
     shown.close()
@@ -169,7 +170,7 @@ def test_frames_are_limited_so_that_looking_costs_little(tmp_path, monkeypatch):
     monkeypatch.setattr(live.time, "monotonic", lambda: clock[0])
     frames = []
     monkeypatch.setattr(dashboard, "render", lambda *arguments: frames.append(1) or "picture")
-    shown = Display(config(tmp_path), NUM_UPDATES, console=live_console())
+    shown = Display(config(tmp_path), NUM_UPDATES, PPO.metrics, console=live_console())
     for update in range(1, 101):
         clock[0] += 0.02
         shown.update(row(update), [])
@@ -190,7 +191,7 @@ def test_a_long_run_keeps_a_bounded_curve(tmp_path, monkeypatch):
 def test_remaining_time_follows_the_last_updates(tmp_path, monkeypatch):
     clock = [0.0]
     monkeypatch.setattr(live.time, "monotonic", lambda: clock[0])
-    shown = Display(config(tmp_path), NUM_UPDATES, console=plain_console())
+    shown = Display(config(tmp_path), NUM_UPDATES, PPO.metrics, console=plain_console())
     for update in range(1, 101):
         clock[0] += 5.0 if update < 50 else 0.5
         shown.update(row(update), [])
@@ -199,7 +200,7 @@ def test_remaining_time_follows_the_last_updates(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("width", "height"), [(24, 8), (30, 10), (45, 14), (54, 18), (60, 24), (80, 24), (200, 60)])
 def test_the_dashboard_fits_into_terminals_of_every_size(tmp_path, width, height):
-    shown = Display(config(tmp_path), NUM_UPDATES, console=live_console(width, height))
+    shown = Display(config(tmp_path), NUM_UPDATES, PPO.metrics, console=live_console(width, height))
     for update in (1, 120):
         shown.update(row(update), ["episodes are longer than the segments"] if height >= 24 else [])
     lines = picture(shown, width, height).splitlines()
@@ -222,7 +223,7 @@ LONG_WARNINGS = [
     ("width", "height"), [(24, 8), (30, 10), (30, 12), (45, 14), (54, 18), (54, 20), (60, 24), (80, 24), (200, 60)]
 )
 def test_the_dashboard_with_long_warnings_fits_and_shows_the_newest(tmp_path, width, height, count):
-    shown = Display(config(tmp_path), NUM_UPDATES, console=live_console(width, height))
+    shown = Display(config(tmp_path), NUM_UPDATES, PPO.metrics, console=live_console(width, height))
     shown.update(row(1), LONG_WARNINGS[-count:])
     shown.update(row(120, **EVERY_METRIC), [])
     lines = picture(shown, width, height).splitlines()
@@ -234,7 +235,7 @@ def test_the_dashboard_with_long_warnings_fits_and_shows_the_newest(tmp_path, wi
 
 
 def test_warnings_are_shown_whole_where_there_is_room(tmp_path):
-    shown = Display(config(tmp_path), NUM_UPDATES, console=live_console(80, 40))
+    shown = Display(config(tmp_path), NUM_UPDATES, PPO.metrics, console=live_console(80, 40))
     shown.update(row(1), LONG_WARNINGS)
     text = " ".join(line.strip("│ ") for line in picture(shown, 80, 40).splitlines())
     assert all(warning in text for warning in LONG_WARNINGS)
@@ -243,7 +244,7 @@ def test_warnings_are_shown_whole_where_there_is_room(tmp_path):
 @pytest.mark.parametrize(("width", "height"), [(20, 30), (100, 5)])
 def test_a_terminal_that_is_too_small_for_a_dashboard_gets_lines(tmp_path, width, height):
     console = live_console(width, height)
-    shown = Display(config(tmp_path), NUM_UPDATES, console=console)
+    shown = Display(config(tmp_path), NUM_UPDATES, PPO.metrics, console=console)
     shown.update(row(1), [])
     assert console.file.getvalue().startswith("update ")
     assert console.file.getvalue().count("\n") == 1

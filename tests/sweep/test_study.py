@@ -23,7 +23,7 @@ SPACE = (
     Parameter("learning_rate", low=1e-4, high=1e-2, scale="log"),
     Parameter("gamma", low=0.9, high=0.99, scale="log(1-x)"),
     Parameter("core", choices=("lstm", "gru")),
-    Parameter("num_layers", low=1, high=3),
+    Parameter("num_layers", low=1, high=3, whole=True),
 )
 BASE = {"learning_rate": 1e-3, "gamma": 0.95, "core": "lstm", "num_layers": 2}
 

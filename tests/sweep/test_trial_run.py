@@ -77,6 +77,6 @@ def test_updates_of_other_settings_without_a_checkpoint_do_not_fail_the_trial(tm
 def test_a_trial_may_overlap_rollouts_and_updates(tmp_path: Path):
     config = hf.TrainConfig("holdfast/TMaze-v0", hidden_size=4, device="cpu", run_dir=str(tmp_path), quiet=True)
     trainer = _trainer(config, _Watch(None, 0, True, lambda: False))
-    assert trainer._may_go_ahead()
+    assert trainer._may_prefetch()
     trainer.callbacks[0].only_watches = False
-    assert not trainer._may_go_ahead(), "a hook that may change the run does not let the next rollout start early"
+    assert not trainer._may_prefetch(), "a hook that may change the run does not let the next rollout start early"

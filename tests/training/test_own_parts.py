@@ -222,7 +222,7 @@ def test_what_is_no_policy_is_refused_in_one_line(tmp_path: Path, policy: Any, s
 
 
 def test_settings_that_are_no_config_are_refused():
-    with pytest.raises(TypeError, match=r"Trainer takes an hf.TrainConfig, got a dict; write hf.TrainConfig"):
+    with pytest.raises(TypeError, match=r"Trainer takes a config, got a dict; write hf.PPOConfig"):
         hf.Trainer({"env": "CartPole-v1"})
 
 

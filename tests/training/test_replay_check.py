@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from broken import OF_HOLDFAST, holdfast_loops, holdfast_policies
 from broken.holdfast_loops import Loop
 from counting_env import MODES, vector_env
 from holdfast import envs
+from holdfast.algorithms.base import replay_difference
 from holdfast.runs.log import read_progress
 from holdfast.training import replay_check
 from holdfast.training.replay_check import ReplayError
@@ -87,7 +89,7 @@ def test_truncations_that_do_not_reset_stop_the_run():
     loop = holdfast_loops.ForgetsTruncationInTraining
     loop(policy).store(segment)
     with pytest.raises(ReplayError, match=expected(loop)):
-        replay_check.check(policy, segment)
+        replay_check.check_policy(policy, segment)
 
 
 def test_training_from_zeros_stops_the_run(tmp_path: Path):
@@ -157,7 +159,7 @@ def test_batch_statistics_stop_the_run_too_where_no_rollout_step_fails():
     policy.trunk.append(nn.BatchNorm1d(8))
     segment = next(hf.collect(env, policy, 16))
     with pytest.raises(ReplayError, match=r"does not replay.*\n.*\n.*BatchNorm1d \(trunk\.2\) in training mode"):
-        replay_check.check(policy, segment)
+        replay_check.check_policy(policy, segment)
 
 
 @pytest.mark.parametrize("layer", [nn.Dropout(0.1), nn.BatchNorm1d(8)])
@@ -181,7 +183,7 @@ def test_numbers_that_are_not_finite_are_named_as_such():
     segment = next(hf.collect(env, policy, 8))
     segment.obs[3, 1] = torch.nan
     with pytest.raises(ReplayError, match="are NaN at step t=3, environment 1"):
-        replay_check.check(policy, segment)
+        replay_check.check_policy(policy, segment)
 
 
 @pytest.mark.parametrize("bptt", [None, 4])
@@ -193,7 +195,7 @@ def test_the_place_is_named_as_step_and_environment_of_the_segment(bptt: int | N
     segment.log_prob[13, 1] += 1.0
     nearest = max(t for t in range(14) if segment.resets[t, 1])
     with pytest.raises(ReplayError) as stopped:
-        replay_check.check(policy, segment, bptt=bptt)
+        replay_check.check_policy(policy, segment, partial(replay_difference, policy, length=bptt))
     assert "at step t=13, environment 1" in str(stopped.value)
     assert f"nearest episode start is at t={nearest}" in str(stopped.value)
 

@@ -11,8 +11,10 @@ import torch
 from gymnasium import spaces
 
 import holdfast as hf
+from holdfast.algorithms.base import relative_distance as staleness
+from holdfast.algorithms.ppo import PPO
 from holdfast.training.no_progress import ProgressCheck
-from holdfast.training.telemetry import Warnings, memory_metrics, staleness
+from holdfast.training.telemetry import Warnings, memory_metrics
 
 NO_RESETS = torch.zeros(3, 2, dtype=torch.bool)
 
@@ -49,7 +51,7 @@ def test_staleness_is_the_difference_against_the_size_of_the_state():
 
 def look(row: dict[str, float], times: int = 1, space: Any = None, **settings: Any) -> list[str]:
     config = hf.TrainConfig(**{"num_steps": 8, "total_steps": 1000, **settings})
-    warnings = Warnings(config, spaces.Discrete(4) if space is None else space, [])
+    warnings = Warnings(SimpleNamespace(config=config, advice=PPO.advice), spaces.Discrete(4) if space is None else space, [])
     healthy = {
         "update": 1.0,
         "steps": 100.0,
@@ -107,7 +109,7 @@ STUCK = dict(total_steps=900, num_steps=128, num_envs=8, minibatches=8, learning
 
 def progress(settings: dict[str, Any], latest: float, steps: int = 600, update: int = 20) -> str | None:
     """What is said after 50 episodes with returns 9 and 11 and then this mean."""
-    check = ProgressCheck(hf.TrainConfig(**{**STUCK, **settings}), [])
+    check = ProgressCheck(hf.TrainConfig(**{**STUCK, **settings}), PPO.advice, [])
     first = {"update": 1.0, "steps": 100.0, "rollout/ep_rew_mean": 10.0}
     assert check.after_update(first, [9.0, 11.0] * 25) is None
     return check.after_update({"update": update, "steps": float(steps), "rollout/ep_rew_mean": latest}, [])
@@ -138,7 +140,7 @@ def test_a_run_that_learns_or_is_still_young_hears_nothing():
 
 
 def test_a_run_is_told_once_that_it_learned_nothing():
-    check = ProgressCheck(hf.TrainConfig(**STUCK), [])
+    check = ProgressCheck(hf.TrainConfig(**STUCK), PPO.advice, [])
     row = {"update": 1.0, "steps": 100.0, "rollout/ep_rew_mean": 1.0}
     assert check.after_update(row, [1.0]) is None
     row |= {"update": 30.0, "steps": 800.0}
@@ -147,7 +149,7 @@ def test_a_run_is_told_once_that_it_learned_nothing():
 
 
 def test_a_run_in_which_no_episode_ends_is_told_once():
-    check = ProgressCheck(hf.TrainConfig(**STUCK), [])
+    check = ProgressCheck(hf.TrainConfig(**STUCK), PPO.advice, [])
     row = {"update": 30.0, "steps": 800.0, "rollout/ep_rew_mean": math.nan}
     said = check.after_update(row, [])
     assert said is not None and said.startswith("no episode has ended in 800 steps") and "TimeLimit" in said
@@ -155,13 +157,13 @@ def test_a_run_in_which_no_episode_ends_is_told_once():
 
 
 def test_a_run_that_was_resumed_from_an_old_checkpoint_is_told_neither():
-    check = ProgressCheck(hf.TrainConfig(**STUCK), None)
+    check = ProgressCheck(hf.TrainConfig(**STUCK), PPO.advice, None)
     row = {"update": 30.0, "steps": 800.0, "rollout/ep_rew_mean": 475.0}  # of the episodes before
     assert check.after_update(row, []) is None
     assert check.after_update(row, [475.0, 474.0]) is None
 
 
 def test_a_run_whose_episodes_end_in_other_ranks_is_not_told_that_none_has_ended():
-    check = ProgressCheck(hf.TrainConfig(**STUCK), [])
+    check = ProgressCheck(hf.TrainConfig(**STUCK), PPO.advice, [])
     for update, steps in (1.0, 100.0), (30.0, 800.0):
         assert check.after_update({"update": update, "steps": steps, "rollout/ep_rew_mean": 475.0}, []) is None

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import file_mutants
 import whole_runs
-from holdfast.rollout.collector import Collector
+from holdfast.rollout.acting import Acting
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -17,8 +18,13 @@ def test_a_run_with_random_settings_replays_resumes_and_deploys_what_it_trained(
 
 
 def test_these_runs_notice_a_bootstrap_that_is_a_little_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    of_final = Collector._value_of_final
-    monkeypatch.setattr(Collector, "_value_of_final", lambda *args: 0.99 * of_final(*args))
+    finals = Acting.final_values
+
+    def a_little_wrong(acting: Acting, like: Any) -> Any:
+        values = finals(acting, like)
+        return None if values is None else 0.99 * values
+
+    monkeypatch.setattr(Acting, "final_values", a_little_wrong)
     what = whole_runs.draw_run(41, 0)
     assert what["mode"] != "NEXT_STEP" and what["settings"]["gamma"] > 0, "otherwise nothing is bootstrapped so"
     assert "advantage is" in whole_runs.play(what, tmp_path)

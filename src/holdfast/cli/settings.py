@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -47,32 +46,26 @@ def _of_file(path: Path, argv: list[str], algorithm: str | None) -> RunConfig:
     return config
 
 
-def parse_with_settings(
-    kind: type[Flags], argv: list[str], command: str, defaults: RunConfig
-) -> tuple[Flags, RunConfig]:
+def parse_with_settings(kind: type[Flags], argv: list[str], command: str, defaults: RunConfig) -> tuple[Any, RunConfig]:
     """The flags of a command and those of the settings, and the config that these make of the defaults.
 
     kind: a dataclass with a field `env_args`.
     """
-    kind_of_config: Any = type(defaults)
-    as_flags = _flags_of(kind_of_config)
-    start = as_flags(**{**vars(defaults), "env_kwargs": {}})
-    field = dataclasses.field(default_factory=lambda: start)
-    combined: Any = dataclasses.make_dataclass(
-        kind.__name__, [("settings", as_flags, field)], bases=(kind,), namespace={"__doc__": kind.__doc__}
-    )
-    flags = parse(combined, argv, command, default=combined())
+    flags = parse(flags_with_settings(kind, defaults), argv, command)
     env_kwargs = {**defaults.env_kwargs, **named_values("--env-args", flags.env_args, "length=40")}
     with user_errors():
         return flags, type(defaults)(**{**vars(flags.settings), "env_kwargs": env_kwargs})
 
 
-@functools.cache
-def _flags_of(config: Any) -> Any:
-    """A config class whose values are not checked: that is done when a config is made from them."""
+def flags_with_settings(kind: type, defaults: RunConfig) -> Any:
+    """A dataclass of flags with a field `settings`: those of the config. Values are not checked until a config is made of them."""
+    config = type(defaults)
     namespace = {"__post_init__": lambda self: None, "__doc__": config.__doc__}
-    core = ("core", str, dataclasses.field(default=config.core))
-    return dataclasses.make_dataclass("Settings", [core], bases=(config,), namespace=namespace)
+    core = ("core", str, dataclasses.field(default="lstm"))
+    settings: Any = dataclasses.make_dataclass("Settings", [core], bases=(config,), namespace=namespace)
+    start = settings(**{**vars(defaults), "env_kwargs": {}})
+    field = ("settings", settings, dataclasses.field(default_factory=lambda: start))
+    return dataclasses.make_dataclass(kind.__name__, [field], bases=(kind,), namespace={"__doc__": kind.__doc__})
 
 
 def require_imports_allowed(argv: list[str], config: RunConfig, source: Path, allowed: bool) -> None:

@@ -26,7 +26,8 @@ def differences(config: Any, presets: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _from(config: Any, base: Mapping[str, Any]) -> list[str]:
     found = []
-    for name, declared in settings_of(type(config)).items():
+    sizes_last = sorted(settings_of(type(config)).items(), key=lambda pair: pair[1].about == "size")
+    for name, declared in sizes_last:
         # Sizes are chosen for the task by default, so their numbers are named only where a preset has others.
         if declared.short is None or (declared.about == "size" and name not in base):
             continue

@@ -15,10 +15,7 @@ from holdfast.named_objects import OWN_POLICY
 
 Config = Mapping[str, Any]
 
-# The task, then the network, then the method. Sizes and budgets make a group, but a label has them only if nothing else tells two
-# groups apart.
 _ORDER = ("task", "network", "method", "size", "budget")
-_BOOKKEEPING = ("size", "budget")
 MOST_SHOWN = 4
 
 
@@ -37,6 +34,11 @@ def _declared(name: str) -> Setting:
 def _makes_a_group(name: str) -> bool:
     """Whether runs that differ in a setting are other experiments. Figures are drawn per environment."""
     return name != "env" and _declared(name).about in _ORDER
+
+
+def _is_bookkeeping(name: str) -> bool:
+    """Whether a setting makes a group, but is in a label only if nothing else tells two groups apart."""
+    return name == "num_envs" or _declared(name).about == "budget"
 
 
 def _rank(name: str) -> tuple[int, int]:
@@ -67,7 +69,7 @@ def _shown(lines: Sequence[Config]) -> tuple[list[str], bool]:
     for name in names:
         if _num_different(lines, [*needed, name]) > _num_different(lines, needed):
             needed.append(name)
-    telling = [name for name in names if _declared(name).about not in _BOOKKEEPING]
+    telling = [name for name in names if not _is_bookkeeping(name)]
     most = MOST_SHOWN + ("policy" in names and "core" in names)  # a line has one of the two
     extra = [name for name in telling if name not in needed][: max(0, most - len(needed))]
     shown = sorted([*needed, *extra], key=names.index)

@@ -45,7 +45,7 @@ class NonFiniteGuard:
             self.in_a_row = 0
             return
         self.total += 1
-        nothing_learned = math.isnan(row["train/grad_norm"])  # a mean over the steps that were taken
+        nothing_learned = math.isnan(row.get("train/grad_norm", 0.0))  # a mean over the steps that were taken
         self.in_a_row = self.in_a_row + 1 if nothing_learned else 0
         evidence: Path | str
         try:

@@ -65,7 +65,7 @@ class Warnings:
         self.config: RunConfig = algorithm.config
         self.max_entropy = _max_entropy(action_space)
         self._said: set[str] = set()
-        self._progress = ProgressCheck(self.config, type(algorithm).advice, first_returns)
+        self._progress = ProgressCheck(self.config, algorithm.advice, first_returns)
 
     def after_update(self, row: dict[str, float], segment: Segment) -> list[str]:
         found = []

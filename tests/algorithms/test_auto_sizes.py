@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 import holdfast as hf
 from holdfast.display.first_lines import first_lines
 from holdfast.envs import make
-from holdfast.training.chosen import Task, choose_sizes
+from holdfast.algorithms.auto_sizes import choose_sizes
+from holdfast.algorithms.base import Task
 
 SLOW, FAST, GPU = Task(False, False), Task(False, True), Task(True, True)
 
