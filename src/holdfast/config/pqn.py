@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from holdfast.config.on_policy import OnPolicyConfig
 from holdfast.config.settings import NearOne, override, setting
@@ -14,6 +15,8 @@ class PQNConfig(OnPolicyConfig):
 
     algorithm: str = override(OnPolicyConfig, "algorithm", "pqn")
     learning_rate: float = override(OnPolicyConfig, "learning_rate", 1e-3)
+    normalize_reward: bool = override(OnPolicyConfig, "normalize_reward", True)
+    activation: Literal["tanh", "relu", "silu", "gelu"] = override(OnPolicyConfig, "activation", "relu")
     q_lambda: float = setting(0.65, low=0, high=1, short="lambda", search=NearOne(4))
     """Lambda of the Q(lambda) targets: 0 is one-step Q-learning, 1 sums rewards to the end of the episode."""
     epsilon_start: float = setting(1.0, low=0, high=1)

@@ -174,8 +174,8 @@ class ActorCritic(Actor):
         Not between a rollout and its update.
         """
         for part in (self.encoder, self.critic_encoder):
-            for encoder, leaf in [] if part is None else _normalizing_encoders(part, obs):
-                encoder.update(leaf, ranks)
+            if part is not None:
+                encoders.update_normalizers(part, obs, ranks)
 
     def update_value_scale(self, returns: Tensor, ranks: Ranks = ALONE) -> None:
         """Update the value statistics with a rollout's returns [N], those of all `ranks`; the policy's values do not change."""
@@ -184,7 +184,7 @@ class ActorCritic(Actor):
 
     @property
     def normalizes(self) -> bool:
-        return any(isinstance(m, encoders.Vector) and m.normalize for m in self.modules())
+        return encoders.normalizes(self)
 
 
 class _CoreMaker(NamedTuple):
@@ -234,11 +234,3 @@ def _actor_and_critic_slices(core: Core) -> tuple[slice, slice] | None:
     if isinstance(core, Parallel) and {"actor", "critic"} <= set(core.slices):
         return core.slices["actor"], core.slices["critic"]
     return None
-
-
-def _normalizing_encoders(encoder: nn.Module, obs: Any) -> list[tuple[encoders.Vector, Tensor]]:
-    """The normalizing encoders with the part of the observation each reads."""
-    if isinstance(encoder, encoders.Composite):
-        pairs = zip(encoder.keys, encoder.parts)
-        return [found for key, part in pairs for found in _normalizing_encoders(part, obs[key])]
-    return [(encoder, obs)] if isinstance(encoder, encoders.Vector) and encoder.normalize else []

@@ -217,3 +217,17 @@ def for_space(space: spaces.Space[Any], normalize: bool = False) -> nn.Module:
     raise ValueError(
         f"no encoder for the observation space {space}; subclass hf.RecurrentPolicy and write encode(self, obs) for it"
     )
+
+
+def update_normalizers(encoder: nn.Module, obs: Any, ranks: Ranks | None = None) -> None:
+    """Update the running statistics in an encoder with observations [N, ...] or [T, B, ...]."""
+    if isinstance(encoder, Composite):
+        for key, part in zip(encoder.keys, encoder.parts):
+            update_normalizers(part, obs[key], ranks)
+    elif isinstance(encoder, Vector) and encoder.normalize:
+        encoder.update(obs, ranks)
+
+
+def normalizes(module: nn.Module) -> bool:
+    """Whether there are running statistics of observations inside."""
+    return any(isinstance(part, Vector) and part.normalize for part in module.modules())

@@ -1,4 +1,4 @@
-"""Action distributions for policies: categorical (several heads, masks), Bernoulli, Gaussian, squashed Gaussian.
+"""Action distributions for policies: categorical (several heads, masks), Bernoulli, Gaussian, squashed Gaussian, greedy.
 
 They do what a policy needs and nothing else: `sample()`, `mode`, `log_prob(action)`, `entropy()`, all with batch
 shape [N]. torch.distributions work too; these take several times less time per step, accept action masks, and compile
@@ -255,6 +255,53 @@ class Bernoulli:
         return F.logsigmoid(self.logits)
 
 
+class Greedy:
+    """The action with the largest Q; q [N, n], mask [N, n] or None. Actions are numbered from `start`.
+
+    Nothing is random unless a rollout brings noise (`rollout/exploration.py`). `log_prob` is Q(action) - max Q: 0 for the greedy
+    action, so that both legs of a policy can be compared; it is no probability.
+    """
+
+    def __init__(self, q: Tensor, mask: Tensor | None = None, start: int = 0) -> None:
+        self.q, self.start = q, start
+        if mask is not None:
+            check_mask(mask, tuple(q.shape), f"for {q.shape[-1]} actions")
+        self.allowed = q if mask is None else q.masked_fill(~mask, -torch.inf)
+
+    @property
+    def params(self) -> Tensor:
+        """What it is made from, [N, n]."""
+        return self.q
+
+    @property
+    def value(self) -> Tensor:
+        """The largest allowed Q, [N]."""
+        return self.allowed.amax(-1)
+
+    @property
+    def mode(self) -> Tensor:
+        return self.allowed.argmax(-1) + self.start
+
+    def sample(self, noise: Tensor | None = None) -> Tensor:
+        """noise [N, 1 + n]: where the first number is negative, the allowed action with the largest of the others."""
+        if noise is None:
+            return self.mode
+        random = noise[:, 1:].masked_fill(self.allowed == -torch.inf, -torch.inf).argmax(-1) + self.start
+        return torch.where(noise[:, 0] < 0, random, self.mode)
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        return self.of(action) - self.value
+
+    def of(self, action: Tensor) -> Tensor:
+        """Q of these actions, [N]."""
+        _require_shape(action, self.q.shape[:-1], "discrete actions")
+        index = whole_numbers(action, "discrete actions") - self.start
+        return self.q.gather(-1, index.unsqueeze(-1)).squeeze(-1)
+
+    def entropy(self) -> Tensor:
+        return torch.zeros_like(self.q[:, 0])
+
+
 class Gaussian:
     """Independent normals (Box of `shape`); mean [N, n], log_std [n] or [N, n]. Actions are raw, not clipped."""
 
@@ -344,11 +391,11 @@ def _log_slope(u: Tensor) -> Tensor:
 
 
 def draw_action(dist: Any, noise: Tensor | None) -> Tensor:
-    """An action of a policy's distribution. noise: standard normal numbers [N, n] for a Gaussian, ours or torch's; any other
-    distribution draws its own, as without noise."""
+    """An action of a policy's distribution. noise: standard normal numbers [N, n] for a Gaussian, ours or torch's, or what
+    `Greedy` takes; any other distribution draws its own, as without noise."""
     if noise is None:
         return dist.sample()
-    if isinstance(dist, (Gaussian, SquashedGaussian)):
+    if isinstance(dist, (Gaussian, SquashedGaussian, Greedy)):
         return dist.sample(noise)
     base = dist.base_dist if isinstance(dist, torch.distributions.Independent) else dist
     if isinstance(base, torch.distributions.Normal) and dist.mean.numel() == noise.numel():

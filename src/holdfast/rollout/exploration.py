@@ -30,6 +30,19 @@ class Noise:
         return drawn
 
 
+class EpsilonNoise(Noise):
+    """Random actions now and then, for a `Greedy` policy: [B, 1 + n], the first number negative with probability `epsilon` [B]."""
+
+    def __init__(self, num_envs: int, actions: int, device: torch.device) -> None:
+        self.epsilon = torch.ones(num_envs, device=device)  # filled in place: a captured rollout reads it
+        self.value = torch.zeros(num_envs, 1 + actions, device=device)
+
+    def draw(self, before: Tensor, resets: Tensor) -> Tensor:
+        drawn = torch.rand_like(before)
+        epsilon = self.epsilon[: len(before)]
+        return torch.cat([drawn[:, :1] - epsilon.unsqueeze(1), drawn[:, 1:]], 1)
+
+
 class CorrelatedNoise(Noise):
     """Noise for Box actions that is correlated over time.
 
