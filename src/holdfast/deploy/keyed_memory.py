@@ -1,78 +1,104 @@
-"""The environments a `Runner` knows, by whatever name the caller gives them, least recently used first.
+"""`KeyedMemory`: the memory of a `Runner`. Ids are any keys of a dict, and the least recently used are forgotten.
 
-`hf.Memory` keeps rows by number. An id that is a non-negative integer is its own number, any other gets one.
+The checks of what users pass as `env_ids` are here too.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
-_FIRST = 2**62  # the numbers of ids that are not numbers themselves
+from holdfast.cores.base import Core
+from holdfast.memory import Memory
+from holdfast.state_rows import saved_parts
+
+_FIRST = 2**62  # in a saved memory: the number of the first id that is not a number itself
 
 
-class KnownEnvs:
-    """Ids, their numbers in memory, and which of them to forget when there are more than `limit`."""
+class KeyedMemory(Memory):
+    """An `hf.Memory` whose ids are any keys. `use` forgets the least recently used of more than `max_envs`."""
 
-    def __init__(self, limit: int) -> None:
-        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
-            raise ValueError(f"max_envs is {limit!r}, expected a number of environments, at least 1")
-        self.limit = limit
-        self._number: OrderedDict[Hashable, int] = OrderedDict()
-        self._next = _FIRST
+    instead = "forget() the others"
 
-    def __len__(self) -> int:
-        return len(self._number)
+    def __init__(self, core: Core, max_envs: int) -> None:
+        if isinstance(max_envs, bool) or not isinstance(max_envs, int) or max_envs < 1:
+            raise ValueError(f"max_envs is {max_envs!r}, expected a number of environments, at least 1")
+        super().__init__(core, max_envs)
+        self.used: OrderedDict[Hashable, None] = OrderedDict()
+        """The ids in use, least recently used first; also those whose state is not stored yet."""
 
-    def __contains__(self, env_id: Hashable) -> bool:
-        return env_id in self._number
+    @property
+    def env_ids(self) -> list[Any]:
+        """The ids: integers ascending, then the others in the order in which they came."""
+        ids = self.index.ids()
+        return [*sorted(i for i in ids if isinstance(i, int)), *(i for i in ids if not isinstance(i, int))]
 
-    def numbers(self, env_ids: Sequence[Hashable]) -> list[int]:
-        """The numbers of these environments, also of those that are new. Changes nothing."""
-        if len(env_ids) > self.limit:
-            raise ValueError(f"got {len(env_ids)} environments at once, more than max_envs={self.limit}; raise it")
-        numbers, following = [], self._next
-        for env_id in env_ids:
-            number = self._number.get(env_id)
-            if number is None and isinstance(env_id, int) and 0 <= env_id < _FIRST:
-                number = env_id
-            elif number is None:
-                number, following = following, following + 1
-            numbers.append(number)
-        return numbers
+    def use(self, keys: Sequence[Hashable]) -> list[Hashable]:
+        """Make these the most recently used. Forgets those that are too many, and returns them."""
+        if len(keys) > self.max_envs:
+            raise ValueError(f"got {len(keys)} environments at once, more than max_envs={self.max_envs}; raise it")
+        for key in keys:
+            self.used[key] = None
+            self.used.move_to_end(key)
+        gone = list(islice(self.used, max(len(self.used) - self.max_envs, 0)))
+        if gone:
+            self.forget(gone)
+        return gone
 
-    def use(self, env_ids: Sequence[Hashable]) -> dict[Hashable, int]:
-        """These environments are now the last used. Those that had to go for them, with their numbers."""
-        for env_id, number in zip(env_ids, self.numbers(env_ids)):
-            self._number[env_id] = number
-            self._number.move_to_end(env_id)
-            self._next = max(self._next, number + 1)
-        return dict(self._number.popitem(last=False) for _ in range(len(self._number) - self.limit))
+    def forget(self, env_ids: Any) -> None:
+        keys = self.checked(env_ids)
+        super().forget(keys)
+        for key in list(self.used) if keys is None else keys:
+            self.used.pop(key, None)
 
-    def drop(self, env_ids: Iterable[Hashable]) -> list[int]:
-        """Forget environments; the numbers of those that were known."""
-        return [self._number.pop(env_id) for env_id in list(env_ids) if env_id in self._number]
+    def checked(self, env_ids: Any) -> list[Any] | None:
+        """The ids of a batch, from a list, tuple, array, tensor, range or slice; None: all rows in order."""
+        self.rows.follow_core()
+        return None if env_ids is None else many_ids(env_ids, self)
 
-    def clear(self) -> None:
-        self._number.clear()
+    def state_dict(self) -> dict[str, Any]:
+        """A copy. `names` maps the numbers in `ids` to the ids, least recently used first; absent if they are the same."""
+        self.rows.follow_core()
+        ids = self.env_ids
+        number_of = dict(sorted(zip(ids, _numbers(ids)), key=lambda pair: pair[1]))
+        saved = self.rows.saved(self.index.rows_of(list(number_of)))
+        numbers = list(number_of.values())
+        if numbers != list(range(len(numbers))):
+            saved["ids"] = torch.tensor(numbers)
+        order = [*(key for key in ids if key not in self.used), *(key for key in self.used if key in number_of)]
+        names = {number_of[key]: key for key in order}
+        plain = list(names) == numbers and all(number == key for number, key in names.items())
+        return saved if plain else {**saved, "names": names}
 
-    def names(self) -> dict[int, Hashable]:
-        """The ids by number, least recently used first."""
-        return {number: env_id for env_id, number in self._number.items()}
+    def load_state_dict(self, d: dict[str, Any]) -> None:
+        """Restore a copy. Of more environments than `max_envs`, the least recently used are forgotten."""
+        numbers, fresh, leaves = saved_parts(d, self.core)
+        names = d.get("names") or {number: number for number in numbers}
+        if names.keys() != set(numbers):
+            raise ValueError("this memory is damaged: 'names' does not name each of its ids")
+        self.rows.load(fresh, leaves)
+        self.index.load([names[number] for number in numbers])
+        self.used = OrderedDict.fromkeys(names.values())
+        self.use(())
 
-    def ids(self) -> list[Hashable]:
-        """All ids: numbers ascending, then the others as they came."""
-        return sorted(self._number, key=self._number.__getitem__)
 
-    def load(self, names: dict[int, Hashable]) -> list[int]:
-        """What `names` gave. The numbers of those that are too many, which are not loaded: the least recently used."""
-        self._number = OrderedDict((env_id, number) for number, env_id in names.items())
-        self._next = max([_FIRST, *(number + 1 for number in names)])
-        return [self._number.popitem(last=False)[1] for _ in range(len(self._number) - self.limit)]
+def _numbers(ids: list[Any]) -> list[int]:
+    """A number for each id: integers are their own if they fit, the others are counted from _FIRST on."""
+    numbers, following = [], _FIRST
+    for key in ids:
+        own = isinstance(key, int) and 0 <= key < _FIRST
+        numbers.append(key if own else following)
+        following += not own
+    return numbers
+
+
+# --- what users pass as env_ids ------------------------------------------------------------------------------------------
 
 
 def one_id(env_id: Any) -> Hashable:
@@ -83,15 +109,13 @@ def one_id(env_id: Any) -> Hashable:
         env_id = int(env_id)
     if isinstance(env_id, bool) or not isinstance(env_id, Hashable) or isinstance(env_id, (Tensor, slice)):
         raise ValueError(f"got one observation with env_ids={env_id!r}; pass the id of its environment")
-    if isinstance(env_id, int) and env_id < 0:
-        raise ValueError(f"got one observation with the negative id {env_id}")
     return env_id
 
 
-def many_ids(env_ids: Any, known: KnownEnvs) -> list[Hashable]:
+def many_ids(env_ids: Any, memory: KeyedMemory) -> list[Any]:
     """The ids of a batch, from a list, tuple, array, tensor, range or slice. A slice without an end is of the known ids."""
     if isinstance(env_ids, slice):
-        env_ids = _sliced(env_ids, known)
+        env_ids = _sliced(env_ids, memory)
     if isinstance(env_ids, (Tensor, np.ndarray)):
         if env_ids.ndim != 1 or str(env_ids.dtype).endswith("bool"):
             hint = "; a mask is not a list of ids: use mask.nonzero()" if str(env_ids.dtype).endswith("bool") else ""
@@ -105,21 +129,19 @@ def many_ids(env_ids: Any, known: KnownEnvs) -> list[Hashable]:
     for i in ids:
         if isinstance(i, bool) or not isinstance(i, Hashable) or isinstance(i, (Tensor, slice, type(None))):
             raise TypeError(f"env_ids hold {i!r}, expected ids that can be keys of a dict: numbers, strings, ...")
-        if isinstance(i, int) and i < 0:
-            raise ValueError(f"env_ids hold the negative id {i}")
     if len(set(ids)) != len(ids):
         twice = sorted({str(i) for i in ids if ids.count(i) > 1})
         raise ValueError(f"env_ids hold {', '.join(twice)} more than once; one row per environment")
     return ids
 
 
-def _sliced(wanted: slice, known: KnownEnvs) -> list[Hashable]:
+def _sliced(wanted: slice, memory: KeyedMemory) -> list[Any]:
     """slice(None): all known ids. With a start and no end: those that are numbers from there on."""
     if wanted == slice(None):
-        return known.ids()
+        return memory.env_ids
     start, step = wanted.start or 0, wanted.step or 1
     if wanted.stop is not None:
         return list(range(start, wanted.stop, step))
-    numbers = [env_id for env_id in known.ids() if isinstance(env_id, int)]
+    numbers = [env_id for env_id in memory.env_ids if isinstance(env_id, int)]
     inside = range(start, max(numbers, default=-1) + 1, step)
     return [env_id for env_id in numbers if env_id in inside]
