@@ -25,21 +25,21 @@ class GuardedStep:
     ) -> tuple[Any, Any, Any, Any]:
         """(action, value, raw action, new state) of the environments `ids`."""
         model = self.model
-        bad = nonfinite.bad_rows(inputs, numpy)
-        if bad is not None:
-            self._report(ids, bad, "observation")
+        bad_obs = nonfinite.bad_rows(inputs, numpy)
+        if bad_obs is not None:
+            self._report(ids, bad_obs, "observation")
             inputs = nonfinite.zeroed(inputs)
             if self.on_nonfinite == "reset":
-                flags = nonfinite.flagged(flags, bad, model.core.device())
+                flags = nonfinite.flagged(flags, bad_obs, model.core.device())
         action, value, raw, new, logits = model.step(inputs, flags, state, mask, deterministic)
-        spoiled = nonfinite.bad_rows(new, numpy)
-        if spoiled is not None:
-            self._report(ids, spoiled, "new state")
+        bad_state = nonfinite.bad_rows(new, numpy)
+        if bad_state is not None:
+            self._report(ids, bad_state, "new state")
         if nonfinite.bad_rows([raw], numpy) is not None or nonfinite.impossible(logits, numpy):
             raise FloatingPointError("the policy's action holds NaN or infinity; look at its weights")
-        if spoiled is None and (bad is None or self.on_nonfinite == "reset"):
+        if bad_state is None and (bad_obs is None or self.on_nonfinite == "reset"):
             return action, value, raw, new
-        replaced = spoiled if bad is None else bad if spoiled is None else bad | spoiled
+        replaced = bad_state if bad_obs is None else bad_obs if bad_state is None else bad_obs | bad_state
         assert replaced is not None
         fresh = model.from_memory(model.core.initial_state(len(replaced)))
         if self.on_nonfinite == "skip":  # an episode that started with this step has started

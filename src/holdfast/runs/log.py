@@ -66,7 +66,7 @@ class RunLog:
             raise ModuleNotFoundError("--track needs Weights & Biases: pip install wandb, or leave --track out")
 
     def write(self, row: Mapping[str, float], step: int) -> bool:
-        """One row; `step` is the x axis in TensorBoard (environment steps). True when the disk begins to refuse."""
+        """One row; `step` is the x axis in TensorBoard (environment steps). True when writing starts to fail."""
         before = self.problem
         if int(row["update"]) % record.stride(row["update"]) == 0:
             self._waiting.append(row)
@@ -126,7 +126,8 @@ class RunLog:
         if self._events is None and self._tensorboard_retry.must_wait(update):
             return
         try:
-            if self._events is not None and not self._events.path.exists():
+            removed = self._events is not None and not self._events.path.exists()
+            if removed and self.problem is None:  # otherwise the folder may belong to another run now
                 self._close_tensorboard()
             if self._events is None:
                 self._events = EventFile(self.folder, self._purge_step or 0)
