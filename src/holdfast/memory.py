@@ -38,7 +38,7 @@ class Memory:
     known at once. Not thread-safe; `hf.Runner` is.
     """
 
-    instead = "memory= for another set of environments"  # what a message offers next to env_ids=
+    _instead = "memory= for another set of environments"  # what a message offers next to env_ids=
 
     def __init__(self, core: Core, max_envs: int = 2**20) -> None:
         if not isinstance(core, Core):
@@ -86,7 +86,7 @@ class Memory:
         if not torch.compiler.is_compiling() and torch.is_inference_mode_enabled():
             with torch.inference_mode(False):
                 return self.read(env_ids)
-        ids = self.checked(env_ids)
+        ids = self._checked(env_ids)
         if ids is None and self.index.dense:
             return state_ops.clone(self.rows.read_all())
         return self._read(self.env_ids if ids is None else ids)
@@ -97,7 +97,7 @@ class Memory:
 
         Detaches and copies. Checks everything before it changes anything.
         """
-        ids = self.checked(env_ids)
+        ids = self._checked(env_ids)
         batch = state_ops.batch_size(state) if ids is None else len(ids)
         batch = self.num_envs if batch is None else batch  # a core without a state
         self.core.check_state(state, batch)
@@ -107,7 +107,7 @@ class Memory:
 
     def reset(self, env_ids: EnvIds = None) -> None:
         """Reset rows; they stay known. None: all. Unknown ids are fresh already."""
-        ids = self.checked(env_ids)
+        ids = self._checked(env_ids)
         if ids is None:
             self.rows.reset(None)
             self.last_user = None
@@ -116,7 +116,7 @@ class Memory:
 
     def forget(self, env_ids: EnvIds) -> None:
         """Drop environments and their rows; they are unknown afterwards, and fresh if they appear again. None: all."""
-        self.index.remove(self.checked(env_ids))
+        self.index.remove(self._checked(env_ids))
         if self.num_envs == 0:
             self.last_user = None
 
@@ -150,7 +150,7 @@ class Memory:
 
         The state is read-only: it may be the stored tensors themselves.
         """
-        ids = self.checked(env_ids)
+        ids = self._checked(env_ids)
         if ids is not None:
             if len(ids) != batch:
                 raise ValueError(f"got {batch} observations with {len(ids)} env_ids; pass one id per row")
@@ -190,7 +190,7 @@ class Memory:
 
     # --- inside ----------------------------------------------------------------------------------------------------
 
-    def checked(self, env_ids: Any) -> Ids | None:
+    def _checked(self, env_ids: Any) -> Ids | None:
         """Ids as the index takes them, here a LongTensor [B]; None: all rows in order."""
         self.rows.follow_core()
         if env_ids is None:
@@ -235,7 +235,7 @@ class Memory:
             known = f"ids 0..{self.num_envs - 1}" if self.index.dense else f"among them {others[0]!r}"
             raise ValueError(
                 f"got {batch} row{'s' * (batch != 1)}, but this memory knows {self.num_envs} "
-                f"environment{'s' * (self.num_envs != 1)} ({known}): pass env_ids=, or {self.instead}"
+                f"environment{'s' * (self.num_envs != 1)} ({known}): pass env_ids=, or {self._instead}"
             )
 
     def _reserve_while_tracing(self, batch: int) -> bool:

@@ -24,7 +24,7 @@ _FIRST = 2**62  # in a saved memory: the number of the first id that is not a nu
 class KeyedMemory(Memory):
     """An `hf.Memory` whose ids are any keys. `use` forgets the least recently used of more than `max_envs`."""
 
-    instead = "forget() the others"
+    _instead = "forget() the others"
 
     def __init__(self, core: Core, max_envs: int) -> None:
         if isinstance(max_envs, bool) or not isinstance(max_envs, int) or max_envs < 1:
@@ -52,12 +52,12 @@ class KeyedMemory(Memory):
         return gone
 
     def forget(self, env_ids: Any) -> None:
-        keys = self.checked(env_ids)
+        keys = self._checked(env_ids)
         super().forget(keys)
         for key in list(self.used) if keys is None else keys:
             self.used.pop(key, None)
 
-    def checked(self, env_ids: Any) -> list[Any] | None:
+    def _checked(self, env_ids: Any) -> list[Any] | None:
         """The ids of a batch, from a list, tuple, array, tensor, range or slice; None: all rows in order."""
         self.rows.follow_core()
         return None if env_ids is None else many_ids(env_ids, self)
