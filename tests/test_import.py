@@ -50,6 +50,22 @@ print(*sorted({name.split(".")[0] for name in set(sys.modules) - before}))
     assert not set(run(program).split()) & set(HEAVY)
 
 
+def test_training_and_acting_need_no_tensordict(tmp_path):
+    program = f"""
+import sys
+sys.modules["tensordict"] = None  # makes its import fail
+import holdfast as hf
+import holdfast.cli, holdfast.doctor
+env, run_dir = "holdfast/RepeatPreviousEasy-v0", {str(tmp_path)!r}
+sizes = dict(hidden_size=8, num_envs=2, num_steps=8, minibatches=1, epochs=1, total_steps=32, final_eval_episodes=1)
+result = hf.Trainer(hf.TrainConfig(env=env, **sizes, device="cpu", threads=1, run_dir=run_dir, quiet=True)).run()
+runner = hf.Runner(run_dir)
+runner.act(hf.envs.make(env, num_envs=2).reset()[0])
+print(result.steps, runner.num_envs, all(getattr(hf, name) is not None for name in hf.__all__))
+"""
+    assert run(program).split() == ["32", "2", "True"]
+
+
 def test_every_public_name_is_there_and_listed():
     import holdfast as hf
 

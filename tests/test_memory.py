@@ -263,7 +263,7 @@ def test_a_saved_memory_is_plain_data_and_a_copy_both_ways(memory):
 
 def stored_rows(memory):
     """Rows for which the memory holds storage, whatever it shows."""
-    leaves = state_ops.leaves(memory._state)
+    leaves = state_ops.leaves(memory.rows.state)
     return max(leaf.untyped_storage().nbytes() // (leaf[:1].numel() * leaf.element_size()) for leaf in leaves)
 
 
@@ -300,7 +300,7 @@ def test_a_memory_with_holes_becomes_dense_when_all_rows_are_given():
     memory = hf.Memory(core())
     memory.write(numbered(memory.core, 3), [2, 0, 3])
     assert whose(memory.take(5)[0]) == [2, 0, 1, 3, 0]
-    with pytest.raises(ValueError, match=r"got 3 rows, but this memory knows 3 environments \(ids up to 3\)"):
+    with pytest.raises(ValueError, match=r"got 3 rows, but this memory knows 3 environments \(among them 3\)"):
         memory.take(3)
     memory.put(numbered(memory.core, 5, offset=20), None)
     assert memory.env_ids == [0, 1, 2, 3, 4] and whose(memory.read([4, 2])) == [25, 23]

@@ -129,9 +129,10 @@ def ordered_leaves(state: State, rows: State) -> list[Tensor]:
 
 def batch_size(state: State) -> int | None:
     """B, or None for a state without tensors."""
-    tensors = (leaf for leaf in leaves(state) if isinstance(leaf, Tensor) and leaf.dim())
-    first = next(tensors, None)
-    return None if first is None else int(first.shape[0])
+    for leaf in leaves(state):
+        if isinstance(leaf, Tensor) and leaf.dim():
+            return int(leaf.shape[0])
+    return None
 
 
 def rows_mask(mask: Tensor, like: Tensor) -> Tensor:

@@ -128,7 +128,7 @@ class KeepsTheGraph(Loop):
 
     def evaluate(self, obs, actions, state, dones=None, truncateds=None):
         ev = self.policy.evaluate(obs, actions, state, either(dones, truncateds), return_state=True)
-        self.memory._state = ev.state
+        self.memory.rows.state = ev.state
         return Evaluated(*ev[:3])
 
 

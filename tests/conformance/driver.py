@@ -97,7 +97,7 @@ class Driver(ABC):
 
     def carried(self) -> list[Tensor]:
         """All tensors that are kept from call to call."""
-        return [leaf for leaf in state_ops.leaves(self.memory._state) if isinstance(leaf, Tensor)]
+        return [leaf for leaf in state_ops.leaves(self.memory.rows.state) if isinstance(leaf, Tensor)]
 
 
 class PolicyDriver(Driver):

@@ -321,6 +321,54 @@ def test_ids_are_anything_that_can_be_a_key(source):
     np.testing.assert_allclose(runner.act(obs[:2], env_ids=names[:2]).value, fresh[:2], atol=1e-6)
 
 
+def test_negative_integers_are_ids_like_any_others(source):
+    runner, numbered, obs = hf.Runner(source), hf.Runner(source), observations(3)
+    ids = [-1, 0, -(2**70)]
+    for t in range(4):
+        few = [t % 3, (t + 1) % 3]
+        got = runner.act(obs[few], env_ids=[ids[i] for i in few])
+        np.testing.assert_allclose(got.value, numbered.act(obs[few], env_ids=few).value, atol=1e-6)
+    assert abs(runner.act(obs[0], env_ids=np.int64(-1)).value - numbered.act(obs[0], env_ids=0).value) < 1e-6
+    again = hf.Runner(source)
+    again.load_state_dict(runner.state_dict())
+    want = numbered.act(obs, env_ids=range(3)).value
+    np.testing.assert_allclose(runner.act(obs, env_ids=ids).value, want, atol=1e-6)
+    np.testing.assert_allclose(again.act(obs, env_ids=ids).value, want, atol=1e-6)
+    runner.reset(slice(-5, None))  # -1 and 0
+    runner.forget(-(2**70))
+    np.testing.assert_allclose(runner.act(obs, env_ids=ids).value, hf.Runner(source).act(obs).value, atol=1e-6)
+
+
+def test_a_message_about_other_environments_names_an_id_that_the_user_passed(sources):
+    runner, obs = hf.Runner(sources["policy"]), observations(2)
+    runner.act(obs, env_ids=[0, "alice"])
+    with pytest.raises(ValueError, match=r"knows 2 environments \(among them 'alice'\): pass env_ids=, or forget\(\)"):
+        runner.act(obs)
+    runner.forget("alice")
+    runner.act(obs[:1], env_ids=[-3])
+    with pytest.raises(ValueError, match=r"knows 2 environments \(among them -3\)"):
+        runner.act(obs)
+
+
+def test_a_saved_memory_whose_names_are_not_of_its_ids_is_refused_whole(sources):
+    runner, obs = hf.Runner(sources["policy"]), observations(2)
+    runner.act(obs, env_ids=["alice", "bob"])
+    saved = runner.state_dict()
+    want = runner.act(obs, env_ids=["alice", "bob"]).value
+    runner.load_state_dict(saved)
+    with pytest.raises(ValueError, match="this memory is damaged: 'names'"):
+        runner.load_state_dict({**saved, "names": {0: "alice"}})
+    np.testing.assert_array_equal(runner.act(obs, env_ids=["alice", "bob"]).value, want)
+
+
+def test_a_warning_about_an_environment_points_to_the_callers_line(sources):
+    runner, obs = hf.Runner(sources["policy"], on_nonfinite="skip"), np.full((2, 3), np.nan, np.float32)
+    with pytest.warns(UserWarning, match="of environment") as said:
+        runner.act(obs)
+        runner.act(obs[0], env_ids="x")
+    assert [each.filename for each in said] == [__file__] * 3
+
+
 def test_a_tuple_that_is_no_known_id_names_several_environments(sources):
     runner, obs = hf.Runner(sources["policy"]), observations(2)
     first = runner.act(obs, env_ids=("alice", "bob")).value
@@ -381,7 +429,6 @@ def test_a_runner_restores_no_more_environments_than_it_may_remember(sources, id
         ("ab", "expected one id per environment"),
         ([[1], [2]], "can be keys of a dict"),
         ([True, False], "can be keys"),
-        ([0, -1], "negative id -1"),
         (np.array([True, False]), "a mask is not a list of ids"),
         (["a"], "got 2 observations with 1 env_ids"),
     ],
@@ -392,7 +439,7 @@ def test_ids_that_are_none_are_refused_and_change_nothing(sources, ids, words):
     with pytest.raises((TypeError, ValueError), match=words):
         runner.act(observations(2), env_ids=ids)
     assert runner.num_envs == 0
-    for bad in ([1], {}, True, -3):
+    for bad in ([1], {}, True):
         with pytest.raises(ValueError, match="got one observation with"):
             runner.act(observations(1)[0], env_ids=bad)
 

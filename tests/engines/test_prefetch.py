@@ -142,7 +142,7 @@ def test_skipped_updates_keep_their_own_rollout_and_clear_the_memory(tmp_path: P
             seen.append(segment.map_tensors(torch.clone))
             if trainer.update == 2:
                 segment.advantage.fill_(float("nan"))
-                trainer.collector.memory._state["h"][3].fill_(float("nan"))
+                trainer.collector.memory.rows.state["h"][3].fill_(float("nan"))
 
     run = trainer(tmp_path / "run", monkeypatch, "RepeatPreviousEasy", Spoil())
     run.run()

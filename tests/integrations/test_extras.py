@@ -14,6 +14,8 @@ import pytest
         ("holdfast.integrations.sb3", "sb3_contrib", "holdfast[sb3]"),
         ("holdfast.integrations.sb3", "stable_baselines3", "holdfast[sb3]"),
         ("holdfast.integrations.torchrl", "torchrl", "holdfast[torchrl]"),
+        ("holdfast.integrations.torchrl", "tensordict", "holdfast[torchrl]"),
+        ("holdfast.integrations.tensordict", "tensordict", "holdfast[tensordict]"),
         ("holdfast.integrations.rsl_rl", "rsl_rl", "holdfast[rsl_rl]"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Nobody detaches a carried state by hand: only `state.py` and `memory.py` do, and no user has to."""
+"""Nobody detaches a carried state by hand: only `state.py` and `state_rows.py` do, and no user has to."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "holdfast"
 EXAMPLES = ROOT / "examples"
 
-STATE_FILES = ("state.py", "memory.py")
+STATE_FILES = ("state.py", "state_rows.py")
 
 # A statement with a detach is about a state if it, or the function it is in, has a name like these.
 OF_A_STATE = re.compile(r"state|hidden|memory|lstm|gru|leaf|leaves|carr|^starts?$|initial|^[hc]x?$")

@@ -16,6 +16,8 @@ ROOT_FILES = {
     "spans.py",
     "named_objects.py",
     "memory.py",
+    "id_index.py",
+    "state_rows.py",
     "config.py",
     "heads.py",  # these two show documented names of modules that live in folders
     "env_failures.py",

@@ -12,7 +12,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase
 from torch import Tensor
 
 from holdfast import state as state_ops
@@ -20,6 +19,15 @@ from holdfast.checks import values_are_readable
 from holdfast.cores.base import Core
 from holdfast.memory import Memory
 from holdfast.state import State
+
+try:
+    from tensordict import TensorDictBase
+except ModuleNotFoundError as error:
+    if error.name != "tensordict":
+        raise
+    raise ModuleNotFoundError(
+        f"{error}; install it with: pip install 'holdfast[tensordict]'", name=error.name
+    ) from error
 
 OBSERVATION_KEYS = ("env_obs", "observation")
 

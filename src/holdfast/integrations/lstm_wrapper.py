@@ -15,16 +15,18 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from tensordict import TensorDictBase
 from torch import Tensor, nn
 
 from holdfast.cores.lstm import LSTM
 from holdfast.integrations import entries
 from holdfast.memory import EnvIds, Memory
 from holdfast.state import State
+
+if TYPE_CHECKING:
+    from tensordict import TensorDictBase
 
 
 class ManagedLSTM(LSTM):

@@ -5,15 +5,15 @@
     td_policy(td)                                     # rollout: actions, act_log_prob, values, full_log_probs
     td_policy(batch, state=start, action=actions)     # training: act_log_prob, entropy, value, full_log_probs
 
-`entries.py` says what the entries mean. Policies written around `_manage_lstm_state` use `LSTMWrapper`.
+`entries.py` says what the entries mean. Policies written around `_manage_lstm_state` use `LSTMWrapper`. Needs the extra
+`tensordict`.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from tensordict import TensorDictBase
 from torch import Tensor, nn
 
 from holdfast.integrations import entries
@@ -21,6 +21,9 @@ from holdfast.integrations.lstm_wrapper import LSTMWrapper
 from holdfast.memory import EnvIds, Memory
 from holdfast.policies.base import RecurrentPolicy
 from holdfast.state import State, map_tensors, tree_map
+
+if TYPE_CHECKING:
+    from tensordict import TensorDictBase
 
 __all__ = ["LSTMWrapper", "TensorDictPolicy"]
 

@@ -16,9 +16,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase
-from tensordict.nn import TensorDictModuleBase, dispatch
-from tensordict.utils import unravel_key_list
 from torch import Tensor
 
 from holdfast import state as state_ops
@@ -27,9 +24,12 @@ from holdfast.integrations import trajectories
 from holdfast.state import State
 
 try:
+    from tensordict import TensorDictBase
+    from tensordict.nn import TensorDictModuleBase, dispatch
+    from tensordict.utils import unravel_key_list
     from torchrl.modules import recurrent_mode
 except ModuleNotFoundError as error:
-    if error.name != "torchrl":
+    if error.name not in ("tensordict", "torchrl"):
         raise
     raise ModuleNotFoundError(f"{error}; install it with: pip install 'holdfast[torchrl]'", name=error.name) from error
 

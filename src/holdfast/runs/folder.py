@@ -147,7 +147,9 @@ class RunFolder:
         """Before a write: if the folder was removed during the run, make it again; OSError if another run took it."""
         if self._lock is not None and not self._lock.keep():
             write_metadata(self.path, *self._metadata)
-            self._notify(f"{self.path} was removed during the run and has been recreated; earlier checkpoints are lost")
+            self._notify(
+                f"{self.path} was removed during the run and has been recreated; earlier rows and checkpoints are lost"
+            )
 
     def release(self) -> None:
         """Let others use the folder."""

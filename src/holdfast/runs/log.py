@@ -33,9 +33,9 @@ class RunFolderError(OSError):
 class RunLog:
     """Writes the metrics of a run to every place that was asked for.
 
-    A new log begins a new `progress.csv` at its first row. `rewind(update)` before the first row continues
-    the one that is there, cut back to that update. notify: shows the user a line. before_writing: raises OSError if the
-    folder must not be written now.
+    A new log starts a new `progress.csv` at its first row. `rewind(update)` before the first row continues the existing
+    one, cut back to that update. notify: shows the user a line. before_writing: raises OSError if the folder must not be
+    written now.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class RunLog:
             raise ModuleNotFoundError("--track needs Weights & Biases: pip install wandb, or leave --track out")
 
     def write(self, row: Mapping[str, float], step: int) -> bool:
-        """One row; `step` is the x axis in TensorBoard (environment steps). True when the disk begins to refuse."""
+        """One row; `step` is the x axis in TensorBoard (environment steps). True when writing starts to fail."""
         before = self.problem
         if int(row["update"]) % record.stride(row["update"]) == 0:
             self._waiting.append(row)
@@ -78,24 +78,22 @@ class RunLog:
         return self.problem is not None and before is None
 
     def rewind(self, update: int, backup: Callable[[], Path] | None = None) -> None:
-        """Continue the record that is there from this update, once the next row comes.
+        """Continue the existing record from this update when the next row is written.
 
-        Rows that go then are moved to the folder that `backup` gives, by default a new one in the run's folder.
+        Rows that are dropped then are moved to the folder that `backup` returns, by default a new one in the run's folder.
         """
         self._close_writers()
-        self._record.cut(update, backup or functools.cache(lambda: removed_folder(self.folder, update)))
-        rows = self._record.rows()
+        rows = self._record.cut(update, backup or functools.cache(lambda: removed_folder(self.folder, update)))
         self._purge_step = int(float(rows[-1].get("steps") or update)) + 1 if rows else 0
 
     def close(self) -> Path | None:
-        """Flush and close everything. Where rows went that the folder could not take to the last, if there are any."""
+        """Flush and close everything. If rows still wait, writes them elsewhere and returns that file."""
         self._write_waiting()
-        lost = self._written_rows_that_are_gone()
         self._close_writers()
         if self._wandb is not None:
             self._wandb.finish()
             self._wandb = None
-        return self._put_elsewhere(record.csv_of(self._waiting, lost)) if lost or self._waiting else None
+        return self._put_elsewhere(record.csv_of(self._waiting)) if self._waiting else None
 
     # --- inside -----------------------------------------------------------------------------------------
 
@@ -111,15 +109,6 @@ class RunLog:
 
     def _write_csv(self, row: Mapping[str, float]) -> None:
         self._record.append(row)
-
-    def _written_rows_that_are_gone(self) -> list[dict[str, str]]:
-        """All rows, if their file was removed and cannot be written again; usually none."""
-        try:
-            self._before_writing()
-            self._record.ensure()
-        except OSError:
-            return self._record.rows()
-        return []
 
     def _put_elsewhere(self, rows: bytes) -> Path | None:
         """Rows in a file of their own, in the system's temporary folder; None if that is full too."""
@@ -137,8 +126,9 @@ class RunLog:
         if self._events is None and self._tensorboard_retry.must_wait(update):
             return
         try:
-            if self._events is not None and not self._events.path.exists():
-                self._restart_tensorboard()
+            removed = self._events is not None and not self._events.path.exists()
+            if removed and self.problem is None:  # otherwise the folder may belong to another run now
+                self._close_tensorboard()
             if self._events is None:
                 self._events = EventFile(self.folder, self._purge_step or 0)
             self._events.add(row, step)
@@ -149,15 +139,6 @@ class RunLog:
             self._close_tensorboard()
             self._purge_step = step
         self._tensorboard_retry.record(problem, update)
-
-    def _restart_tensorboard(self) -> None:
-        """The event file was removed during the run: a new one with everything from the record."""
-        self._close_tensorboard()
-        self._events = EventFile(self.folder, 0)
-        *earlier, _ = self._record.rows()  # the last row comes next
-        for row in earlier:
-            values = {name: float(text) for name, text in row.items() if text}
-            self._events.add(values, int(values.get("steps", values["update"])))
 
     def _write_wandb(self, row: Mapping[str, float]) -> None:
         if self._wandb is None:

@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-REQUIRED = ("holdfast", "torch", "numpy", "gymnasium", "tensordict", "tyro", "rich")
+REQUIRED = ("holdfast", "torch", "numpy", "gymnasium", "tyro", "rich")
 _HASH = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
 # Optional packages and what they are for.
 OPTIONAL = {
@@ -21,6 +21,7 @@ OPTIONAL = {
     "pettingzoo": "PettingZoo's games; pip install 'holdfast[pettingzoo]'",
     "envpool": "EnvPool's environments; pip install envpool",
     "sb3-contrib": "Stable-Baselines3; pip install 'holdfast[sb3]'",
+    "tensordict": "TensorDict policies; pip install 'holdfast[tensordict]'",
     "torchrl": "TorchRL; pip install 'holdfast[torchrl]'",
     "huggingface_hub": "hub:user/name; pip install 'holdfast[hub]'",
     "optuna": "holdfast sweep; pip install 'holdfast[sweep]'",

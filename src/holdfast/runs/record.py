@@ -1,8 +1,8 @@
 """`Record`: a run's `progress.csv`, one row per update.
 
 Floats are written so that they read back to the same bits. Each row goes to the operating system at once, so a killed run
-loses at most the row being written. The rows are also kept in memory: if the file is removed, replaced or changed by
-somebody else while the run goes on, it is written again. A long run's record is thinned out to at most MAX_ROWS rows.
+loses at most the row being written. A long run's record is thinned out to at most MAX_ROWS rows. If the file is removed
+during a run, the next row starts a new one; earlier rows are not restored.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from holdfast.runs.writing import new_folder, write_whole
+from holdfast.runs.writing import write_whole
 
 CSV_NAME = "progress.csv"
 MAX_ROWS = 20_000
@@ -23,7 +23,7 @@ MAX_ROWS = 20_000
 
 
 class Record:
-    """Appends rows to `folder/progress.csv`. A new record begins a new file at its first row; `cut` continues an old one.
+    """Appends rows to `folder/progress.csv`. A new record starts a new file at its first row; `cut` continues an old one.
 
     notify: shows the user a line.
     """
@@ -33,8 +33,8 @@ class Record:
         self._notify = notify
         self._columns: list[str] = []
         self._stride = 1  # of the rows in the file
-        self._text = bytearray()  # what the file holds
         self._file: IO[bytes] | None = None
+        self._started = False  # whether the rows in the file are this record's
         self._planned_cut: Callable[[], None] | None = None
 
     def append(self, row: Mapping[str, float]) -> None:
@@ -42,46 +42,36 @@ class Record:
         if self._planned_cut is not None:
             self._planned_cut()
             self._planned_cut = None
-        self.ensure()
         columns = _ordered([*self._columns, *row])
         keep_every = stride(row["update"])
-        if self._file is None or columns != self._columns or keep_every > self._stride:
-            kept = [old for old in self.rows() if int(float(old["update"])) % keep_every == 0]
-            self._replace(_encoded(kept, columns))
+        file = self._file
+        if file is None or columns != self._columns or keep_every > self._stride or _was_removed(file):
+            rows = read_progress(self.path.parent) if self._started else []
+            kept = [old for old in rows if int(float(old["update"])) % keep_every == 0]
+            file = self._replace(_encoded(kept, columns))
             self._columns, self._stride = columns, keep_every
-        assert self._file is not None
-        line = _line(_text(row[name]) if name in row else "" for name in self._columns)
-        rest = memoryview(line)
+        rest = memoryview(_line(_text(row[name]) if name in row else "" for name in self._columns))
+        end = file.seek(0, os.SEEK_END)
         try:
             while rest:
-                rest = rest[self._file.write(rest) :]
+                rest = rest[file.write(rest) :]
         except OSError:
-            self._file.truncate(len(self._text))  # no torn line in the middle of the record
+            file.truncate(end)  # no torn line in the middle of the record
             raise
-        self._text += line
 
-    def ensure(self) -> None:
-        """Write the file again if somebody else has removed or changed it."""
-        if self._file is not None and not self._is_intact(self._file):
-            self._restore()
+    def cut(self, update: int, backup: Callable[[], Path]) -> list[dict[str, str]]:
+        """Continue the existing file from the row of `update`. Returns the rows up to it, as text.
 
-    def rows(self) -> list[dict[str, str]]:
-        """The rows written so far, as text."""
-        return _parse(self._text).rows
-
-    def cut(self, update: int, backup: Callable[[], Path]) -> None:
-        """Continue the file that is there from the row of `update`. Nothing is changed before the next row comes.
-
-        Rows that go then are moved to the folder that `backup` gives. Rows that are missing or damaged are reported.
+        The file changes when the next row is appended. Rows that are dropped then are moved to the folder that `backup`
+        returns. Missing or damaged rows are reported.
         """
         self.close()
         found = self.path.read_bytes() if self.path.is_file() else b""
         parsed = _parse(found)
         rows = [row for row in parsed.rows if float(row["update"]) <= update]
         # Columns that only later rows have are dropped too: the file is what it was at that update.
-        self._columns = _ordered(name for row in rows for name, text in row.items() if text != "")
-        self._stride = stride(update)
-        self._text = bytearray(_encoded(rows, self._columns) if rows else b"")
+        columns = _ordered(name for row in rows for name, text in row.items() if text != "")
+        self._columns, self._stride, self._started = columns, stride(update), False
         self._report_losses(parsed, update, int(float(rows[-1]["update"])) if rows else 0)
         kept = {line for line, row in zip(parsed.lines, parsed.rows) if float(row["update"]) <= update}
         lines = [line + b"\n" for line in found.split(b"\n")]
@@ -95,11 +85,12 @@ class Record:
             if removed:
                 write_whole(backup() / "removed_rows.csv", [b"".join([*lines[:1], *removed])])
             if rows:
-                self._replace(self._text)
+                self._replace(_encoded(rows, columns))
             else:
                 self.path.unlink(missing_ok=True)
 
         self._planned_cut = apply
+        return rows
 
     def close(self) -> None:
         if self._file is not None:
@@ -108,32 +99,14 @@ class Record:
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
-    def _is_intact(self, file: IO[bytes]) -> bool:
-        try:
-            there = os.stat(self.path, follow_symlinks=False)
-        except OSError:
-            return False
-        return os.path.samestat(there, os.fstat(file.fileno())) and there.st_size == len(self._text)
-
-    def _restore(self) -> None:
-        """Write everything again; what somebody else put in its place is kept under another name."""
-        happened, kept = "was removed", ""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        if os.path.lexists(self.path):
-            instead = new_folder(self.path.parent / "replaced_progress") / CSV_NAME
-            os.rename(self.path, instead)
-            happened, kept = "was changed by another program", f"; what was there is in {instead}"
-        self._replace(self._text)
-        count = len(self.rows())
-        again = f"its {count} rows are written again" if count != 1 else "its row is written again"
-        self._notify(f"{self.path} {happened} during the run; {again}{kept}")
-
-    def _replace(self, text: bytes | bytearray) -> None:
+    def _replace(self, text: bytes) -> IO[bytes]:
         """Rewrite the whole file; a reader sees the old one or the new one."""
-        self.close()
+        self.path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(self.path, [text])
-        self._text = bytearray(text)
+        self.close()
         self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115  (open until the run ends)
+        self._started = True
+        return self._file
 
     def _report_losses(self, parsed: _Parsed, update: int, last: int) -> None:
         lost = [str(line) for line, before in parsed.damaged if before < update]
@@ -146,6 +119,11 @@ class Record:
             self._notify(
                 f"{self.path} has no rows of updates {last + 1} to {update}; the record continues without them"
             )
+
+
+def _was_removed(file: IO[bytes]) -> bool:
+    """Whether the open file has no name any more."""
+    return os.fstat(file.fileno()).st_nlink == 0
 
 
 class _Parsed(NamedTuple):
@@ -209,9 +187,9 @@ def stride(update: float) -> int:
     return kept
 
 
-def csv_of(rows: Iterable[Mapping[str, float]], earlier: Iterable[Mapping[str, str]] = ()) -> bytes:
-    """Rows as a file of their own, after `earlier` ones that are text already."""
-    texts = [*earlier, *({name: _text(value) for name, value in row.items()} for row in rows)]
+def csv_of(rows: Iterable[Mapping[str, float]]) -> bytes:
+    """Rows as a file of their own."""
+    texts = [{name: _text(value) for name, value in row.items()} for row in rows]
     return _encoded(texts, _ordered(name for row in texts for name in row))
 
 

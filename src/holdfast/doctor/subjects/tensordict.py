@@ -95,7 +95,11 @@ class TensorDictPolicy(Subject):
         return self.policy.get_memory() if hasattr(self.policy, "get_memory") else None
 
     def _tensordict(self, shape: list[int], obs: Any, env_ids: Tensor) -> Any:
-        from tensordict import TensorDict
+        try:
+            from tensordict import TensorDict
+        except ModuleNotFoundError as error:
+            hint = f"{error}; install it with: pip install 'holdfast[tensordict]'"
+            raise ModuleNotFoundError(hint, name=error.name) from error
 
         td = TensorDict({}, shape, device=device_of([self.policy]))
         if obs is not None:

@@ -1,0 +1,136 @@
+"""`StepModel`: one step of a policy, whatever it is stored in. `TorchPolicy` is one in torch; `open_model` finds the right one.
+
+`exported_policy.py` has the one for .onnx and .pt2 files. A step model keeps nothing; `runner.py` keeps the memory.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from holdfast.checks import check_discrete, check_resets
+from holdfast.cores.base import Core
+from holdfast.deploy.export_graph import clip_bounds
+from holdfast.deploy.exported_policy import SUFFIXES, ExportedPolicy
+from holdfast.deploy.exported_signature import Port, batch_size, nest, observation_ports, sample_observations, take
+from holdfast.policies.base import RecurrentPolicy, to_numpy
+from holdfast.state import State, leaves
+
+
+class StepModel(Protocol):
+    """One step of a policy, on its own kind of arrays; it keeps nothing."""
+
+    core: Core  # whose rows `hf.Memory` keeps
+
+    def inputs(self, obs: Any, rewards: Any) -> tuple[Any, int | None]: ...
+    def flags(self, resets: Any, batch: int) -> Any: ...
+    def from_memory(self, state: State) -> Any: ...
+    def to_memory(self, state: Any) -> State: ...
+    def step(
+        self, inputs: Any, flags: Any, state: Any, action_mask: Any, deterministic: bool
+    ) -> tuple[Any, Any, Any, Any, Any]: ...
+    def result(self, array: Any, numpy: bool) -> Any: ...
+
+
+class TorchPolicy:
+    """One step of a policy in torch; `ExportedPolicy` is the same in numpy."""
+
+    in_numpy = False
+
+    def __init__(self, policy: RecurrentPolicy, observation_space: Any = None, expects_mask: bool = False) -> None:
+        self.policy, self.core, self.expects_mask = policy, policy.core, expects_mask
+        space = getattr(policy, "observation_space", None) if observation_space is None else observation_space
+        self.observation_space = space
+        self.ports = None if space is None else observation_ports(sample_observations(space, 1))
+        action_space = getattr(policy, "action_space", None)
+        start = getattr(action_space, "start", 0)
+        self.first_action = int(start) if np.ndim(start) == 0 else 0
+        self._bounds = clip_bounds(action_space)
+        dtype = getattr(action_space, "dtype", None)
+        self._action_dtype = None if dtype is None else getattr(torch, str(dtype))
+
+    def __repr__(self) -> str:
+        return type(self.policy).__name__
+
+    def inputs(self, obs: Any, rewards: Any = None) -> tuple[Any, int | None]:
+        """Observations as tensors with a batch dimension, and B; None: they came without one."""
+        if self.ports is None:
+            tensors = self.policy.as_tensors(obs)
+            return tensors, int(leaves(tensors)[0].shape[0])
+        device = self.core.device()
+        if device.type != "cpu":
+            check_discrete(obs, self.observation_space)
+        parts = [torch.as_tensor(take(obs, port), device=device) for port in self.ports]
+        for port, part in zip(self.ports, parts):
+            # Pixels from 0 to 1 would be divided by 255 once more.
+            if port.dtype == "uint8" and part.is_floating_point():
+                raise TypeError(
+                    f"{port.name} has dtype {part.dtype}, expected uint8 as in training, pixels from 0 to 255; leave the "
+                    "scaling to the policy"
+                )
+        batch = batch_size(self.ports, [part.shape for part in parts])
+        if batch is None:
+            parts = [part.unsqueeze(0) for part in parts]
+        return nest(self.ports, parts), batch
+
+    def with_parts(self, inputs: Any, parts: dict[Port, Tensor]) -> Any:
+        """Inputs with these parts of the observation, at the top, replaced."""
+        return {**inputs, **{port.path[0]: part for port, part in parts.items()}}
+
+    def flags(self, resets: Any, batch: int) -> Tensor | None:
+        """[B] bool, checked; None: no reset."""
+        if resets is None:
+            return None
+        flags = self.policy.as_flags(resets)
+        check_resets(flags, (batch,), self.core.device())
+        return flags
+
+    def from_memory(self, state: State) -> State:
+        return state
+
+    def to_memory(self, state: State) -> State:
+        return state
+
+    def step(
+        self, inputs: Any, flags: Tensor | None, state: State, action_mask: Any, deterministic: bool
+    ) -> tuple[Tensor, Tensor | None, Tensor, State, Any]:
+        """(action as the environment takes it, value, raw action, state, logits or None) of B environments."""
+        mask = self.policy.as_mask(action_mask)
+        with torch.no_grad():
+            dist, value, state = self.policy.step(inputs, state, flags, action_mask=mask, checked=True)
+            raw = dist.mode if deterministic else dist.sample()
+            logits = getattr(getattr(dist, "base_dist", dist), "logits", None)
+        action = raw if self._bounds is None else raw.clamp(*(bound.to(raw.device) for bound in self._bounds))
+        if self._action_dtype is not None and action.dtype != self._action_dtype:
+            action = action.to(self._action_dtype)
+        return action, value, raw, state, logits
+
+    def result(self, tensor: Tensor, numpy: bool) -> Any:
+        return to_numpy(tensor) if numpy else tensor
+
+
+def open_model(source: Any, observation_space: Any, device: str, threads: int) -> TorchPolicy | ExportedPolicy:
+    """The step model of a policy, a run folder, a checkpoint or an exported file."""
+    source = getattr(source, "_orig_mod", source)  # torch.compile's wrapper
+    if isinstance(source, RecurrentPolicy):
+        return TorchPolicy(source.deployed(), observation_space)
+    if not isinstance(source, (str, Path)):
+        raise TypeError(
+            "a Runner takes a run folder, a checkpoint, an .onnx or .pt2 file, or a policy; "
+            f"got a {type(source).__name__}"
+        )
+    path = Path(source)
+    if path.suffix in SUFFIXES and not path.is_dir():
+        if torch.device(device).type != "cpu":
+            raise ValueError(f"{path} runs on the CPU; for {device} pass the run or the policy")
+        return ExportedPolicy(path, threads)
+    from holdfast.runs import saved_policy
+
+    policy = saved_policy.load(path, device=device)
+    # Only a checkpoint says whether its environment had masks; a shared policy is of no run here.
+    masked = policy.trained_in is not None and saved_policy.was_masked(saved_policy.read(path)[1])
+    return TorchPolicy(policy.eval().deployed(), observation_space, masked)
