@@ -33,6 +33,7 @@ import torch
 import torch.distributed as dist
 
 import holdfast as hf
+from holdfast.algorithms.base import Progress
 from holdfast.distributed.ranks import ALONE, Ranks, join
 
 RESULTS = Path(__file__).parent / "results" / "rank_scaling.json"
@@ -53,7 +54,8 @@ def measure(hidden_size: int, folder: str) -> dict[str, Any]:
         began = time.process_time()
         segment = trainer.collector.rollout()
         middle = time.process_time()
-        trainer.ppo.update(segment, 0.0, all_valid=True)
+        trainer.algorithm.prepare(segment)
+        trainer.algorithm.start_update(segment, Progress(0, 1, 0, 1))()
         rollout.append(middle - began)
         update.append(time.process_time() - middle)
     gradients = torch.zeros(sum(p.numel() for p in trainer.policy.parameters()))

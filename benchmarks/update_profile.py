@@ -25,14 +25,11 @@ import vs_sb3
 
 import holdfast as hf
 from holdfast import envs
-from holdfast.algorithms.ppo import LossSettings, normalize_advantage, ppo_terms
-from holdfast.engines.eager import AutogradMinibatches
-from holdfast.engines.minibatch import make_adam
+from holdfast.algorithms.ppo import PPO, ClippedLoss
+from holdfast.engines.autograd import Minibatches, make_adam
 from holdfast.engines.native import NativeMinibatches
-from holdfast.engines.native_obstacles import obstacle
-from holdfast.engines.objective import fused_objective
+from holdfast.engines.obstacles import native_obstacle
 from holdfast.kernels.cpu import recurrence as native
-from holdfast.runs.saved_policy import policy_from
 
 RESULTS = Path(__file__).parent / "results" / "update_profile.json"
 REPEATS = 60
@@ -53,18 +50,18 @@ def profile(hidden: int) -> dict[str, dict[str, float]]:
     """Part -> way -> microseconds."""
     config = vs_sb3.cartpole_config(hidden, 1, 10**6)
     env = envs.make(config.env, config.num_envs, mask_velocity=True)
-    policy = policy_from(config, env.single_observation_space, env.single_action_space)
+    policy = PPO.make_policy(config, env.single_observation_space, env.single_action_space)
     collector = hf.Collector(env, policy, config.num_steps, seed=1)
-    optimizer = make_adam(policy, config)
-    segment = normalize_advantage(collector.rollout())
+    optimizer, loss = make_adam(list(policy.parameters()), config), ClippedLoss(value_scale=policy.value_scale)
+    segment = loss.targets(collector.rollout())
     column = torch.tensor([3])
     batch = segment.select(column)
-    assert obstacle(policy) is None
-    through_autograd = AutogradMinibatches(policy, config, optimizer, all_valid=True)
-    through_autograd.load(batch, LossSettings.from_config(config))
+    assert native_obstacle(policy) is None
+    through_autograd = Minibatches(policy, config, optimizer)
+    through_autograd.load(batch, loss)
     through_autograd.step(None)  # Adam makes its moments in its first step
-    in_c = NativeMinibatches(policy, config, optimizer, all_valid=True)
-    in_c.load(batch, LossSettings.from_config(config))
+    in_c = NativeMinibatches(policy, config, optimizer)
+    in_c.load(batch, loss)
     feed, action = collector.adapter, policy.act(collector.adapter.obs, collector.adapter.resets).action
 
     def with_kernel(kernel: str, run: Callable[[], Any]) -> Callable[[], Any]:
@@ -76,10 +73,10 @@ def profile(hidden: int) -> dict[str, dict[str, float]]:
         return switched
 
     def forward() -> Any:
-        return ppo_terms(policy, batch, all_valid=True, objective=fused_objective)
+        return loss(policy.unroll(batch.obs, batch.start_state, batch.resets), batch)["loss"]
 
     def gradient() -> None:
-        forward().loss.backward()
+        forward().backward()
         optimizer.zero_grad(set_to_none=True)
 
     three = {

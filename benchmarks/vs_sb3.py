@@ -36,24 +36,26 @@ RESULTS = Path(__file__).parent / "results" / "vs_sb3.json"
 def holdfast_run(config: Any, until: Any) -> dict[str, Any]:
     """Train until `until(steps, recent_returns, cpu_seconds)`. Returns CPU-seconds, steps, returns of finished episodes."""
     from holdfast import envs
-    from holdfast.engines.choose import make_ppo
-    from holdfast.engines.native_step import NativeStepCollector  # what the trainer chooses
-    from holdfast.runs.saved_policy import policy_from
+    from holdfast.algorithms.base import Progress, RunContext
+    from holdfast.algorithms.ppo import PPO
+    from holdfast.distributed.ranks import ALONE
+    from holdfast.engines.choose import Engines  # which chooses as for the trainer
 
     torch.manual_seed(config.seed)
     env = envs.make(config.env, config.num_envs, mask_velocity=config.mask_velocity)
-    policy = policy_from(config, env.single_observation_space, env.single_action_space)
-    collector = NativeStepCollector(
-        env, policy, config.num_steps, gamma=config.gamma, gae_lambda=config.gae_lambda, seed=config.seed
-    )
-    ppo, _ = make_ppo(policy, config)
+    policy = PPO.make_policy(config, env.single_observation_space, env.single_action_space)
+    device = torch.device("cpu")
+    engines = Engines(config, device)
+    ppo = PPO(policy, config, RunContext(ALONE, device, config.seed, engines, config.num_envs, env.single_action_space))
+    collector = engines.collector(env, policy, ppo, config.seed)
     returns: list[tuple[int, float]] = []
     steps, began = 0, time.process_time()
     while True:
         segment = collector.rollout()
+        ppo.prepare(segment)
         steps += segment.resets.numel()
         returns += [(steps, r) for r in segment.episode_returns]
-        ppo.update(segment, min(1.0, steps / config.total_steps), all_valid=True)
+        ppo.start_update(segment, Progress(steps, config.total_steps, min(steps, config.total_steps), config.total_steps))()
         seconds = time.process_time() - began
         if until(steps, [r for _, r in returns[-100:]], seconds):
             break

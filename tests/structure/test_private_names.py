@@ -15,6 +15,8 @@ from structure.source_tree import modules
 
 ALLOWED = {
     "_fields": "NamedTuple: documented",
+    "_asdict": "NamedTuple: documented",
+    "_version": "torch: counts changes in place of a tensor; no public name",
     "_replace": "NamedTuple: documented",
     "_foreach_norm": "torch: one call for all gradients; no public name",
     "_foreach_copy_": "torch: the same",

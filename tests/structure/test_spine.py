@@ -7,6 +7,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
@@ -15,7 +16,10 @@ import torch
 
 from holdfast.cli import main
 from holdfast.kernels.cpu import recurrence as native
-from structure.source_tree import ROOT
+from holdfast.training.iteration import Iteration
+from structure.source_tree import PACKAGE, ROOT
+
+MOST_FILES = 30
 
 SHORT_RUN = [
     "train", "--env", "holdfast/RepeatPreviousEasy-v0", "--hidden-size", "8", "--num-envs", "8", "--num-steps", "8",
@@ -82,3 +86,36 @@ def test_a_run_on_a_gpu_passes_through_the_spine_in_order(tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     names = spine("On a GPU")
     assert first_calls(lambda: main([*SHORT_RUN, "--device", "cuda"]), names) == names
+
+
+def files_of_one_update(folder: Path) -> set[str]:
+    """The files of the package that one iteration of training passes through: a rollout, its checks, an update, its row."""
+    run, seen, count = Iteration.run, set(), [0]
+
+    def watch(frame: FrameType, event: str, _argument: Any) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(str(PACKAGE)):
+            seen.add(str(Path(frame.f_code.co_filename).relative_to(PACKAGE)))
+
+    def watched(iteration: Iteration) -> Any:
+        count[0] += 1
+        if count[0] != 2:  # the first update prepares things
+            return run(iteration)
+        sys.setprofile(watch)
+        try:
+            return run(iteration)
+        finally:
+            sys.setprofile(None)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Iteration, "run", watched)
+        patch.chdir(folder)
+        assert main([*SHORT_RUN, "--device", "cpu"]) == 0
+    return seen
+
+
+@pytest.mark.skipif(not native.in_use(), reason="counted with the compiled kernel")
+def test_an_update_on_a_cpu_passes_through_few_files(tmp_path: Path):
+    """0.2.0 passed through 46."""
+    files = files_of_one_update(tmp_path)
+    assert "rollout/collector.py" in files and "algorithms/on_policy.py" in files
+    assert len(files) <= MOST_FILES, sorted(files)

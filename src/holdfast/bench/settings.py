@@ -50,7 +50,7 @@ def stated(rows: Iterable[Row]) -> str:
         for name, declared in settings_of(kind).items():
             found = {_text(config[name]): config[name] for config in configs if name in config}
             usual = found.keys() <= {_text(default_of(kind, name))}
-            if found and name not in never and (declared.search or declared.about == "size" or not usual):
+            if found and name not in never and (declared.search is not None or declared.about == "size" or not usual):
                 parts.append(f"{name} {_span(found)}")
     return ", ".join(dict.fromkeys(parts))
 

@@ -44,7 +44,9 @@ class Between(NamedTuple):
 
 
 class Doubling(NamedTuple):
-    """A sweep tries half, the same and twice."""
+    """A sweep tries the value divided and multiplied by `factor`, and itself."""
+
+    factor: int = 2
 
 
 Search = Around | NearOne | Between | Doubling

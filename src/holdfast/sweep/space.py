@@ -105,7 +105,7 @@ def default_space(base: RunConfig) -> Space:
                 found.append(_around_distance_to_one(name, value, factor, least))
             case Between(low, high):
                 found.append(Parameter(name, low=low, high=high))
-            case Doubling():
+            case Doubling(_):
                 found.append(Parameter(name, choices=_valid_with(base, name, found)))
     # A setting at the end of its range (gamma 1, no entropy bonus) was chosen on purpose.
     return tuple(one for one in found if len(one.choices) > 1 or (not one.choices and one.low < one.high))
