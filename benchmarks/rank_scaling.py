@@ -55,7 +55,7 @@ def measure(hidden_size: int, folder: str) -> dict[str, Any]:
         segment = trainer.collector.rollout()
         middle = time.process_time()
         trainer.algorithm.prepare(segment)
-        trainer.algorithm.start_update(segment, Progress(0, 1, 0, 1))()
+        trainer.algorithm.start_update(segment, Progress(0, 1, 0, 1, 0.0))()
         rollout.append(middle - began)
         update.append(time.process_time() - middle)
     gradients = torch.zeros(sum(p.numel() for p in trainer.policy.parameters()))

@@ -27,8 +27,7 @@ import holdfast as hf
 from holdfast import envs
 from holdfast.algorithms.ppo import PPO, ClippedLoss
 from holdfast.engines.autograd import Minibatches, make_adam
-from holdfast.engines.native import NativeMinibatches
-from holdfast.engines.obstacles import native_obstacle
+from holdfast.engines.native import NativeMinibatches, native_obstacle
 from holdfast.kernels.cpu import recurrence as native
 
 RESULTS = Path(__file__).parent / "results" / "update_profile.json"

@@ -55,7 +55,8 @@ def holdfast_run(config: Any, until: Any) -> dict[str, Any]:
         ppo.prepare(segment)
         steps += segment.resets.numel()
         returns += [(steps, r) for r in segment.episode_returns]
-        ppo.start_update(segment, Progress(steps, config.total_steps, min(steps, config.total_steps), config.total_steps))()
+        fraction = min(1.0, steps / config.total_steps)
+        ppo.start_update(segment, Progress(steps, config.total_steps, 0, 1, fraction))()
         seconds = time.process_time() - began
         if until(steps, [r for _, r in returns[-100:]], seconds):
             break

@@ -26,11 +26,11 @@ from typing import Any
 import torch
 
 import holdfast as hf
+from holdfast.config.imports import ImportNotAllowedError
 from holdfast.envs.bridge import UnknownEnvError
 from holdfast.rollout.env_failures import EnvFailedError
 from holdfast.runs import checkpoint
 from holdfast.runs.checkpoint import CheckpointError
-from holdfast.config.imports import ImportNotAllowedError
 from holdfast.training import run_state
 from holdfast.training.nonfinite import NonFiniteError
 from holdfast.training.replay_check import ReplayError

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 import holdfast as hf
 from holdfast.algorithms.base import Progress, RunContext
 from holdfast.algorithms.ppo import PPO, ClippedLoss, LossSettings, PPOTerms
@@ -22,10 +20,12 @@ def make_ppo(policy: hf.RecurrentPolicy, config: hf.PPOConfig, ranks: Ranks = AL
 
 def update(ppo: PPO, segment: hf.Segment, fraction: float = 0.0) -> dict[str, float]:
     """One update at a fraction of the run; its metrics."""
-    return ppo.start_update(segment, Progress(0, 1000, round(1000 * fraction), 1000))()
+    return ppo.start_update(segment, Progress(0, 1000, round(1000 * fraction), 1000, fraction))()
 
 
-def terms_of(policy: hf.RecurrentPolicy, segment: hf.Segment, settings: LossSettings | None = None, **options: Any) -> PPOTerms:
+def terms_of(
+    policy: hf.RecurrentPolicy, segment: hf.Segment, settings: LossSettings | None = None, **options: Any
+) -> PPOTerms:
     """The loss of a policy on a segment as it is. options: fields of the settings."""
     loss = ClippedLoss(settings or LossSettings(**options), policy.value_scale)
     output = policy.unroll(segment.obs, segment.start_state, segment.resets, action_mask=segment.action_mask)

@@ -30,9 +30,9 @@ import torch
 from gymnasium import spaces
 
 import holdfast as hf
+from holdfast.config.imports import ImportNotAllowedError
 from holdfast.runs import pretrained
 from holdfast.runs.checkpoint import CheckpointError
-from holdfast.config.imports import ImportNotAllowedError
 
 SECONDS_PER_MUTANT = 20
 EXTRA_MEMORY = 4 * 2**30

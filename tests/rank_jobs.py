@@ -24,7 +24,6 @@ import holdfast as hf
 from holdfast.algorithms import ppo
 from holdfast.algorithms.ppo import PPO, normalize_advantage
 from holdfast.distributed.ranks import Ranks, join
-from holdfast.engines import choose
 from holdfast.envs import make
 from holdfast.policies.encoders import Vector
 from holdfast.rollout.collector import Collector
@@ -266,7 +265,7 @@ def break_ranks(how: str) -> Iterator[None]:
         if how == "same seeds":
             patch.setattr(Ranks, "seed", lambda self, seed, *salt: seed)
         elif how == "own gradients":
-            patch.setattr("holdfast.engines.ranks.average_gradient", lambda gradient, ranks: None)
+            patch.setattr("holdfast.engines.autograd.average_gradient", lambda gradient, ranks: None)
         elif how == "own advantages":
             patch.setattr(ppo, "normalize_advantage", lambda segment, ranks: normalize_advantage(segment))
         elif how == "unweighted":

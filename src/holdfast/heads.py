@@ -1,5 +1,13 @@
 """The action distributions of our policies under their documented name. The code is in `policies/heads.py`."""
 
-from holdfast.policies.heads import Bernoulli, Categorical, Gaussian, Greedy, MultiCategorical, SquashedGaussian, check_mask
+from holdfast.policies.heads import (
+    Bernoulli,
+    Categorical,
+    Gaussian,
+    Greedy,
+    MultiCategorical,
+    SquashedGaussian,
+    check_mask,
+)
 
 __all__ = ["Bernoulli", "Categorical", "Gaussian", "Greedy", "MultiCategorical", "SquashedGaussian", "check_mask"]

@@ -34,13 +34,10 @@ class IdIndex:
 
     def __init__(self, rows: StateRows) -> None:
         self.rows = rows
+        self.dense = True
+        """Whether the ids are 0..n-1 and each is its own row."""
         self._row_of: dict[Hashable, int] | None = None  # None: dense
         self._id_of: list[Hashable] = []  # the inverse of _row_of
-
-    @property
-    def dense(self) -> bool:
-        """Whether the ids are 0..n-1 and each is its own row."""
-        return self._row_of is None
 
     def ids(self) -> Sequence[Hashable]:
         """All ids, in the order in which they were added."""
@@ -97,7 +94,7 @@ class IdIndex:
         self.add(self.unknown(range(end)))
         if self.within(self.rows.count):
             self.rows.reorder([self._row_of[key] for key in range(self.rows.count)])
-            self._row_of, self._id_of = None, []
+            self._row_of, self._id_of, self.dense = None, [], True
 
     def remove(self, ids: Ids | None) -> None:
         """Drop ids and their rows; the last rows move into the gaps. None: all. Unknown ids are ignored."""
@@ -105,16 +102,16 @@ class IdIndex:
         gone = list(range(count)) if ids is None else [row for row in self.rows_of(ids).tolist() if row < count]
         left = count - len(gone)
         if left == 0:
-            self._row_of, self._id_of = None, []
+            self._row_of, self._id_of, self.dense = None, [], True
         elif self._row_of is not None or min(gone, default=left) < left:
             self._fill_gaps(gone, left)
         self.rows.shrink(left)
 
     def load(self, ids: Sequence[Hashable]) -> None:
         """The rows belong to these ids, in this order."""
-        self._row_of, self._id_of = None, []
+        self._row_of, self._id_of, self.dense = None, [], True
         if list(ids) != list(range(len(ids))):
-            self._row_of, self._id_of = {key: row for row, key in enumerate(ids)}, list(ids)
+            self._row_of, self._id_of, self.dense = {key: row for row, key in enumerate(ids)}, list(ids), False
 
     def _fill_gaps(self, gone: list[int], left: int) -> None:
         row_of, dropped = self._made_dict(), set(gone)
@@ -131,7 +128,7 @@ class IdIndex:
     def _made_dict(self) -> dict[Hashable, int]:
         if self._row_of is None:
             self._id_of = list(range(self.rows.count))
-            self._row_of = {row: row for row in range(self.rows.count)}
+            self._row_of, self.dense = {row: row for row in range(self.rows.count)}, False
         return self._row_of
 
 

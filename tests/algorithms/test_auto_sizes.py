@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import holdfast as hf
-from holdfast.display.first_lines import first_lines
-from holdfast.envs import make
 from holdfast.algorithms.auto_sizes import choose_sizes
 from holdfast.algorithms.base import Task
+from holdfast.display.first_lines import first_lines
+from holdfast.envs import make
 
 SLOW, FAST, GPU = Task(False, False), Task(False, True), Task(True, True)
 

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 import holdfast as hf
-
 from holdfast.cli import sweep as sweep_command
 from holdfast.runs.log import read_progress
 from holdfast.sweep.trial_run import _Watch

@@ -15,7 +15,6 @@ import holdfast as hf
 from holdfast import config, envs
 from holdfast.config import PRESETS, settings_of
 
-
 REFUSED = [
     (dict(num_envs=-1), "num_envs=-1 must be at least 0; 0 chooses for the task"),
     (dict(epochs=-1), "epochs=-1 must be at least 0; 0 chooses for the task"),
@@ -23,7 +22,10 @@ REFUSED = [
     (dict(bptt=24, num_steps=64), "bptt=24 must divide num_steps=64"),
     (dict(bptt=0), "bptt=0 must be at least 1"),
     (dict(num_envs=2, minibatches=4), r"minibatches=4 needs .* a rollout has 2 \(num_envs=2 x 1 per segment\)"),
-    (dict(inputs=("prev_action",)), r"inputs=\('prev_action',\) must be obs and optionally prev_action and prev_reward"),
+    (
+        dict(inputs=("prev_action",)),
+        r"inputs=\('prev_action',\) must be obs and optionally prev_action and prev_reward",
+    ),
     (dict(inputs=("obs", "reward")), r"inputs=\('obs', 'reward'\) must be obs and optionally"),
     (dict(core="rnn"), r"core='rnn' must be one of .*lstm.*, none, or my_module:MyCore"),
     (dict(lr_schedule="step"), "lr_schedule='step' must be one of constant, linear, cosine"),
@@ -47,9 +49,9 @@ def test_a_setting_that_cannot_work_is_refused_by_its_name(settings: dict[str, A
 
 
 def test_messages_name_flags_on_the_command_line():
-    with config.named_as_flags(), pytest.raises(ValueError, match="^--bptt 24 must divide --num-steps 64$"):
+    with config.named_as_flags(), pytest.raises(ValueError, match=r"^--bptt 24 must divide --num-steps 64$"):
         hf.TrainConfig(bptt=24, num_steps=64)
-    with pytest.raises(ValueError, match="^bptt=24 must divide num_steps=64$"):
+    with pytest.raises(ValueError, match=r"^bptt=24 must divide num_steps=64$"):
         hf.TrainConfig(bptt=24, num_steps=64)
 
 

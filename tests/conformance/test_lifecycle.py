@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from conformance.episodes import assert_differs, flags, for_resets, roll, warm_up
-from holdfast.training.telemetry import memory_metrics
+from holdfast.training.iteration import memory_metrics
 
 
 def test_training_and_evaluation_with_other_numbers_of_environments_do_not_disturb_each_other(make):

@@ -21,10 +21,10 @@ from torch import nn
 
 import holdfast as hf
 from deploy.hub_server import HubServer
+from holdfast.config.imports import ImportNotAllowedError
 from holdfast.deploy import hub as sharing
 from holdfast.runs import pretrained
 from holdfast.runs.checkpoint import CheckpointError
-from holdfast.config.imports import ImportNotAllowedError
 from holdfast.training.evaluation import EvalResult
 from pretrained_mutants import hunt
 

@@ -146,7 +146,11 @@ def minibatch_errors(name: str, case: dict[str, Any], seed: int) -> dict[str, fl
     report = engine.finish_step(sums)
     norm = torch.nn.utils.clip_grad_norm_(exact.parameters(), 0.5)
     torch.optim.Adam(exact.parameters(), lr=1e-2, eps=1e-5).step()
-    reported = {**{name: float(term) for name, term in terms._asdict().items()}, "grad_norm": float(norm), "skipped": 0.0}
+    reported = {
+        **{name: float(term) for name, term in terms._asdict().items()},
+        "grad_norm": float(norm),
+        "skipped": 0.0,
+    }
     errors["metrics"] = max(abs(got - reported[name]) for name, got in zip(engine.names, report.tolist(), strict=True))
     after = dict(exact.named_parameters())
     errors["weights"] = max(float((p - after[key]).detach().abs().max()) for key, p in policy.named_parameters())

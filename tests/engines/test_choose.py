@@ -19,7 +19,7 @@ from holdfast.engines.autograd import Minibatches
 from holdfast.engines.cuda_graph import NotCapturable
 from holdfast.engines.native import NativeMinibatches
 from holdfast.kernels.cpu import recurrence as native
-from holdfast.rollout.acting import Acting
+from holdfast.rollout.collector import Acting
 from ppo_parts import make_ppo
 
 needs_native = pytest.mark.skipif(not native.in_use(), reason="no native kernel")

@@ -20,7 +20,7 @@ from holdfast.engines import graph_rollout
 from holdfast.engines.cuda_graph import capturing, side_stream
 from holdfast.engines.graph_rollout import GraphCollector
 from holdfast.runs.log import read_progress
-from holdfast.training.telemetry import start_memory_metrics
+from holdfast.training.iteration import start_memory_metrics
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
@@ -134,8 +134,10 @@ def test_nothing_waits_for_the_gpu_between_a_rollout_and_the_metrics_of_its_upda
         try:
             segment = trainer.collector.rollout()
             trainer.algorithm.prepare(segment)
-            finish = trainer.algorithm.start_update(segment, Progress(0, 2, 1, 2))
-            memory = start_memory_metrics(trainer.collector.memory.read(), segment.resets)
+            finish = trainer.algorithm.start_update(segment, Progress(0, 2, 1, 2, 0.5))
+            memory = start_memory_metrics(
+                trainer.collector.memory.read(), segment.resets, trainer.parts.engines.read_later
+            )
             kept = trainer.collector.prefetch(segment)
         finally:
             torch.cuda.set_sync_debug_mode("default")

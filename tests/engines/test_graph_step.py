@@ -13,8 +13,7 @@ from gymnasium.vector import AutoresetMode
 import holdfast as hf
 from holdfast.engines.cuda_graph import NotCapturable, copy_into
 from holdfast.engines.graph_step import StepGraphActing
-from holdfast.rollout.acting import Acting
-from holdfast.rollout.collector import Collector
+from holdfast.rollout.collector import Acting, Collector
 from holdfast.state import leaves
 from holdfast.training import replay_check
 from ppo_parts import make_ppo

@@ -12,11 +12,11 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import holdfast as hf
-from holdfast.engines import choose, native_step
-from holdfast.engines.native_step import NativeActing, NativeSteps
+from holdfast.engines import choose
+from holdfast.engines.native import NativeActing, native_step_obstacle
+from holdfast.engines.native_parts import NativeSteps
 from holdfast.kernels.cpu import recurrence as native
-from holdfast.rollout.acting import Acting
-from holdfast.rollout.collector import Collector
+from holdfast.rollout.collector import Acting, Collector
 from holdfast.rollout.segment import PER_STEP
 from holdfast.state import leaves
 from ppo_parts import make_ppo
@@ -62,7 +62,7 @@ def test_steps_are_those_of_the_policy(space: Any, options: dict[str, Any], mask
         pytest.skip("Box actions take no mask")
     B, seed = 5, POLICIES.index((space, options))
     policy = make_policy(space, options, seed)
-    assert native_step.obstacle(policy) is None
+    assert native_step_obstacle(policy) is None
     memory, steps = hf.Memory(policy.core), NativeSteps(policy, B)
     state = policy.initial_state(B)
     correlated = isinstance(space, spaces.Box) and seed % 2 == 0
@@ -156,9 +156,9 @@ def test_what_c_does_not_compute_is_left_to_the_policy():
     hook.remove()
     collector.rollout()
     assert len(calls) == by_the_policy
-    assert native_step.obstacle(Own(OBS, spaces.Discrete(3))) == "Own overrides act"
+    assert native_step_obstacle(Own(OBS, spaces.Discrete(3))) == "Own overrides act"
     deep = hf.ActorCritic(OBS, spaces.Discrete(3), num_layers=2)
-    assert native_step.obstacle(deep) == "the core has several layers"
+    assert native_step_obstacle(deep) == "the core has several layers"
     for made, engine in ((policy, choose.STEP_IN_C), (deep, choose.STEP_BY_STEP)):
         ppo, engines = make_ppo(made, hf.TrainConfig(num_envs=2, num_steps=4, minibatches=1))
         collector = engines.collector(env, made, ppo, seed=1)

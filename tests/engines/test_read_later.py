@@ -26,7 +26,7 @@ def test_the_metrics_of_an_update_may_be_read_later():
     for spoil in (False, True):
         again = copy.deepcopy(policy)
         ppo, _ = make_ppo(again, config)
-        finish = ppo.start_update(segment, Progress(0, 1, 0, 1))
+        finish = ppo.start_update(segment, Progress(0, 1, 0, 1, 0.0))
         if spoil:
             with torch.no_grad():
                 for tensor in (segment.returns, segment.value, segment.advantage, *again.parameters()):

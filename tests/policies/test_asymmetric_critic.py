@@ -10,7 +10,7 @@ from gymnasium import spaces
 import holdfast as hf
 from cores.all_cores import KINDS
 from holdfast import state as state_ops
-from holdfast.engines import obstacles
+from holdfast.engines import native
 from privileged_env import LuckyRepeat
 
 OBS = spaces.Dict(
@@ -127,7 +127,7 @@ def test_the_replay_law_holds_in_a_rollout(critic_core):
 
 
 def test_the_update_says_why_it_does_not_run_in_c():
-    assert obstacles.native_obstacle(make()) == "actor and critic see different observations"
+    assert native.native_obstacle(make()) == "actor and critic see different observations"
 
 
 def test_statistics_are_kept_for_what_each_sees():

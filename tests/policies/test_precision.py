@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from holdfast.policies.precision import autocast
+from holdfast.policies.base import autocast
 
 
 def test_products_are_computed_in_the_given_dtype():

@@ -14,7 +14,7 @@ from structure.source_tree import ROOT, modules
 COMPOSITION = "policies/base.py"
 FUSED_ENGINES = {
     "engines/native.py": "tests/engines/test_native.py",
-    "engines/native_step.py": "tests/engines/test_native_step.py",
+    "engines/native_parts.py": "tests/engines/test_native_step.py",
     "engines/fused_policy.py": "tests/engines/test_fused.py",
 }
 """Each engine that composes the three itself, and the test that compares it with step, unroll or evaluate."""

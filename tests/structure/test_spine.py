@@ -19,7 +19,7 @@ from holdfast.kernels.cpu import recurrence as native
 from holdfast.training.iteration import Iteration
 from structure.source_tree import PACKAGE, ROOT
 
-MOST_FILES = 30
+MOST_FILES = 32
 
 SHORT_RUN = [
     "train", "--env", "holdfast/RepeatPreviousEasy-v0", "--hidden-size", "8", "--num-envs", "8", "--num-steps", "8",
@@ -115,7 +115,7 @@ def files_of_one_update(folder: Path) -> set[str]:
 
 @pytest.mark.skipif(not native.in_use(), reason="counted with the compiled kernel")
 def test_an_update_on_a_cpu_passes_through_few_files(tmp_path: Path):
-    """0.2.0 passed through 46."""
+    """0.2.0 passed through 48."""
     files = files_of_one_update(tmp_path)
     assert "rollout/collector.py" in files and "algorithms/on_policy.py" in files
     assert len(files) <= MOST_FILES, sorted(files)

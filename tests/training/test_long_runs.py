@@ -126,7 +126,7 @@ def test_a_loss_that_overflows_is_skipped_though_its_gradient_is_finite(tmp_path
     trainer.algorithm.prepare(segment)
     segment.returns = torch.full_like(segment.returns, 1e30)  # its square is beyond float32
     before = [p.clone() for p in trainer.policy.parameters()]
-    metrics = trainer.algorithm.start_update(segment, Progress(0, 1, 0, 1))()
+    metrics = trainer.algorithm.start_update(segment, Progress(0, 1, 0, 1, 0.0))()
     assert metrics["train/skipped_steps"] == 4
     assert all(torch.equal(a, b) for a, b in zip(before, trainer.policy.parameters()))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 
-from holdfast.training.progress import RECENT_EPISODES, RunProgress, mean
+from holdfast.training.iteration import RECENT_EPISODES, RunProgress, mean
 
 
 def test_a_target_counts_only_over_a_full_window_of_recent_episodes():

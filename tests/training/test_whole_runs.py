@@ -9,7 +9,7 @@ import pytest
 
 import file_mutants
 import whole_runs
-from holdfast.rollout.acting import Acting
+from holdfast.rollout.collector import Acting
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -19,8 +19,7 @@ from torch import Tensor
 from holdfast.config import RunConfig
 from holdfast.distributed.metrics import Metric
 from holdfast.distributed.ranks import Ranks
-from holdfast.policies.base import RecurrentPolicy
-from holdfast.policies.precision import autocast, autocast_dtype
+from holdfast.policies.base import RecurrentPolicy, autocast, autocast_dtype
 from holdfast.rollout.exploration import Noise
 from holdfast.rollout.reward_scale import RewardScale
 from holdfast.rollout.segment import Segment
@@ -46,11 +45,8 @@ class Progress(NamedTuple):
     total_steps: int
     update: int
     num_updates: int
-
-    @property
-    def fraction(self) -> float:
-        """From 0 in the first update towards 1; what schedules follow."""
-        return self.update / self.num_updates
+    fraction: float
+    """From 0 in the first update towards 1; what schedules follow."""
 
 
 class Engines(Protocol):

@@ -20,8 +20,7 @@ from holdfast.algorithms.base import Algorithm, Finish, Progress, RunContext, Ta
 from holdfast.algorithms.loss import Loss
 from holdfast.config import OnPolicyConfig
 from holdfast.distributed.metrics import Metric
-from holdfast.policies.base import RecurrentPolicy
-from holdfast.policies.precision import autocast, autocast_dtype
+from holdfast.policies.base import RecurrentPolicy, autocast, autocast_dtype
 from holdfast.rollout.segment import Segment
 from holdfast.spans import span
 from holdfast.state import State, tree_map

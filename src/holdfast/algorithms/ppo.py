@@ -18,9 +18,8 @@ from holdfast.algorithms.on_policy import OnPolicy
 from holdfast.config import PPOConfig
 from holdfast.distributed.metrics import Metric
 from holdfast.distributed.ranks import ALONE, Ranks
-from holdfast.policies.actor_critic import ActorCritic
+from holdfast.policies.actor_critic import ActorCritic, ValueScale
 from holdfast.policies.base import PolicyOutput, RecurrentPolicy, merge_time
-from holdfast.policies.value_scale import ValueScale
 from holdfast.rollout.advantages import segment_advantages
 from holdfast.rollout.exploration import CorrelatedNoise, Noise
 from holdfast.rollout.segment import Segment

@@ -45,7 +45,11 @@ class QLambdaLoss(Loss):
         count = q.numel() if batch.all_valid else batch.valid.sum().clamp(min=1)
         error = torch.where(batch.valid, q - batch.returns, 0.0)
         loss = 0.5 * (error**2).sum() / count
-        return {"loss": loss, "q_loss": loss.detach(), "q_mean": torch.where(batch.valid, q, 0.0).detach().sum() / count}
+        return {
+            "loss": loss,
+            "q_loss": loss.detach(),
+            "q_mean": torch.where(batch.valid, q, 0.0).detach().sum() / count,
+        }
 
 
 class PQN(OnPolicy):

@@ -23,7 +23,7 @@ from holdfast.runs import checkpoint
 from holdfast.runs.log import read_progress
 from holdfast.runs.metadata import cpu_name, git_state, package_versions
 from holdfast.training.callbacks import Callback
-from holdfast.training.progress import RECENT_EPISODES
+from holdfast.training.iteration import RECENT_EPISODES
 from holdfast.training.trainer import Trainer, TrainResult
 
 MEAN_RETURN, EPISODES = "bench/mean_return", "bench/episodes"

@@ -50,7 +50,7 @@ def main(argv: list[str]) -> int:
     from holdfast.config import imports
     from holdfast.display.dashboard import compact, counted, number
     from holdfast.distributed.ranks import pick_device
-    from holdfast.policies.precision import autocast, autocast_dtype
+    from holdfast.policies.base import autocast, autocast_dtype
     from holdfast.runs import saved_policy
 
     with user_errors():

@@ -1,6 +1,6 @@
 """`Metric`: what a number of a run's log is called and how ranks combine it; the row of metrics of all ranks, and their episodes.
 
-Whoever computes a metric declares it: the algorithm its losses, `training/telemetry.py` the memory's, `training/iteration.py` the
+Whoever computes a metric declares it: the algorithm its losses, `training/iteration.py` the
 rest. The display, the log and the documentation read the declarations.
 """
 

@@ -1,6 +1,7 @@
 """Minibatches by autograd, one operation after another: the engine that takes every policy and every loss.
 
-Also what all engines for minibatches share: selecting, clipping, the optimizer step, the numbers they report.
+Also what all engines for minibatches share: selecting, averaging gradients over ranks, clipping, the optimizer step, the numbers
+they report.
 """
 
 from __future__ import annotations
@@ -9,15 +10,70 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 
 from holdfast.algorithms.loss import Loss
 from holdfast.config import RunConfig
 from holdfast.distributed.ranks import ALONE, Ranks
-from holdfast.engines.ranks import FlatGradients
-from holdfast.policies.base import RecurrentPolicy
-from holdfast.policies.precision import autocast, autocast_dtype
+from holdfast.policies.actor_critic import ActorCritic
+from holdfast.policies.base import RecurrentPolicy, autocast, autocast_dtype
 from holdfast.rollout.segment import Segment
 from holdfast.spans import span
+
+_CACHE_LINE = 16
+"""Floats in one. Each gradient begins at a line, because stores across two of them are slow."""
+
+
+@torch.no_grad()
+def copy_weights_from_leader(parameters: list[nn.Parameter], ranks: Ranks) -> None:
+    """Weights initialized on different processors may differ slightly."""
+    for p in parameters:
+        p.copy_(ranks.sum(p if ranks.leads else torch.zeros_like(p)))
+
+
+def average_gradient(gradient: Tensor, ranks: Ranks) -> None:
+    """In place."""
+    ranks.sum_(gradient).div_(ranks.size)
+
+
+class FlatGradients:
+    """Gradients of parameters as parts of one flat tensor, which ranks average by one all-reduce."""
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        self.parameters = parameters
+        counts = [p.numel() for p in parameters]
+        padded = [-(-count // _CACHE_LINE) * _CACHE_LINE for count in counts]
+        self._flat = parameters[0].detach().new_zeros(sum(padded) + len(parameters))
+        *parts, self._present = self._flat.split([*padded, len(parameters)])
+        self.parts = [part[:count].view(p.shape) for part, count, p in zip(parts, counts, parameters)]
+
+    def attach(self) -> None:
+        """Make the parts the parameters' `grad`."""
+        for p, part in zip(self.parameters, self.parts):
+            p.grad = part
+
+    @torch.no_grad()
+    def average(self, ranks: Ranks, weight: Any = 1.0) -> None:
+        """Replace every gradient by the mean over ranks of `weight` times it; what is missing on some ranks counts as 0.
+
+        A parameter that has no gradient on any rank keeps none, so that Adam leaves it alone.
+        """
+        missing = [i for i, p in enumerate(self.parameters) if p.grad is None]
+        elsewhere = [(part, p.grad) for part, p in zip(self.parts, self.parameters) if p.grad is not part]
+        copied = [(part, grad) for part, grad in elsewhere if grad is not None]
+        if copied:
+            torch._foreach_copy_([part for part, _ in copied], [grad for _, grad in copied])
+        self._flat.mul_(weight)
+        self._present.fill_(1.0)
+        for i in missing:
+            self.parts[i].zero_()
+            self._present[i] = 0.0
+        average_gradient(self._flat, ranks)
+        absent = {i for i in missing if not self._present[i]}
+        self.attach()
+        for i in absent:
+            self.parameters[i].grad = None
+
 
 Terms = dict[str, Tensor]
 
@@ -116,3 +172,28 @@ class Minibatches:
         self.optimizer.found_inf = (~norm.isfinite()).float()  # type: ignore[attr-defined]
         self.optimizer.step()
         return norm
+
+
+# --- what only autograd runs ------------------------------------------------------------------------------------------
+
+# An ActorCritic that changes one of these computes something else than the C passes do.
+_FIXED_METHODS = (
+    "encode", "decode", "step", "unroll", "evaluate", "forward", "_encode", "_decode", "distribution", "_parts", "__call__",
+)  # fmt: skip
+
+
+def overridden_method(policy: ActorCritic) -> str | None:
+    for name in _FIXED_METHODS:
+        if getattr(type(policy), name) is not getattr(ActorCritic, name) or name in vars(policy):
+            return f"{type(policy).__name__} overrides {name}"
+    return None
+
+
+def first_hook(policy: ActorCritic) -> str | None:
+    if _has_any_global_hook():
+        return "a global module hook is registered"
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    for name, module in policy.named_modules():
+        if any(getattr(module, kind) for kind in kinds):
+            return f"{name or 'the policy'} has hooks"
+    return None

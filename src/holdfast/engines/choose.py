@@ -8,6 +8,7 @@ when it is tried falls back here, and is announced.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -17,23 +18,19 @@ from holdfast.algorithms.loss import Loss, MinibatchEngine
 from holdfast.algorithms.ppo import ClippedLoss
 from holdfast.config import RunConfig
 from holdfast.distributed.ranks import ALONE, Ranks
-from holdfast.engines import fused_policy, graph_rollout, graph_step, graph_update, native_step, obstacles
-from holdfast.engines.autograd import Minibatches, make_adam
-from holdfast.engines.cuda_graph import NotCapturable, read_later
+from holdfast.engines import fused_policy, graph_rollout, graph_step, graph_update, native
+from holdfast.engines.autograd import Minibatches, copy_weights_from_leader, make_adam
+from holdfast.engines.cuda_graph import NotCapturable, exclusive_gpu, read_later
 from holdfast.engines.fused_policy import FusedPolicy
 from holdfast.engines.fused_update import FusedMinibatches
 from holdfast.engines.graph_rollout import GraphCollector
 from holdfast.engines.graph_step import StepGraphActing
 from holdfast.engines.graph_update import GraphMinibatches
-from holdfast.engines.native import NativeMinibatches
-from holdfast.engines.native_step import NativeActing
-from holdfast.engines.ranks import copy_weights_from_leader
+from holdfast.engines.native import NativeActing, NativeMinibatches
 from holdfast.kernels.cpu import recurrence as native_kernel
 from holdfast.policies.actor_critic import ActorCritic
-from holdfast.policies.base import RecurrentPolicy
-from holdfast.policies.precision import autocast_dtype
-from holdfast.rollout.acting import Acting
-from holdfast.rollout.collector import Collector
+from holdfast.policies.base import RecurrentPolicy, autocast_dtype
+from holdfast.rollout.collector import Acting, Collector
 from holdfast.rollout.segment import Segment
 
 
@@ -147,7 +144,7 @@ class Engines:
             return f"the precision is {self.config.precision}"
         if collector.memory.in_place:
             return "the memory is updated in place"
-        return native_step.obstacle(collector.policy)
+        return native.native_step_obstacle(collector.policy)
 
     def _fused_policy(self, policy: RecurrentPolicy, algorithm: Algorithm) -> FusedPolicy | None:
         """For a captured rollout that records what the fused kernels give."""
@@ -175,7 +172,11 @@ class Engines:
 
     def read_later(self, numbers: torch.Tensor) -> Callable[[], list[float]]:
         """Numbers of the device for the host; the result waits for them and for nothing that is queued after."""
-        return read_later(numbers)
+        return read_later(numbers) if self.on_gpu else numbers.tolist
+
+    def exclusive(self) -> AbstractContextManager[None]:
+        """Inside, no other run of this process uses the GPU."""
+        return exclusive_gpu(self.device) if self.on_gpu else nullcontext()
 
 
 def _made(kind: type[Acting], collector: Collector) -> Acting:
@@ -219,7 +220,7 @@ class _MinibatchEngines:
 
     def _native_obstacle(self, loss: Loss | None) -> str | None:
         """What keeps minibatches on a CPU from running in C; None if nothing does, on any of the ranks (all must ask)."""
-        obstacle = obstacles.native_obstacle(self.policy)
+        obstacle = native.native_obstacle(self.policy)
         if loss is not None and type(loss) is not ClippedLoss:
             obstacle = f"the update in C knows PPO's loss, and this is {type(loss).__name__}"
         if self.config.precision != "fp32":

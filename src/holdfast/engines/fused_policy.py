@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from holdfast.checks import is_debug
 from holdfast.cores import Parallel
-from holdfast.engines.obstacles import first_hook, overridden_method
+from holdfast.engines.autograd import first_hook, overridden_method
 from holdfast.policies.actor import num_outputs
 from holdfast.policies.actor_critic import ActorCritic
 from holdfast.policies.base import RecurrentPolicy

@@ -22,10 +22,9 @@ from holdfast.engines.cuda_graph import (
 )
 from holdfast.engines.fused_policy import FusedPolicy, FusedSteps
 from holdfast.envs.base import TorchVectorEnv
+from holdfast.policies.base import autocast
 from holdfast.policies.heads import draw_action
-from holdfast.policies.precision import autocast
-from holdfast.rollout.acting import Acted, Acting
-from holdfast.rollout.collector import Collector, Played, episode_sums
+from holdfast.rollout.collector import Acted, Acting, Collector, Played, episode_sums
 from holdfast.rollout.segment import Later, Segment
 from holdfast.spans import span
 from holdfast.state import State, tree_map
@@ -96,7 +95,7 @@ class GraphCollector(Collector):
     """As `Collector`, whose loop it captures. The next rollout reuses the tensors of a segment: train on it first. If the policy
     waits for the GPU, rollouts are played step by step (`refused`)."""
 
-    prefetches = True  # False: `prefetch` does nothing
+    prefetches = True
     refused: Callable[[str], None] = staticmethod(lambda reason: None)
     """Told why the loop cannot be captured."""
     make_fused: Callable[[], FusedPolicy | None] = staticmethod(lambda: None)

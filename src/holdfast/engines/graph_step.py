@@ -16,10 +16,9 @@ from torch import Tensor
 from holdfast import state as state_ops
 from holdfast.engines.cuda_graph import capturing, copy_into, read_later, rehearsal, side_stream
 from holdfast.policies.actor_critic import ActorCritic
-from holdfast.policies.base import RecurrentPolicy
+from holdfast.policies.base import RecurrentPolicy, autocast
 from holdfast.policies.heads import draw_action
-from holdfast.policies.precision import autocast
-from holdfast.rollout.acting import Acted, Acting
+from holdfast.rollout.collector import Acted, Acting
 from holdfast.spans import span
 from holdfast.state import State, tree_map
 

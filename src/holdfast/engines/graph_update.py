@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from holdfast.algorithms.loss import Loss
-from holdfast.engines.autograd import Minibatches
+from holdfast.engines.autograd import Minibatches, average_gradient
 from holdfast.engines.cuda_graph import NotCapturable, capturing, copy_into, rehearsal, side_stream
-from holdfast.engines.ranks import average_gradient
 from holdfast.rollout.segment import PER_STEP, Segment
 from holdfast.spans import span
 from holdfast.state import map_tensors

@@ -1,10 +1,9 @@
-"""PPO's minibatches on a CPU without autograd: each part of an `ActorCritic` forward, then backward, in C. An accelerator for
-`ClippedLoss`.
+"""An `ActorCritic` on a CPU without autograd and modules: minibatches of PPO and steps of rollouts, in C.
 
-In a thin minibatch (one environment's 128 steps through 64 units) autograd's records, module calls and small operations
-take as long as the arithmetic (docs/cpu.md). So do checks and addresses of arguments: for each size of minibatch they are
-prepared once, on tensors that stay where they are. The numbers are those of autograd, to rounding.
-`obstacles.py` says for which policies; every other one goes through autograd.
+In a thin minibatch (one environment's 128 steps through 64 units) autograd's records, module calls and small operations take as
+long as the arithmetic (docs/cpu.md), and so do checks and addresses of arguments: for each size of minibatch they are prepared
+once, on tensors that stay where they are. Between two steps of small environments most of the policy's time is Python. The numbers
+are those of autograd and of `policy.step`, to rounding. An accelerator for `ClippedLoss`; `native_obstacle` says for which policies.
 """
 
 from __future__ import annotations
@@ -13,18 +12,30 @@ import math
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from holdfast.algorithms.loss import Loss
 from holdfast.algorithms.ppo import ClippedLoss, LossSettings, PPOTerms, clipped_objective
-from holdfast.engines.autograd import Minibatches
-from holdfast.engines.native_batch import NativeBatch, objective_in_c
-from holdfast.engines.native_passes import CorePasses, LayerPasses, Passes, cores_by_head, sum_of
-from holdfast.engines.ranks import FlatGradients
-from holdfast.kernels.cpu.adam import NativeAdam
-from holdfast.kernels.cpu.objective import PreparedObjective, StoredSteps
+from holdfast.checks import is_debug
+from holdfast.cores import GRU, LSTM, Block, Memoryless, Parallel
+from holdfast.cores.gated import GatedCore
+from holdfast.engines.autograd import FlatGradients, Minibatches, first_hook, overridden_method
+from holdfast.engines.native_parts import (
+    CorePasses,
+    LayerPasses,
+    NativeBatch,
+    NativeSteps,
+    Passes,
+    cores_by_head,
+    objective_in_c,
+    sum_of,
+)
+from holdfast.kernels import dispatch
+from holdfast.kernels.cpu import recurrence as native_kernel
+from holdfast.kernels.cpu.update import NativeAdam, PreparedObjective, StoredSteps, layers_of
 from holdfast.policies.actor_critic import ActorCritic
 from holdfast.policies.base import RecurrentPolicy, merge_time
+from holdfast.rollout.collector import Acted, Acting
 from holdfast.rollout.segment import Segment
 from holdfast.spans import span
 
@@ -188,3 +199,111 @@ class NativeGradient:
         batch = NativeBatch.of(self.policy, segment).everything(self.policy)
         gradients = FlatGradients(list(self.policy.parameters()))
         return NativeMinibatch(self.policy, self.settings, batch, gradients).run()
+
+
+# --- rollouts -----------------------------------------------------------------------------------------------------------
+
+
+class NativeActing(Acting):
+    """As `Acting`, for all environments at once."""
+
+    _steps: NativeSteps | None = None
+
+    def begin(self, adapter: Any, steps: int) -> None:
+        super().begin(adapter, steps)
+        # Prepared for each rollout: weights may lie elsewhere, modules may have been replaced.
+        self._steps = NativeSteps(self.policy, adapter.num_envs)
+
+    def act(self, obs: Any, resets: Tensor, mask: Any, rows: Tensor | None) -> Acted:
+        assert self._steps is not None
+        drawn = None if self.noise is None else self.noise.advance(resets)
+        state, _ = self.memory.take(len(resets))
+        step, state = self._steps.act(obs, state, resets, mask, drawn)
+        self.memory.put(state, None)
+        return Acted(*step)
+
+    def value(self, obs: Any, resets: Tensor | None, rows: Tensor | None = None) -> Tensor:
+        assert self._steps is not None
+        with span("values for bootstrapping"):
+            return self._steps.value(obs, self.memory.take(self.memory.num_envs)[0], resets)
+
+    def add_final(self, t: int, final_obs: Any, truncated: Tensor) -> None:
+        self._finals[t] = torch.where(truncated, self.value(final_obs, None), 0.0)  # C takes all rows at once
+
+    def finish(self) -> None:
+        self._steps = None
+
+
+# --- for which policies --------------------------------------------------------------------------------------------------
+
+
+def native_obstacle(policy: nn.Module) -> str | None:
+    """The first reason why this policy cannot run in C; None if it can."""
+    if not isinstance(policy, ActorCritic):
+        return f"{type(policy).__name__} is not an hf.ActorCritic"
+    if is_debug() or torch.is_anomaly_enabled():
+        return "debugging is on"
+    if policy.critic_encoder is not None:
+        return "actor and critic see different observations"
+    for find in (overridden_method, first_hook, _parameter, _layer, _core):
+        reason = find(policy)
+        if reason is not None:
+            return reason
+    return None
+
+
+def _parameter(policy: ActorCritic) -> str | None:
+    for name, p in policy.named_parameters():
+        if p.dtype != torch.float32 or not p.is_cpu:
+            return f"{name} is {str(p.dtype).removeprefix('torch.')} on {p.device.type}, not float32 on cpu"
+        if not p.requires_grad:
+            return f"{name} is frozen"
+        if not p.is_contiguous():
+            return f"{name} is not contiguous"
+        if p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None):
+            return f"{name} has a gradient hook"
+    return None
+
+
+def _layer(policy: ActorCritic) -> str | None:
+    chains = ("trunk", "actor_head", "actor", "critic_head", "critic")
+    for name in chains:
+        if layers_of(getattr(policy, name)) is None:
+            return f"{name} is not a chain of Linear layers with tanh or relu"
+    # A parameter that is shared, or sits in an encoder, would get no gradient, or only a part of it.
+    modules = [policy.core, *(getattr(policy, name) for name in chains)]
+    reached = [p for module in modules for p in module.parameters()] + list(policy.parameters(recurse=False))
+    if sorted(map(id, reached)) != sorted(map(id, policy.parameters())):
+        encoders = (policy.encoder, policy.critic_encoder)
+        if any(True for part in encoders if part is not None for _ in part.parameters()):
+            return "the encoder has weights of its own, as that of images"
+        return "layers share weights"
+    return None
+
+
+def _core(policy: ActorCritic) -> str | None:
+    if not native_kernel.in_use():
+        return f"the compiled CPU kernel is not in use ({native_kernel.status()['reason']})"
+    parts = cores_by_head(policy.core)
+    if isinstance(policy.core, Parallel) and (policy.core.inputs or set(parts) != {"actor", "critic"}):
+        return f"the core is a Parallel of {', '.join(parts)}{' with inputs' if policy.core.inputs else ''}"
+    x = torch.empty(1, policy.core.input_size)
+    for part in parts.values():
+        if type(part) is Memoryless:
+            continue
+        if type(part) not in (LSTM, GRU) or dispatch.kernel_name(part, x) != "native":  # type: ignore[arg-type]
+            inside = f"a Block of {type(part.core).__name__}" if isinstance(part, Block) else type(part).__name__
+            return f"the update in C knows LSTM and GRU on the compiled kernel, and the core is {inside}"
+    return None
+
+
+def native_step_obstacle(policy: RecurrentPolicy) -> str | None:
+    """Why this policy's step cannot run in C; None if it can."""
+    reason = native_obstacle(policy)
+    if reason is not None:
+        return reason
+    if type(policy).act is not ActorCritic.act or "act" in vars(policy):
+        return f"{type(policy).__name__} overrides act"
+    if any(isinstance(core, GatedCore) and core.num_layers > 1 for core in cores_by_head(policy.core).values()):
+        return "the core has several layers"
+    return None

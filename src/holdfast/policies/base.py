@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import inspect
 import warnings
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,8 +25,20 @@ from holdfast.checks import is_debug, rows_are, values_are_readable
 from holdfast.cores.base import Core
 from holdfast.memory import EnvIds, Memory
 from holdfast.policies.heads import draw_action, mask_tensors
-from holdfast.policies.value_scale import ValueScale
 from holdfast.state import State, leaves, map_tensors, tree_map
+
+if TYPE_CHECKING:
+    from holdfast.policies.actor_critic import ValueScale
+
+
+def autocast_dtype(precision: str) -> torch.dtype | None:
+    """The dtype of products for a `TrainConfig.precision`; None: the parameters' own."""
+    return torch.bfloat16 if precision == "bf16" else None
+
+
+def autocast(device: torch.device | str, dtype: torch.dtype | None) -> AbstractContextManager[Any]:
+    """`torch.autocast` with this dtype; no-op for None."""
+    return nullcontext() if dtype is None else torch.autocast(torch.device(device).type, dtype)
 
 
 class PolicyOutput(NamedTuple):

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast.rollout.recording import Turn
+from holdfast.rollout.segment import Turn
 from holdfast.rollout.vector_env import EnvStep, VectorEnvAdapter
 from holdfast.state import tree_map
 

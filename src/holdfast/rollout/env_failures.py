@@ -25,8 +25,9 @@ from torch import Tensor
 
 from holdfast.distributed.termination import Terminated
 from holdfast.envs.workers import WorkerFailedError, what_happened
+from holdfast.rollout.env_arrays import masks_of
 from holdfast.rollout.env_contract import broken_rule
-from holdfast.rollout.vector_env import autoreset_mode, masks_of
+from holdfast.rollout.vector_env import autoreset_mode
 from holdfast.state import tree_map
 
 REBUILDING = "rebuilding"  # marks a state that holds more than the environment's own

@@ -6,7 +6,7 @@ and turns the three autoreset modes into one form. It does not act and keeps no 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,8 +18,9 @@ from torch import Tensor
 
 from holdfast.checks import check_discrete
 from holdfast.envs.base import TorchVectorEnv
-from holdfast.rollout.action_check import CHECKED_STEPS, check_actions
-from holdfast.rollout.recording import Turn
+from holdfast.policies.base import to_numpy
+from holdfast.rollout.env_arrays import arrays_to_tensors, masks_of, stacked_masks, tensors_to_arrays, where_mask
+from holdfast.rollout.segment import Turn
 from holdfast.state import leaves, tree_map
 
 
@@ -159,7 +160,7 @@ class VectorEnvAdapter:
         mask = self._read_mask(info)
         if self.mode == AutoresetMode.DISABLED and self._any(done):
             obs, info = self.env.reset(options={"reset_mask": done.cpu().numpy()})
-            obs, mask = self._tensors(obs, "reset"), _where_mask(done, self._read_mask(info), mask)
+            obs, mask = self._tensors(obs, "reset"), where_mask(done, self._read_mask(info), mask)
         if self.has_dummy_steps and mask is not None:
             # After its end an episode may allow nothing. A dummy step's action is ignored, so allow all.
             mask = mask | ~self.valid.view(-1, *(1,) * (mask.dim() - 1))
@@ -186,7 +187,7 @@ class VectorEnvAdapter:
         """What is pending, and the environment's own state where it offers one (None otherwise). After `start` only."""
         offers = hasattr(self.env, "state_dict") and hasattr(self.env, "load_state_dict")
         return {
-            "env": _arrays_to_tensors(self.env.state_dict()) if offers else None,
+            "env": arrays_to_tensors(self.env.state_dict()) if offers else None,
             "speaks_torch": self._returns_tensors,
             "obs": tree_map(lambda o: o.cpu().clone(), self.obs),
             "resets": self.resets.cpu().clone(),
@@ -198,7 +199,7 @@ class VectorEnvAdapter:
         """Continue from there; False if the environment cannot and must be restarted."""
         if d["env"] is None or not hasattr(self.env, "load_state_dict"):
             return False
-        self.env.load_state_dict(_tensors_to_arrays(d["env"]))
+        self.env.load_state_dict(tensors_to_arrays(d["env"]))
         self._returns_tensors = d["speaks_torch"]
         self.obs = tree_map(lambda o: o.to(self.device), d["obs"])
         self.resets, self.valid = d["resets"].to(self.device), d["valid"].to(self.device)
@@ -351,7 +352,7 @@ class VectorEnvAdapter:
         if isinstance(mask, Tensor):
             allowed = mask.to(self.device, torch.bool, copy=True)
         else:
-            allowed = torch.as_tensor(_stacked(mask), device=self.device).bool().clone()
+            allowed = torch.as_tensor(stacked_masks(mask), device=self.device).bool().clone()
         if allowed.shape[:1] != (self.num_envs,):
             raise ValueError(
                 f"{self._name()}: the action masks have shape {tuple(allowed.shape)}, expected {self.num_envs} rows: one per "
@@ -363,71 +364,55 @@ class VectorEnvAdapter:
         return allowed
 
 
-def masks_of(env: Any, timeout: float | None = None) -> Callable[[], Any] | None:
-    """A function that gives the masks of all rows, if the environment or each of its copies has `action_masks()`.
+# --- actions ---------------------------------------------------------------------------------------------------------------
 
-    Copies may be in this process or in others, which have `timeout` seconds to answer.
+CHECKED_STEPS = 100
+"""Steps whose actions are looked at. One step may miss an action that is rarely sampled."""
+
+
+def check_actions(action: Tensor, space: spaces.Space[Any]) -> None:
+    """Raise ValueError unless actions [B, ...] have the shape and type of a space and, on the host, are in its range.
+
+    Actions of a Box are clipped to it and may have any type. Other spaces are not checked.
     """
-    if hasattr(env, "action_masks"):
-        return env.action_masks
-    copies = getattr(env, "unwrapped", env)
-    if not isinstance(copies, (SyncVectorEnv, AsyncVectorEnv)):
-        return None
-    if not all(copies.call("has_wrapper_attr", "action_masks")):
-        return None
-
-    def ask() -> Any:
-        copies = getattr(env, "unwrapped", env)  # looked up each time: those that failed have been replaced
-        if timeout is None or not isinstance(copies, AsyncVectorEnv):
-            return copies.call("action_masks")
-        copies.call_async("action_masks")
-        return copies.call_wait(timeout)
-
-    return ask
-
-
-def _stacked(masks: Any) -> np.ndarray[Any, Any]:
-    """One array [B, ...] from a mask per row. None allows everything; a tuple has one part per head, as in gymnasium's
-    `MultiDiscrete.sample(mask)`."""
-    if isinstance(masks, np.ndarray) and masks.dtype != object:
-        return masks
-    rows = [np.concatenate([np.asarray(head) for head in row]) if isinstance(row, tuple) else row for row in masks]
-    known = next((np.asarray(row) for row in rows if row is not None), None)
-    if known is None:
-        raise ValueError("the action masks are None in every row; leave them out, or give one array per environment")
-    return np.stack([np.ones_like(known) if row is None else np.asarray(row) for row in rows])
+    if not isinstance(space, (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, spaces.Box)):
+        return
+    whole = isinstance(space, (spaces.Discrete, spaces.MultiDiscrete))
+    expected = (*action.shape[:1], *(space.shape or ()))
+    if tuple(action.shape) != expected or (whole and (action.is_floating_point() or action.dtype == torch.bool)):
+        kind = "integers" if whole else "numbers"
+        raise ValueError(
+            f"the policy's actions have dtype {action.dtype} and shape {tuple(action.shape)}, the action space {space} takes "
+            f"{kind} of shape {expected}; {_what_to_return(space)}"
+        )
+    if isinstance(space, spaces.Box) or not action.numel() or action.device.type != "cpu":
+        return
+    low, high = _range(space)
+    numbers = to_numpy(action)
+    outside = (numbers < low) | (numbers > high)
+    if outside.any():
+        allowed = f"{low} to {high}" if np.ndim(high) == 0 else f"0 to {np.asarray(high).tolist()}"
+        raise ValueError(
+            f"the policy chose the action {numbers[outside][0]}, the action space {space} allows {allowed}; "
+            f"{_what_to_return(space)}"
+        )
 
 
-def _where_mask(rows: Tensor, mask: Tensor | None, other: Tensor | None) -> Tensor | None:
-    """Row b of `mask` where rows[b], of `other` elsewhere; None allows everything."""
-    if mask is None:
-        if other is None:
-            return None
-        mask = torch.ones_like(other)
-    other = torch.ones_like(mask) if other is None else other
-    return torch.where(rows.view(-1, *(1,) * (mask.dim() - 1)), mask, other)
+def _range(space: Any) -> tuple[Any, Any]:
+    """The smallest and largest actions."""
+    if isinstance(space, spaces.MultiBinary):
+        return 0, 1
+    if isinstance(space, spaces.Discrete):
+        return int(space.start), int(space.start + space.n - 1)
+    return space.start, space.start + space.nvec - 1
 
 
-_ARRAY = "numpy array"  # marks arrays in a saved environment's state, so that they load as arrays
-
-
-def _arrays_to_tensors(tree: Any) -> Any:
-    """An environment's state as plain checkpoint data."""
-    if isinstance(tree, dict):
-        return {key: _arrays_to_tensors(part) for key, part in tree.items()}
-    if isinstance(tree, (list, tuple)):
-        return type(tree)(_arrays_to_tensors(part) for part in tree)
-    if isinstance(tree, np.ndarray):
-        return {_ARRAY: torch.from_numpy(tree.copy())}
-    return tree.item() if isinstance(tree, np.generic) else tree
-
-
-def _tensors_to_arrays(tree: Any) -> Any:
-    """The inverse of `_arrays_to_tensors`."""
-    if isinstance(tree, dict):
-        if tree.keys() == {_ARRAY}:
-            return tree[_ARRAY].numpy().copy()
-        return {key: _tensors_to_arrays(part) for key, part in tree.items()}
-    if isinstance(tree, (list, tuple)):
-        return type(tree)(_tensors_to_arrays(part) for part in tree)
-    return tree
+def _what_to_return(space: Any) -> str:
+    if isinstance(space, spaces.Discrete):
+        shifted = f", its samples moved by {space.start}" if space.start else ""
+        return f"let decode return Categorical(logits=...) with {space.n} logits per row{shifted}"
+    if isinstance(space, spaces.MultiDiscrete):
+        return f"let decode return a distribution over integers of shape {space.shape}, one per part"
+    if isinstance(space, spaces.MultiBinary):
+        return f"let decode return Independent(Bernoulli(logits=...), 1) with shape {space.shape} per row"
+    return f"let decode return a distribution over numbers of shape {space.shape} per row, such as Independent(Normal(...), 1)"

@@ -1,1 +1,1 @@
-"""The training loop: trainer, one iteration, evaluation, replay check, guards, telemetry."""
+"""The training loop: trainer, one iteration, evaluation, replay check, guards, warnings."""

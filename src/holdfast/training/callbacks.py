@@ -34,6 +34,19 @@ class Callback:
         """Called however the training loop ended, also after an error."""
 
 
+class Hooks:
+    """The callbacks of a run. `run` calls a hook of all of them; one that returns False stops the run after the current update."""
+
+    def __init__(self, trainer: Trainer, callbacks: Any) -> None:
+        self._trainer, self.callbacks = trainer, as_callbacks(callbacks)
+
+    def run(self, hook: str, *arguments: Any) -> None:
+        for callback in self.callbacks:
+            method = getattr(callback, hook, None)
+            if method is not None and method(self._trainer, *arguments) is False:
+                self._trainer.stop_signal.reason = self._trainer.stop_signal.reason or "callback"
+
+
 HOOKS = tuple(name for name in vars(Callback) if name.startswith("on_"))
 
 

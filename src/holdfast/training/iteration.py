@@ -1,23 +1,80 @@
-"""One iteration of training: a rollout, the replay check, an update, statistics, and the row of metrics it makes."""
+"""One iteration of training: a rollout, the replay check, an update, statistics, and the row of metrics it makes.
+
+`RunProgress` says how far a run is: counters, the returns of recent episodes, the clock. A checkpoint holds all of it.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
 
 from holdfast.algorithms.base import Progress
 from holdfast.config import RunConfig
 from holdfast.distributed import metrics as rank_metrics
 from holdfast.distributed.metrics import Metric
-from holdfast.engines.cuda_graph import exclusive_gpu
 from holdfast.rollout.env_failures import RebuildingEnv
 from holdfast.rollout.segment import Segment
 from holdfast.spans import span
-from holdfast.state import tree_map
-from holdfast.training import nonfinite, replay_check, telemetry
+from holdfast.state import State, named_leaves, tree_map
+from holdfast.training import nonfinite, replay_check
+from holdfast.training.callbacks import Hooks
 from holdfast.training.parts import Parts
-from holdfast.training.progress import RECENT_EPISODES, RunProgress, mean
+
+RECENT_EPISODES = 100
+"""`rollout/ep_rew_mean` is over these."""
+
+
+def _recent() -> deque[float]:
+    return deque(maxlen=RECENT_EPISODES)
+
+
+@dataclass
+class RunProgress:
+    """Counters of a run, those of its parts before a resume included."""
+
+    update: int = 0  # finished updates
+    num_updates: int = 1  # of the whole run
+    steps: int = 0
+    best_return: float = -float("inf")
+    recent_returns: deque[float] = field(default_factory=_recent)
+    recent_lengths: deque[float] = field(default_factory=_recent)
+    first_returns: list[float] | None = field(default_factory=list)
+    """Of the run's first episodes, for `no_progress`; None: resumed from a checkpoint that does not hold them."""
+    earlier_seconds: float = 0.0  # before `start_clock`
+    _began: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Training time so far."""
+        return self.earlier_seconds + (0.0 if self._began is None else time.perf_counter() - self._began)
+
+    def start_clock(self) -> None:
+        self._began = time.perf_counter()
+
+    def stop_clock(self) -> None:
+        self.earlier_seconds, self._began = self.seconds, None
+
+    def add_episodes(self, returns: Sequence[float], lengths: Sequence[int]) -> None:
+        self.recent_returns.extend(returns[-RECENT_EPISODES:])
+        self.recent_lengths.extend(lengths[-RECENT_EPISODES:])
+
+    def reached(self, target: float | None) -> bool:
+        """Whether the mean return of a full window of recent episodes is at least `target`."""
+        full = len(self.recent_returns) == RECENT_EPISODES
+        return target is not None and full and mean(self.recent_returns) >= target
+
+
+def mean(values: deque[float]) -> float:
+    """NaN for none."""
+    return float(np.mean(values)) if values else float("nan")
+
 
 NAN = float("nan")
 METRICS = (
@@ -37,33 +94,69 @@ METRICS = (
     Metric("time/fps"),
     Metric("time/elapsed"),
 )
-"""Besides those of the algorithm and of `telemetry`."""
+"""Besides those of the algorithm and of the memory."""
+
+
+SATURATED = 0.99  # |h| above this: the unit hardly moves, and hardly passes a gradient
+MEMORY_METRICS = (
+    Metric("memory/rms", "state rms", over_ranks="rms"),
+    Metric("memory/max", "state max", over_ranks="max"),
+    Metric("memory/saturation", "saturated", over_ranks="mean", form="percent"),
+    Metric("memory/nan", "NaN", over_ranks="sum", form="count"),
+    Metric("memory/resets", "resets", over_ranks="sum", form="count"),
+)
+
+
+def memory_metrics(state: State, resets: Tensor) -> dict[str, float]:
+    """Health of a state and the resets of a rollout, in one copy to the host."""
+    return start_memory_metrics(state, resets, lambda numbers: numbers.tolist)()
+
+
+@torch.no_grad()
+def start_memory_metrics(state: State, resets: Tensor, read_later: Any) -> Callable[[], dict[str, float]]:
+    """`memory_metrics` of a state that is not changed in place. Nothing waits for the GPU until the result is called."""
+    parts = {name: leaf for name, leaf in named_leaves(state).items() if leaf.is_floating_point()}  # no counters
+    count = resets.sum().float()
+    if not parts:
+        counted = read_later(count.unsqueeze(0))
+        return lambda: {"memory/resets": counted()[0]}
+    flat = torch.cat([leaf.float().flatten() for leaf in parts.values()])
+    finite = torch.isfinite(flat)
+    values = torch.where(finite, flat, 0.0)
+    bounded = [leaf.float().flatten() for name, leaf in parts.items() if name.rpartition(".")[2] == "h"]
+    saturation = (torch.cat(bounded).abs() > SATURATED).float().mean() if bounded else values.new_zeros(())
+    numbers = read_later(
+        torch.stack([values.square().mean().sqrt(), values.abs().max(), saturation, (~finite).sum().float(), count])
+    )
+    names = ("rms", "max", "saturation", "nan", "resets")
+    return lambda: {f"memory/{name}": number for name, number in zip(names, numbers())}
 
 
 class Iteration:
-    """Runs iterations over the parts of a run. on_rollout_end: called with each segment before training on it. may_prefetch:
-    asked in each update whether the next rollout may be started before the update is over."""
+    """Runs iterations over the parts of a run. hooks: those of rollouts run before training on it. may_prefetch: asked in an
+    update whether the next rollout may be started before the update is over."""
 
     def __init__(
         self,
         config: RunConfig,
         parts: Parts,
         progress: RunProgress,
-        on_rollout_end: Callable[[Segment], None],
+        hooks: Hooks,
         may_prefetch: Callable[[], bool],
     ) -> None:
-        self.config, self.parts, self.progress, self.on_rollout_end = config, parts, progress, on_rollout_end
+        self.config, self.parts, self.progress, self.hooks = config, parts, progress, hooks
         self.may_prefetch = may_prefetch
-        self.metrics = (*METRICS, *parts.algorithm.metrics, *telemetry.METRICS)
+        self.metrics = (*METRICS, *parts.algorithm.metrics, *MEMORY_METRICS)
         self._never_checked = True  # no rollout of this process has been replayed yet
 
     def run(self) -> tuple[dict[str, float], Segment]:
         """The row of metrics, the same on all ranks, and the segment of this one."""
         began = time.perf_counter()
-        with exclusive_gpu(self.parts.device):
+        with self.parts.engines.exclusive():
             segment = self._roll_out()
-        self.on_rollout_end(segment)
-        with exclusive_gpu(self.parts.device):
+        if self.hooks.callbacks:
+            self.hooks.run("on_rollout_end", segment)
+        with self.parts.engines.exclusive():
             return self._train_on(segment, began)
 
     def _train_on(self, segment: Segment, began: float) -> tuple[dict[str, Any], Segment]:
@@ -72,9 +165,9 @@ class Iteration:
         gap = self._check_replay(segment, scheduled)
         finish_update = parts.algorithm.start_update(segment, self._progress())
         with span("telemetry of memory"):
-            memory = telemetry.start_memory_metrics(parts.collector.memory.read(), segment.resets)
+            memory = start_memory_metrics(parts.collector.memory.read(), segment.resets, parts.engines.read_later)
         # From here to `finish_update` a GPU trains.
-        prefetches = segment.all_valid and not scheduled and self.may_prefetch()
+        prefetches = parts.collector.prefetches and segment.all_valid and not scheduled and self.may_prefetch()
         if prefetches:
             self._move_statistics(segment)
             segment = parts.collector.prefetch(segment) or segment
@@ -90,13 +183,14 @@ class Iteration:
             self._move_statistics(segment)
         self.progress.update += 1
         row = self._row(segment, measured, gap, staleness, seconds)
-        row = rank_metrics.combine(row, self.metrics, parts.ranks, self.config.num_envs, parts.device)
+        if parts.ranks.joined:
+            row = rank_metrics.combine(row, self.metrics, parts.ranks, self.config.num_envs, parts.device)
         self.progress.steps = row["steps"] = self.progress.steps + int(row["steps"])
         return row, segment
 
     def _progress(self) -> Progress:
-        progress, config = self.progress, self.config
-        return Progress(progress.steps, config.total_steps, progress.update, config.num_updates)
+        done, updates = self.progress.update, self.progress.num_updates
+        return Progress(self.progress.steps, self.config.total_steps, done, updates, done / updates)
 
     def _roll_out(self) -> Segment:
         try:
@@ -109,8 +203,9 @@ class Iteration:
 
     def _add_episodes(self, segment: Segment) -> None:
         ended = segment.episode_returns, segment.episode_lengths
-        all_ended = rank_metrics.episodes(self.parts.ranks, *ended, RECENT_EPISODES, self.parts.device)
-        self.progress.add_episodes(*all_ended)
+        if self.parts.ranks.joined:
+            ended = rank_metrics.episodes(self.parts.ranks, *ended, RECENT_EPISODES, self.parts.device)
+        self.progress.add_episodes(*ended)
 
     def _is_check_scheduled(self) -> bool:
         update, every = self.progress.update, self.config.replay_check_every

@@ -27,10 +27,9 @@ from holdfast.display.first_lines import first_lines
 from holdfast.display.live import Display
 from holdfast.distributed.ranks import RankLostError, is_lost_rank
 from holdfast.distributed.termination import Terminated
-from holdfast.engines.cuda_graph import exclusive_gpu
 from holdfast.envs.bridge import UnknownEnvError
 from holdfast.envs.user_envs import can_be_made_again, is_vector_env
-from holdfast.policies.precision import autocast, autocast_dtype
+from holdfast.policies.base import autocast, autocast_dtype
 from holdfast.rollout.env_failures import EnvFailedError
 from holdfast.rollout.segment import Segment
 from holdfast.runs import checkpoint, saved_policy
@@ -38,13 +37,13 @@ from holdfast.runs.folder import RunFolder
 from holdfast.runs.log import RunLog
 from holdfast.spans import span
 from holdfast.training import parts as run_parts
-from holdfast.training import run_state, telemetry
-from holdfast.training.callbacks import Callback, as_callbacks
+from holdfast.training import run_state
+from holdfast.training.callbacks import Callback, Hooks
 from holdfast.training.checkpoint_check import check_before_building
 from holdfast.training.evaluation import EvalResult, evaluate
-from holdfast.training.iteration import Iteration
+from holdfast.training.iteration import Iteration, RunProgress
 from holdfast.training.nonfinite import NonFiniteGuard
-from holdfast.training.progress import RunProgress
+from holdfast.training.run_warnings import Warnings
 from holdfast.training.stop_signal import StopSignal
 from holdfast.training.training_env import training_env
 
@@ -94,7 +93,7 @@ class Trainer:
                 "evaluation during training needs separate environments: pass eval_env=, or set eval_every=0"
             )
         config = replace(config)  # the run's own: its folder is chosen when it starts
-        self.config, self.callbacks, self.eval_env = config, as_callbacks(callbacks), eval_env
+        self.config, self.hooks, self.eval_env = config, Hooks(self, callbacks), eval_env
         self.progress, self.stop_signal = RunProgress(), StopSignal()
         self.log: RunLog | None = None
         self.display: Display | None = None
@@ -112,9 +111,16 @@ class Trainer:
             self.eval_env = training_env(config, num_envs, self.device, self.env_failures, self.eval_env)
         self.folder = RunFolder(config, self.ranks, self._save, self._notify_of_update)
         self.nonfinite_guard = NonFiniteGuard(config, self.ranks.rank, self._notify_of_update)
-        self._iteration = Iteration(
-            config, parts, self.progress, lambda s: self._run_hooks("on_rollout_end", s), self._may_prefetch
-        )
+        self._iteration = Iteration(config, parts, self.progress, self.hooks, self._may_prefetch)
+
+    @property
+    def callbacks(self) -> list[Any]:
+        """Hooks into the run."""
+        return self.hooks.callbacks
+
+    @callbacks.setter
+    def callbacks(self, callbacks: list[Any]) -> None:
+        self.hooks.callbacks = callbacks
 
     @property
     def update(self) -> int:
@@ -167,10 +173,11 @@ class Trainer:
     def _train(self) -> None:
         """The updates, and the checkpoint after the last one."""
         display = self._open()
+        self.progress.num_updates = self.config.num_updates
         self.progress.start_clock()
         try:
             with self.stop_signal.on_ctrl_c(display.note):
-                self._run_hooks("on_run_start")
+                self.hooks.run("on_run_start")
                 while self.update < self.config.num_updates and not self.stop_signal.sync(self.ranks, self.device):
                     self._one_update()
         except EnvFailedError as error:
@@ -210,13 +217,13 @@ class Trainer:
             if self.ranks.leads:
                 self.folder.record_engines(self.engines)
         self._evaluate_if_due(row)
-        self._run_hooks("on_update_end", row)
+        self.hooks.run("on_update_end", row)
         if self.progress.reached(self.config.stop_at):
             self.stop_signal.reason = self.stop_signal.reason or "target"
         row["time/fps"] = (self.steps - steps_before) / (time.perf_counter() - before)
         row["time/elapsed"] = self.seconds
         self._publish(row, segment)
-        with exclusive_gpu(self.device):
+        with self.parts.engines.exclusive():
             self.nonfinite_guard.after_update(row, segment, self.policy, self.collector.memory)
         self._save_if_due(row)
 
@@ -232,7 +239,7 @@ class Trainer:
         if every and self.update % every == 0:
             result = self.evaluate(self.config.eval_episodes)
             row["eval/mean_return"], row["eval/mean_length"] = result.mean_return, result.mean_length
-            self._run_hooks("on_eval", result)
+            self.hooks.run("on_eval", result)
 
     def _publish(self, row: dict[str, float], segment: Segment) -> None:
         """To the log and the display."""
@@ -282,7 +289,7 @@ class Trainer:
         """
         if deterministic is None:
             deterministic = self.algorithm.evaluates_deterministically
-        with span("evaluation"), exclusive_gpu(self.device):
+        with span("evaluation"), self.parts.engines.exclusive():
             return self.ranks.from_leader(self._play(episodes, deterministic) if self.ranks.leads else None)
 
     def _play(self, episodes: int, deterministic: bool) -> EvalResult:
@@ -313,7 +320,7 @@ class Trainer:
         continued_at = folder.prepare(self.engines, resumed_at, self.resumed_from) if self.ranks.leads else None
         self.policy.trained_in = folder.path
         action_space = getattr(self.env, "single_action_space", None)
-        self._warnings = telemetry.Warnings(self.algorithm, action_space, self.progress.first_returns)
+        self._warnings = Warnings(self.algorithm, action_space, self.progress.first_returns)
         shown = config if self.ranks.leads else replace(config, quiet=True)
         self.display = display = Display(shown, config.num_updates, self._iteration.metrics)
         if self.ranks.leads:
@@ -340,7 +347,7 @@ class Trainer:
     def _close(self) -> None:
         reason = self.stop_signal.reason
         try:
-            self._run_hooks("on_run_end")
+            self.hooks.run("on_run_end")
         finally:
             self.stop_signal.reason = reason  # the run is over: nothing is left to stop
             if self.log is not None and (elsewhere := self.log.close()) is not None:
@@ -360,12 +367,6 @@ class Trainer:
     def _notify_of_update(self, text: str) -> None:
         self.notify(f"update {self.update}: {text}")
 
-    def _run_hooks(self, hook: str, *arguments: Any) -> None:
-        for callback in self.callbacks:
-            method = getattr(callback, hook, None)
-            if method is not None and method(self, *arguments) is False:
-                self.stop_signal.reason = self.stop_signal.reason or "callback"
-
     # --- saving and resuming -----------------------------------------------------------------------------------------
 
     def save(self, path: str | Path) -> None:
@@ -377,7 +378,7 @@ class Trainer:
         self._checkpoint_requested = True
 
     def _save(self, path: Path | None) -> None:
-        with exclusive_gpu(self.device):
+        with self.parts.engines.exclusive():
             data = run_state.payload(self)
         if self.ranks.leads and path is not None:
             checkpoint.save(path, data)
@@ -433,7 +434,7 @@ class Trainer:
                 raise
             with checkpoint.refusals(file, "its run cannot be built here"):  # everything came from the file
                 raise error
-        with checkpoint.refusals(file), exclusive_gpu(trainer.device):
+        with checkpoint.refusals(file), trainer.parts.engines.exclusive():
             trainer.episodes_restarted = not run_state.restore(trainer, saved)
         trainer.resumed_from = file
         return trainer

@@ -12,8 +12,8 @@ import pytest
 import holdfast.envs
 from counting_env import CountingEnv
 from holdfast.cli import main as holdfast_command
-from holdfast.envs.jax.protocol import flat_space, gym_space, is_jax_env
 from holdfast.config.imports import module_named
+from holdfast.envs.jax.protocol import flat_space, gym_space, is_jax_env
 
 
 class Four:

@@ -10,7 +10,8 @@ import torch
 import holdfast as hf
 import holdfast.envs
 from holdfast.config import TrainConfig
-from holdfast.engines import choose, obstacles
+from holdfast.engines import choose
+from holdfast.engines import native as native_engine
 from holdfast.kernels.cpu import recurrence as native
 from holdfast.rollout.vector_env import input_space
 from ppo_parts import make_ppo, update
@@ -51,7 +52,7 @@ def test_both_engines_train_and_agree(name, inputs, monkeypatch):
     metrics = update(ppo, segment)
     if native.in_use():
         assert engines.update.engine == choose.NATIVE
-    monkeypatch.setattr(obstacles, "native_obstacle", lambda policy: "a test says so")
+    monkeypatch.setattr(native_engine, "native_obstacle", lambda policy: "a test says so")
     eager, engines = make_ppo(other, config)
     expected = update(eager, segment)
     assert engines.update.engine == choose.AUTOGRAD

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from holdfast.kernels.cpu import library
-from holdfast.kernels.cpu.adam import NativeAdam
+from holdfast.kernels.cpu.update import NativeAdam
 
 pytestmark = pytest.mark.skipif(library.load().handle is None, reason=f"no native kernel: {library.load().reason}")
 

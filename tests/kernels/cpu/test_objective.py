@@ -7,7 +7,7 @@ import torch
 
 from holdfast.algorithms.ppo import LossSettings, clipped_objective
 from holdfast.kernels.cpu import library
-from holdfast.kernels.cpu.objective import StoredSteps, clipped
+from holdfast.kernels.cpu.update import StoredSteps, clipped
 from holdfast.policies.heads import Categorical
 from holdfast.rollout.segment import Segment
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.kernels.cpu import library
-from holdfast.kernels.cpu.perceptron import MAX_LAYERS, Perceptron, layers_of
+from holdfast.kernels.cpu.update import MAX_LAYERS, Perceptron, layers_of
 
 pytestmark = pytest.mark.skipif(library.load().handle is None, reason=f"no native kernel: {library.load().reason}")
 

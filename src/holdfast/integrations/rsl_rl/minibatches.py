@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from holdfast.algorithms.ppo import ClippedLoss, LossSettings, clipped_objective
 from holdfast.config import PPOConfig
 from holdfast.engines.autograd import Minibatches, Terms
-from holdfast.policies.precision import autocast, autocast_dtype
+from holdfast.policies.base import autocast, autocast_dtype
 from holdfast.rollout.segment import Segment
 
 LOWEST_RATE, HIGHEST_RATE, RATE_FACTOR = 1e-5, 1e-2, 1.5  # of rsl_rl's adaptive schedule

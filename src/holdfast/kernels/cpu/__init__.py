@@ -3,6 +3,7 @@
 `build` compiles `c/`, `library` loads it. The C code gets sizes and pointers through ctypes; it knows nothing of torch.
 """
 
-from holdfast.kernels.cpu import gru, linear, lstm
+from holdfast.kernels.cpu import linear
+from holdfast.kernels.cpu.recurrence import gru, lstm
 
 __all__ = ["gru", "linear", "lstm"]

@@ -68,4 +68,11 @@ def _call(which: str, kept: Kept, **others: Tensor | None) -> None:
         raise library.failure(status, f"T={T}, B={B}, W={W}, {form}")
 
 
-sequence = make_operator("linear_native", _forward, _backward)
+_differentiable = make_operator("linear_native", _forward, _backward)
+
+
+def sequence(a: Tensor | None, b: Tensor, h0: Tensor, resets: Resets, form: str = "real") -> tuple[Tensor, Tensor]:
+    """As `reference.linear.sequence`; without gradients straight into C."""
+    if torch.is_grad_enabled() or torch.compiler.is_compiling() or resets.mask is not None:
+        return _differentiable(a, b, h0, resets, form)
+    return _forward(a, b, h0, resets, form)

@@ -4,7 +4,6 @@ One code path for both cells: a GRU is a call with c0 = None. `reference/` speci
 and without a prebuilt library `in_use` is False, and `dispatch` takes the portable kernel.
 """
 
-# mypy: disable-error-code="no-untyped-def"
 import functools
 import os
 import warnings
@@ -17,6 +16,8 @@ from torch.library import custom_op
 
 from holdfast.kernels.cpu import build, library
 from holdfast.kernels.operands import Gradients, Needed, Resets, Weights
+
+# mypy: disable-error-code="no-untyped-def"
 
 
 def in_use() -> bool:
@@ -323,3 +324,40 @@ def prepare_step(
     if new_c is not None:
         tensors["c_n"] = new_c
     return library.PreparedCall("step", False, tensors)
+
+
+# --- the cells, with the signatures of `reference/` --------------------------------------------------------------------
+
+
+class lstm:
+    """As the module `reference.lstm`."""
+
+    @staticmethod
+    def sequence(x: Tensor, h0: Tensor, c0: Tensor, resets: Resets, weights: Weights) -> tuple[Tensor, Tensor, Tensor]:
+        return sequence(x, h0, c0, resets, weights)[:3]
+
+    @staticmethod
+    def sequence_with_cells(
+        x: Tensor, h0: Tensor, c0: Tensor, resets: Resets, weights: Weights
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """As `sequence`, and the cell state after every step, [T, B, H], without gradients."""
+        y, h_n, c_n, cells = sequence(x, h0, c0, resets, weights, keep_cells=True)
+        return y, h_n, c_n, cells[..., : y.shape[-1]].detach()
+
+    @staticmethod
+    def step(x: Tensor, h: Tensor, c: Tensor, resets: Resets, weights: Weights) -> tuple[Tensor, Tensor]:
+        """One step without gradients: x [B, I], resets.mask [B] -> (h, c). Gates, pointwise part and reset in one call."""
+        return step(x, h, c, resets, weights)  # type: ignore[return-value]
+
+
+class gru:
+    """As the module `reference.gru`."""
+
+    @staticmethod
+    def sequence(x: Tensor, h0: Tensor, resets: Resets, weights: Weights) -> tuple[Tensor, Tensor]:
+        return sequence(x, h0, None, resets, weights)[:2]
+
+    @staticmethod
+    def step(x: Tensor, h: Tensor, resets: Resets, weights: Weights) -> tuple[Tensor]:
+        """One step without gradients: x [B, I], resets.mask [B] -> (h,)."""
+        return step(x, h, None, resets, weights)  # type: ignore[return-value]

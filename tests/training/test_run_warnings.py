@@ -13,8 +13,9 @@ from gymnasium import spaces
 import holdfast as hf
 from holdfast.algorithms.base import relative_distance as staleness
 from holdfast.algorithms.ppo import PPO
+from holdfast.training.iteration import memory_metrics
 from holdfast.training.no_progress import ProgressCheck
-from holdfast.training.telemetry import Warnings, memory_metrics
+from holdfast.training.run_warnings import Warnings
 
 NO_RESETS = torch.zeros(3, 2, dtype=torch.bool)
 
@@ -51,7 +52,9 @@ def test_staleness_is_the_difference_against_the_size_of_the_state():
 
 def look(row: dict[str, float], times: int = 1, space: Any = None, **settings: Any) -> list[str]:
     config = hf.TrainConfig(**{"num_steps": 8, "total_steps": 1000, **settings})
-    warnings = Warnings(SimpleNamespace(config=config, advice=PPO.advice), spaces.Discrete(4) if space is None else space, [])
+    warnings = Warnings(
+        SimpleNamespace(config=config, advice=PPO.advice), spaces.Discrete(4) if space is None else space, []
+    )
     healthy = {
         "update": 1.0,
         "steps": 100.0,

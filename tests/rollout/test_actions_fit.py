@@ -14,7 +14,7 @@ from torch.distributions import Categorical, Independent, Normal
 
 import holdfast as hf
 from holdfast import envs
-from holdfast.rollout.action_check import check_actions
+from holdfast.rollout.vector_env import check_actions
 
 LONG = torch.long
 

@@ -1,59 +1,17 @@
-"""Metrics of a run's memory (`memory/*`), and warnings for when "the RNN does not learn".
-
-One device-to-host copy per update. Nothing here changes the run. The whole row of metrics is built in `iteration.py`.
-"""
+"""Warnings for when "the RNN does not learn", from the metrics of an update. Nothing here changes the run."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
-import torch
 from gymnasium import spaces
-from torch import Tensor
 
 from holdfast.algorithms.base import Algorithm
 from holdfast.config import RunConfig
-from holdfast.distributed.metrics import Metric
-from holdfast.engines.cuda_graph import read_later
 from holdfast.rollout.segment import Segment
-from holdfast.state import State, named_leaves
+from holdfast.training.iteration import SATURATED
 from holdfast.training.no_progress import ProgressCheck
-
-SATURATED = 0.99  # |h| above this: the unit hardly moves, and hardly passes a gradient
-METRICS = (
-    Metric("memory/rms", "state rms", over_ranks="rms"),
-    Metric("memory/max", "state max", over_ranks="max"),
-    Metric("memory/saturation", "saturated", over_ranks="mean", form="percent"),
-    Metric("memory/nan", "NaN", over_ranks="sum", form="count"),
-    Metric("memory/resets", "resets", over_ranks="sum", form="count"),
-)
-
-
-def memory_metrics(state: State, resets: Tensor) -> dict[str, float]:
-    """Health of a state and the resets of a rollout, in one copy to the host."""
-    return start_memory_metrics(state, resets)()
-
-
-@torch.no_grad()
-def start_memory_metrics(state: State, resets: Tensor) -> Callable[[], dict[str, float]]:
-    """`memory_metrics` of a state that is not changed in place. Nothing waits for the GPU until the result is called."""
-    parts = {name: leaf for name, leaf in named_leaves(state).items() if leaf.is_floating_point()}  # no counters
-    count = resets.sum().float()
-    if not parts:
-        counted = read_later(count.unsqueeze(0))
-        return lambda: {"memory/resets": counted()[0]}
-    flat = torch.cat([leaf.float().flatten() for leaf in parts.values()])
-    finite = torch.isfinite(flat)
-    values = torch.where(finite, flat, 0.0)
-    bounded = [leaf.float().flatten() for name, leaf in parts.items() if name.rpartition(".")[2] == "h"]
-    saturation = (torch.cat(bounded).abs() > SATURATED).float().mean() if bounded else values.new_zeros(())
-    numbers = read_later(
-        torch.stack([values.square().mean().sqrt(), values.abs().max(), saturation, (~finite).sum().float(), count])
-    )
-    names = ("rms", "max", "saturation", "nan", "resets")
-    return lambda: {f"memory/{name}": number for name, number in zip(names, numbers())}
 
 
 class Warnings:
