@@ -8,6 +8,7 @@ from holdfast.bench import results
 from holdfast.bench.jobs import jobs
 from holdfast.bench.one_run import EPISODES, MEAN_RETURN, train
 from holdfast.bench.suite import parse
+from holdfast.rollout.collector import Collector
 from holdfast.runs import checkpoint
 from holdfast.runs.log import read_progress
 from holdfast.training.evaluation import EvalResult
@@ -98,6 +99,7 @@ def test_saving_now_and_then_leaves_the_settings_of_the_run_alone(tmp_path):
 def test_a_watched_run_may_overlap_rollouts_and_updates(tmp_path, monkeypatch):
     asked = []
     may_go_ahead = Trainer._may_prefetch
+    monkeypatch.setattr(Collector, "prefetches", True)  # as on a GPU
     monkeypatch.setattr(Trainer, "_may_prefetch", lambda self: asked.append(may_go_ahead(self)) or asked[-1])
     train(job(), tmp_path / "run", checkpoint_seconds=0.0)
     assert asked == [True] * 6 + [False], "not in the last update; the first is checked by replay, and nothing is asked"

@@ -151,8 +151,6 @@ def test_minibatches_that_reuse_their_memory_have_the_gradients_of_their_own_seg
             assert torch.equal(grad, p.grad), (name, columns)  # type: ignore[arg-type]
         reported = dict(zip(engine.names, metrics.tolist()))
         assert all(reported[name] == float(getattr(terms, name)) for name in engine.loss.terms)
-            k: float(v) for k, v in terms._asdict().items() if k != "loss"
-        }
 
 
 def distance_to_a_kink(policy: ActorCritic, segment: Segment) -> float:

@@ -89,4 +89,4 @@ def test_an_engine_that_fuses_them_is_compared_with_the_policy(engine, test):
     }
     assert module in imports, f"{test} does not import {module}"
     text = (ROOT / test).read_text()
-    assert any(word in text for word in (".unroll(", ".evaluate(", ".step(", "ppo_terms(", "ppo_loss("))
+    assert any(word in text for word in (".unroll(", ".evaluate(", ".step(", "terms_of(", "ppo_loss("))

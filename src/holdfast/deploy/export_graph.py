@@ -82,6 +82,8 @@ def clip_bounds(space: Any) -> tuple[Tensor, Tensor] | None:
 
 def distribution_parameters(dist: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """What is needed to sample: a description of the distribution, and its tensors by name."""
+    if isinstance(dist, heads.Greedy):
+        return {"kind": "greedy", "start": dist.start}, {"q": dist.allowed}
     if isinstance(dist, heads.Categorical):
         return {"kind": "categorical", "start": dist.start}, {"logits": dist.logits}
     if isinstance(dist, heads.MultiCategorical):

@@ -21,7 +21,7 @@ Arrays = dict[str, Array]  # by the name of an input or output
 
 SUFFIXES = (".onnx", ".pt2")
 _PARAMETERS = {
-    "categorical": ("logits",), "multi_categorical": ("logits",), "bernoulli": ("logits",),
+    "greedy": ("q",), "categorical": ("logits",), "multi_categorical": ("logits",), "bernoulli": ("logits",),
     "gaussian": ("mean", "std"), "squashed_gaussian": ("mean", "std"),
 }  # fmt: skip
 """The outputs that a distribution is made of."""
@@ -182,13 +182,15 @@ class ExportedPolicy:
 
     def _distribution(self, out: Arrays, masks: Arrays) -> Any:
         about = self.signature.action
-        tensors = {name: torch.from_numpy(out[name]) for name in ("logits", "mean", "std") if name in out}
+        tensors = {name: torch.from_numpy(out[name]) for name in ("logits", "mean", "std", "q") if name in out}
         if about["kind"] == "gaussian":
             return torch.distributions.Normal(tensors["mean"], tensors["std"], validate_args=False)
         if about["kind"] == "squashed_gaussian":
             mean, log_std = tensors["mean"].flatten(1), tensors["std"].flatten(1).log()
             center, half_range = (torch.tensor(about[name], dtype=mean.dtype) for name in ("center", "half_range"))
             return heads.SquashedGaussian(mean, log_std, center, half_range, tensors["mean"].shape[1:])
+        if about["kind"] == "greedy":
+            return heads.Greedy(tensors["q"], start=about["start"])
         if about["kind"] == "categorical":
             return heads.Categorical(tensors["logits"], start=about["start"])
         if about["kind"] == "bernoulli":

@@ -20,7 +20,7 @@ MOST_INPUTS = 4096
 _INPUTS = ("observations", "states", "masks")
 _PORT = {"name", "shape", "dtype", "path", "example"}
 _SIGNATURE = {*_INPUTS, "outputs", "action", "about"}
-_KINDS = ("categorical", "multi_categorical", "bernoulli", "gaussian", "squashed_gaussian", None)
+_KINDS = ("greedy", "categorical", "multi_categorical", "bernoulli", "gaussian", "squashed_gaussian", None)
 
 
 def signature(data: dict[str, Any]) -> dict[str, Any]:
@@ -119,7 +119,7 @@ def _action(data: Any) -> dict[str, Any]:
         low, high = (_array(data[name], f"action.{name}") for name in ("low", "high"))
         if low.shape != high.shape or bool((low > high).any()):
             raise ValueError("action: a lower bound is above its upper bound, or their shapes differ")
-    if "start" in data or kind == "categorical":
+    if "start" in data or kind in ("greedy", "categorical"):
         check.integer(check.mapping(data, "action", "start")["start"], "action.start", -(2**53))
     if kind == "multi_categorical":
         _heads(check.mapping(data, "action", "nvec", "parents"))

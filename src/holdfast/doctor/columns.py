@@ -67,9 +67,11 @@ def describe(result: Any) -> str:
 
 
 def spread(distribution: Any, value: Tensor | None) -> Tensor:
-    """`[N, K]`: log-probability of the mode, entropy, the mode itself if it is continuous, and the value if there is one."""
+    """`[N, K]`: log-probability of the mode, entropy, the mode itself if it is continuous, Q values and the value if there are any."""
     mode = distribution.mode
     parts = [distribution.log_prob(mode), distribution.entropy()]
+    if hasattr(distribution, "q"):  # of a greedy policy the two are 0
+        parts.append(distribution.q)
     if isinstance(mode, Tensor) and mode.is_floating_point():
         parts = [mode.reshape(mode.shape[0], -1), *parts]
     if value is not None:

@@ -21,7 +21,7 @@ import torch
 
 from holdfast import algorithms
 from holdfast.algorithms.base import Algorithm
-from holdfast.config import RunConfig, given, imports, settings_of
+from holdfast.config import RunConfig, default_config, given, imports, settings_of
 from holdfast.config.imports import allow_imports_flag
 from holdfast.display.first_lines import first_lines
 from holdfast.display.live import Display
@@ -450,12 +450,13 @@ def require_resumable(before: RunConfig, after: RunConfig) -> None:
 
 def _with_algorithm(config: Any, algorithm: type[Algorithm] | None) -> tuple[RunConfig, type[Algorithm]]:
     """The class that trains by a config, and the config with its name."""
+    default = type(default_config()).__name__
     if not isinstance(config, RunConfig):
-        raise TypeError(f"Trainer takes a config, got a {type(config).__name__}; write hf.PPOConfig(...)")
+        raise TypeError(f"Trainer takes a config, got a {type(config).__name__}; write hf.{default}(...)")
     if algorithm is None:
         if not config.algorithm:
             raise ValueError(
-                f"the {type(config).__name__} names no algorithm; use hf.PPOConfig(...), or pass algorithm=MyAlgorithm"
+                f"the {type(config).__name__} names no algorithm; use hf.{default}(...), or pass algorithm=MyAlgorithm"
             )
         return config, algorithms.algorithm_class(config.algorithm)
     if not isinstance(algorithm, type) or not issubclass(algorithm, Algorithm):

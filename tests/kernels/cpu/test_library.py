@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from holdfast.kernels.cpu import adam, build, library, linear, objective, perceptron
+from holdfast.kernels.cpu import build, library, linear, update
 
 pytestmark = pytest.mark.skipif(library.load().handle is None, reason="no native kernel")
 
@@ -56,9 +56,9 @@ def test_a_missing_array_is_named(call: str):
 
 JOBS: dict[str, Any] = {
     "forward": library._RecurrenceJob, "backward": library._RecurrenceJob, "step": library._RecurrenceJob,
-    "perceptron_forward": perceptron._PerceptronJob, "perceptron_backward": perceptron._PerceptronJob,
+    "perceptron_forward": update._PerceptronJob, "perceptron_backward": update._PerceptronJob,
     "linear_forward": linear._LinearJob, "linear_backward": linear._LinearJob,
-    "objective": objective._ObjectiveJob, "adam": adam._AdamJob,
+    "objective": update._ObjectiveJob, "adam": update._AdamJob,
 }  # fmt: skip
 INVALID_JOB = 3
 
@@ -78,7 +78,7 @@ def test_every_function_of_c_refuses_a_job_without_arrays_or_with_negative_sizes
 
 def test_the_gradient_of_a_perceptrons_input_is_right_for_an_input_that_is_not_contiguous():
     linear = torch.nn.Linear(4, 3)
-    chain = perceptron.Perceptron([(linear, 0)])
+    chain = update.Perceptron([(linear, 0)])
     x = torch.randn(4, 6).t()
     (out,) = chain.forward(x)
     dx = chain.backward(torch.ones(6, 3), x, [out], need_dx=True)
