@@ -49,7 +49,7 @@ class Signature:
     masks: list[Port] = field(default_factory=list)
     outputs: list[str] = field(default_factory=list)
     action: dict[str, Any] = field(default_factory=dict)
-    """kind of the distribution (greedy, categorical, multi_categorical, bernoulli, gaussian, squashed_gaussian or None), and its numbers."""
+    """kind of the distribution (greedy, categorical, multi_categorical, bernoulli, gaussian, squashed_gaussian, None), and numbers."""
     about: dict[str, Any] = field(default_factory=dict)
     """For people: policy, core, environment, steps, versions."""
 

@@ -222,6 +222,7 @@ class Collector:
         so nothing here looks at a number on the device."""
         adapter, records, clock = self.adapter, self.records, time.perf_counter
         recording, failed, in_env = Recording(steps, adapter.num_envs, min(self.bptt, steps)), [], 0.0
+        recorded = records & _OF_THE_POLICY
         acting.begin(adapter, steps)
         for turn in adapter.turns(steps):
             recording.keep_state(turn, acting.state)
@@ -229,7 +230,7 @@ class Collector:
             with span("policy"):
                 acted = acting.act(obs, resets, mask, turn.rows)
             recording.add(turn, obs=obs, resets=resets, valid=valid, action_mask=mask, actions=acted.action)
-            recording.add(turn, **{name: getattr(acted, name) for name in records & _OF_THE_POLICY})
+            recording.add(turn, **{name: getattr(acted, name) for name in recorded})
             before = clock()
             with span("environment"):
                 outcomes = adapter.step_turn(acted.action, turn)
