@@ -156,12 +156,12 @@ class Algorithm(ABC):
         return float(self.replay_difference(segment).amax())
 
     @torch.no_grad()
-    def staleness(self, segment: Segment, stored: State) -> float:
-        """How far the states after a segment are from what the current weights give: RMS of the difference over that of the
-        state. stored: where the rollout ended."""
+    def staleness(self, segment: Segment) -> float:
+        """How far the states after a segment (`segment.end_state`) are from what the current weights give: RMS of the difference
+        over that of the state."""
         with autocast(segment.resets.device, autocast_dtype(self.config.precision)):
             _, recomputed = self.policy.features(segment.obs, segment.start_state, segment.resets)
-        return relative_distance(stored, recomputed)
+        return relative_distance(segment.end_state, recomputed)
 
     # --- saving -------------------------------------------------------------------------------------------------------
 

@@ -94,7 +94,7 @@ class OnPolicy(Algorithm):
             if config.refresh_states and epoch > 0 and config.sequences_per_env > 1:
                 batch = batch.changed(start_state=self.refreshed_starts(segment))
                 engine.load(batch, loss)
-            before, count_before = sums.clone(), count
+            before, count_before = sums.clone() if self.looks_at_epochs else sums, count
             minibatches = self.minibatches(batch.num_envs, device)
             for columns, weight in zip(minibatches, self._rank_weights(batch.valid, minibatches)):
                 sums += engine.step(columns, weight)

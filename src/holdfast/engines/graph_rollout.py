@@ -225,7 +225,8 @@ class GraphCollector(Collector):
         present, acting.present = inputs
         self._set(present)
         try:
-            played = self._play(steps, acting)
+            with autocast(self.adapter.device, self.autocast):  # around all steps: weights are converted once
+                played = self._play(steps, acting)
             parts = played.parts
             ended = parts["terminated"] | parts["truncated"]
             sums = episode_sums(parts["rewards"], ended, parts["valid"], self._open_return, self._open_length)

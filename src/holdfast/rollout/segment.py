@@ -99,6 +99,7 @@ class Segment:
         default=None, metadata=_NUMBERS
     )  # [T, B]: V(final observation) where truncated; None: nowhere
     last_value: Any = None  # [B]: after the last step
+    end_state: State = None  # leaves [B, ...]: after the last step, if somebody asked for it
     advantage: Any = _Target()
     returns: Any = _Target()
     chunk_states: list[State] = field(default_factory=list)  # before each training chunk; the first is start_state

@@ -224,8 +224,8 @@ class Iteration:
     def _staleness(self, segment: Segment) -> float:
         """Where this segment ended, under the weights before and after the update."""
         with span("staleness of states"):
-            stored, _ = self.parts.collector.memory.take(segment.num_envs)
-            return self.parts.algorithm.staleness(segment, stored)
+            segment.end_state, _ = self.parts.collector.memory.take(segment.num_envs)
+            return self.parts.algorithm.staleness(segment)
 
     def _move_statistics(self, segment: Segment) -> None:
         """Statistics move only here, between an update and the next rollout."""
