@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -86,6 +88,24 @@ def test_in_use_nothing_of_the_critic_is_needed(core):
         numpy = {"policy": full["policy"].numpy()}
         action, state = policy.predict(numpy, state, resets.numpy(), deterministic=True)
         assert np.array_equal(action, want.action.numpy())
+
+
+def test_predict_builds_the_actor_once_and_again_when_a_part_is_replaced(tmp_path):
+    policy = make("gru", spaces.Box(-1, 1, (2,), np.float32))
+    obs = {name: part.numpy() for name, part in observations(0, 1).items()}
+    names = set(policy.state_dict())
+    first = policy.deployed()
+    policy.predict(obs)
+    assert policy.deployed() is first and set(policy.state_dict()) == names
+    copied = copy.deepcopy(policy)
+    with torch.no_grad():
+        copied.actor.bias += 0.5
+    assert not np.array_equal(copied.predict(obs, deterministic=True)[0], policy.predict(obs, deterministic=True)[0])
+    policy.actor = torch.nn.Linear(policy.actor.in_features, policy.actor.out_features)
+    assert policy.deployed() is not first and policy.deployed().actor is policy.actor
+    torch.save(policy, tmp_path / "policy.pt")
+    loaded = torch.load(tmp_path / "policy.pt", weights_only=False)
+    assert loaded.deployed().actor is loaded.actor
 
 
 def test_predict_takes_the_whole_observation_too_and_one_without_a_batch_dimension():

@@ -133,19 +133,19 @@ class ActorCritic(Actor):
         check_sizes(hidden_size=hidden_size, num_layers=num_layers)
         for size in (*(encoder_sizes or ()), *head_sizes):
             check_sizes(**{"each of encoder_sizes and head_sizes": size})
-        # The order in which parts are made and set is part of what a seed and a checkpoint mean.
-        own_view = actor_obs is not None or critic_obs is not None
+        # Do not reorder: seeds and state_dict keys depend on it.
+        asymmetric = actor_obs is not None or critic_obs is not None
         actor_space = encoders.part_of(observation_space, actor_obs, "actor_obs")
         encoder = encoders.for_space(actor_space, normalize_obs)
         sizes = (hidden_size,) if encoder_sizes is None else tuple(encoder_sizes)
         trunk, features = encoders.mlp(encoder.size, sizes, activation)  # type: ignore[arg-type]
         critic_encoder, critic_trunk = None, None
-        if own_view:
+        if asymmetric:
             critic_space = encoders.part_of(observation_space, critic_obs, "critic_obs")
             critic_encoder = encoders.for_space(critic_space, normalize_obs)
             critic_trunk, critic_features = encoders.mlp(critic_encoder.size, sizes, activation)  # type: ignore[arg-type]
         make = _CoreMaker(core, hidden_size, num_layers, reset, memory_span)
-        if own_view:
+        if asymmetric:
             whole = make.with_own_inputs(critic_core, features, critic_features)
         else:
             whole = make.with_same_input(critic_core, features)
@@ -214,15 +214,26 @@ class ActorCritic(Actor):
             self.scale_actions,
             self.squash_actions,
         )
-        for name in ("encoder", "trunk", "actor_head", "actor", "log_std"):
-            if hasattr(self, name):
-                setattr(actor, name, getattr(self, name))
+        for name, part in self._actor_parts().items():
+            setattr(actor, name, part)
         actor.training = self.training
         return actor
 
+    def _actor_parts(self) -> dict[str, Any]:
+        names = ("encoder", "trunk", "actor_head", "actor", "log_std", "action_center", "action_half_range")
+        return {name: getattr(self, name) for name in names if hasattr(self, name)}
+
     def deployed(self) -> Actor:
-        """The actor alone if the critic sees other observations than the actor."""
-        return self if self.critic_encoder is None else self.actor_only()
+        """The actor alone if the critic sees other observations than the actor; rebuilt only if a part was replaced."""
+        if self.critic_encoder is None:
+            return self
+        parts = [self.core, *self._actor_parts().values()]
+        kept, actor = self.__dict__.get("_deployed", ((), None))  # not a submodule: its weights are this policy's
+        if actor is None or any(a is not b for a, b in zip(parts, kept, strict=True)):
+            actor = self.actor_only()
+            self.__dict__["_deployed"] = parts, actor
+        actor.training = self.training
+        return actor
 
     def update_normalizer(self, obs: Any, ranks: Ranks | None = None) -> None:
         """Update the statistics with [N, ...] or [T, B, ...] observations, those of all `ranks` of a distributed run.
