@@ -26,12 +26,7 @@ class ReinforceLoss(hf.Loss):
 
     def targets(self, segment: hf.Segment) -> hf.Segment:
         """Rewards to the end of the episode, or of the segment and the baseline's value there."""
-        ends = segment.terminated | segment.truncated
-        after = [segment.value[1:], segment.last_value.unsqueeze(0)]
-        following = torch.cat(after).masked_fill(segment.terminated, 0.0)
-        if segment.final_value is not None:
-            following = torch.where(segment.truncated, segment.final_value, following)
-        advantage, returns = hf.gae(segment.rewards, segment.value, following, ends, self.gamma, 1.0)
+        advantage, returns = hf.segment_advantages(segment, self.gamma, gae_lambda=1.0)
         return segment.changed(advantage=advantage, returns=returns)
 
     def __call__(self, output: hf.PolicyOutput, batch: hf.Segment) -> dict[str, torch.Tensor]:

@@ -29,7 +29,7 @@ try:
     )
     from holdfast.memory import Memory
     from holdfast.policies.base import Evaluation, PolicyOutput, RecurrentPolicy, Step
-    from holdfast.rollout.advantages import gae, resets_from
+    from holdfast.rollout.advantages import gae, resets_from, segment_advantages
     from holdfast.rollout.collector import Collector, collect
     from holdfast.rollout.segment import Segment
 except KeyboardInterrupt:  # torch takes its time, and the command has no other place to catch Ctrl-C meanwhile
@@ -61,88 +61,41 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 
 # Names that need gymnasium or more are imported at first use, so that `import holdfast` costs little more than torch.
-_LAZY = {
-    "ActorCritic": "holdfast.policies.actor_critic",
-    "Callback": "holdfast.training.callbacks",
-    "Profile": "holdfast.profiling.profile",
-    "Runner": "holdfast.deploy.runner",
-    "TrainConfig": "holdfast.config",
-    "Trainer": "holdfast.training.trainer",
-    "evaluate": "holdfast.training.evaluation",
-    "export_policy": "holdfast.deploy.export",
-    "load": "holdfast.runs.saved_policy",
-    "push_to_hub": "holdfast.deploy.hub",
-    "save_pretrained": "holdfast.deploy.hub",
-    "Algorithm": "holdfast.algorithms.base",
-    "Loss": "holdfast.algorithms.loss",
-    "OnPolicy": "holdfast.algorithms.on_policy",
-    "OnPolicyConfig": "holdfast.config",
-    "PPOConfig": "holdfast.config",
-    "PQNConfig": "holdfast.config",
-    "QNetwork": "holdfast.policies.q_network",
-    "RunConfig": "holdfast.config",
-    "ppo_loss": "holdfast.algorithms.ppo",
-    "setting": "holdfast.config",
-    "doctor": "holdfast.doctor",
-    "envs": "holdfast.envs",
-    "heads": "holdfast.heads",
+_FROM = {
+    "algorithms.base": ("Algorithm",),
+    "algorithms.loss": ("Loss",),
+    "algorithms.on_policy": ("OnPolicy",),
+    "algorithms.ppo": ("ppo_loss",),
+    "config": ("OnPolicyConfig", "PPOConfig", "PQNConfig", "RunConfig", "TrainConfig", "setting"),
+    "deploy.export": ("export_policy",),
+    "deploy.hub": ("push_to_hub", "save_pretrained"),
+    "deploy.runner": ("Runner",),
+    "policies.actor_critic": ("ActorCritic",),
+    "policies.q_network": ("QNetwork",),
+    "profiling.profile": ("Profile",),
+    "runs.saved_policy": ("load",),
+    "training.callbacks": ("Callback",),
+    "training.evaluation": ("evaluate",),
+    "training.trainer": ("Trainer",),
 }
+_LAZY = {name: f"holdfast.{module}" for module, names in _FROM.items() for name in names}
+_MODULES = ("doctor", "envs", "heads")
 
 __all__ = [
-    "FFM",
-    "GRU",
-    "LRU",
-    "LSTM",
-    "MLSTM",
-    "ActorCritic",
-    "Algorithm",
-    "Block",
-    "Callback",
-    "Collector",
-    "Core",
-    "Evaluation",
-    "Loss",
-    "Memory",
-    "Memoryless",
-    "MinGRU",
-    "OnPolicy",
-    "OnPolicyConfig",
-    "PPOConfig",
-    "PQNConfig",
-    "Parallel",
-    "PolicyOutput",
-    "Profile",
-    "QNetwork",
-    "RecurrentPolicy",
-    "RunConfig",
-    "Runner",
-    "Segment",
-    "Stack",
-    "Step",
-    "TrainConfig",
-    "Trainer",
-    "WindowAttention",
-    "collect",
-    "debug",
-    "doctor",
-    "evaluate",
-    "export_policy",
-    "gae",
-    "load",
-    "ppo_loss",
-    "push_to_hub",
-    "resets_from",
-    "save_pretrained",
-    "setting",
-]
+    "FFM", "GRU", "LRU", "LSTM", "MLSTM", "ActorCritic", "Algorithm", "Block", "Callback", "Collector", "Core",
+    "Evaluation", "Loss", "Memory", "Memoryless", "MinGRU", "OnPolicy", "OnPolicyConfig", "PPOConfig", "PQNConfig",
+    "Parallel", "PolicyOutput", "Profile", "QNetwork", "RecurrentPolicy", "RunConfig", "Runner", "Segment", "Stack",
+    "Step", "TrainConfig", "Trainer", "WindowAttention", "collect", "debug", "doctor", "evaluate", "export_policy",
+    "gae", "load", "ppo_loss", "push_to_hub", "resets_from", "save_pretrained", "segment_advantages", "setting",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"holdfast.{name}")
     if name not in _LAZY:
         raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
-    module = importlib.import_module(_LAZY[name])
-    value = module if _LAZY[name] == f"holdfast.{name}" else getattr(module, name)
-    globals()[name] = value
+    value = globals()[name] = getattr(importlib.import_module(_LAZY[name]), name)
     return value
 
 

@@ -5,6 +5,7 @@ The policy's value is the sum of the episode's observations (see counting_env), 
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -319,7 +320,7 @@ def test_dummy_steps_change_neither_loss_nor_gradient():
     gradients = []
     for junk in (0.0, 1e6):
         dummy = ~segment.valid
-        changed = hf.Segment(**segment.__dict__)
+        changed = dataclasses.replace(segment)
         changed.advantage = torch.where(dummy, junk, segment.advantage)
         changed.returns = torch.where(dummy, junk, segment.returns)
         changed.log_prob = torch.where(dummy, junk / 1e5, segment.log_prob)

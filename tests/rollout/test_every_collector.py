@@ -11,7 +11,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
 import holdfast as hf
-from counting_env import CountingEnv, vector_env
+from counting_env import vector_env
 from holdfast.algorithms.base import Progress, RunContext
 from holdfast.algorithms.ppo import PPO
 from holdfast.distributed.ranks import ALONE
@@ -69,7 +69,9 @@ def make(
         env = Clock(6, actions, masked)
     else:
         one = {"ends": ("truncated",), "masks": "method" if masked else None, "action_space": actions}
-        env = vector_env(AutoresetMode.SAME_STEP, *({**one, "unit": 0.1 * (i + 1), "lengths": (3 + i,)} for i in range(6)))
+        env = vector_env(
+            AutoresetMode.SAME_STEP, *({**one, "unit": 0.1 * (i + 1), "lengths": (3 + i,)} for i in range(6))
+        )
     config = hf.PPOConfig(
         env="", device="cpu", num_envs=6, num_steps=20, bptt=10, epochs=1, minibatches=1, seed=seed, **settings
     )

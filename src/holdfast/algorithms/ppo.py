@@ -7,6 +7,7 @@ CUDA updates are accelerators for it, and are tested against it. Nothing here to
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -235,8 +236,8 @@ class PPO(OnPolicy):
 
     def prepare(self, segment: Segment) -> None:
         scale = 1.0 if self.reward_scale is None else self.reward_scale.value
-        gamma, lam = self.config.gamma, self.config.gae_lambda
-        segment.targets = lambda played: segment_advantages(played, gamma, lam, scale)
+        options = {"gamma": self.config.gamma, "gae_lambda": self.config.gae_lambda, "reward_scale": scale}
+        segment.targets = partial(segment_advantages, **options)
 
     def observe(self, segment: Segment) -> Tensor:
         """The variance of returns, and that of returns - values."""

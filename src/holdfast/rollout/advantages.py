@@ -44,12 +44,15 @@ def gae(
     return advantage, advantage + values
 
 
-def segment_advantages(segment: Segment, gamma: float, lam: float, reward_scale: Any = 1.0) -> tuple[Tensor, Tensor]:
-    """Advantages and returns [T, B] of a segment that recorded values. Rewards are multiplied by `reward_scale` first."""
+def segment_advantages(
+    segment: Segment, gamma: float, gae_lambda: float, reward_scale: Any = 1.0
+) -> tuple[Tensor, Tensor]:
+    """Advantages and returns [T, B] of a segment that recorded values, bootstrapped with V(final observation) where an episode was
+    truncated. Rewards are multiplied by `reward_scale` first."""
     with span("advantages (GAE)"):
         dones = segment.terminated | segment.truncated
         rewards = segment.rewards * reward_scale
-        advantage, returns = gae(rewards, segment.value, next_values(segment), dones, gamma, lam)
+        advantage, returns = gae(rewards, segment.value, next_values(segment), dones, gamma, gae_lambda)
         if not segment.all_valid:
             advantage = advantage.masked_fill(~segment.valid, 0.0)
             returns = torch.where(segment.valid, returns, segment.value)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -260,9 +261,8 @@ class Collector:
         if not self.adapter.has_dummy_steps:
             segment.mark_all_valid()
         if self.gamma is not None:
-            segment.advantage, segment.returns = segment_advantages(
-                segment, self.gamma, self.gae_lambda, self.reward_scale
-            )
+            options = {"gamma": self.gamma, "gae_lambda": self.gae_lambda, "reward_scale": self.reward_scale}
+            segment.targets = partial(segment_advantages, **options)
         return segment
 
     def _finished_episodes(
