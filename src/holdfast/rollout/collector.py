@@ -14,7 +14,6 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterator
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -113,7 +112,7 @@ class Collector:
 
     memory: a new one unless given, so acting elsewhere with the same policy does not change it. bptt: length of the training
     chunks whose start states are kept (None: the whole segment). gamma, gae_lambda: of advantages and returns, which are computed
-    when they are asked for; gamma None: there are none. reward_scale: rewards are multiplied by it before; `segment.rewards` stay raw.
+    at once; gamma None: there are none. reward_scale: rewards are multiplied by it before; `segment.rewards` stay raw.
     records: what is kept besides what was played, out of log_prob, value, params and final_obs. noise: exploration noise; by
     default noise_correlation makes it, for Box actions (`exploration.py`). acting: what steps the policy.
     """
@@ -261,8 +260,9 @@ class Collector:
         if not self.adapter.has_dummy_steps:
             segment.mark_all_valid()
         if self.gamma is not None:
-            options = {"gamma": self.gamma, "gae_lambda": self.gae_lambda, "reward_scale": self.reward_scale}
-            segment.targets = partial(segment_advantages, **options)
+            segment.advantage, segment.returns = segment_advantages(
+                segment, self.gamma, self.gae_lambda, self.reward_scale
+            )
         return segment
 
     def _finished_episodes(
