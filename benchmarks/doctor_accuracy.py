@@ -1,10 +1,10 @@
 """How often the doctor names the right cause, and how often it alarms without one.
 
-Every broken policy of tests/broken and of the gallery, and every healthy twin, with random weights, random sizes (of
+Every broken policy of tests/broken and of the gallery, every healthy twin, and healthy memories that see only some of the past, with random weights, random sizes (of
 observations, memory, actions and the number of environments) and another script of episodes for each seed. Counted:
 
 - right first cause: the first finding of a broken policy is its mistake;
-- false alarm: an error in a healthy twin.
+- false alarm: an error in a healthy policy.
 
     python benchmarks/doctor_accuracy.py --seeds 100 --jobs 2     # writes results/doctor_accuracy.json and .md
     python benchmarks/doctor_accuracy.py --seeds 5 --only own-    # a part, printed, not written
@@ -68,12 +68,14 @@ class Row:
 def patients() -> dict[str, tuple[str, object]]:
     """Name of each patient and twin: what must be said first, and how it is made."""
     from broken import ALL
+    from broken.sparse_memories import HEALTHY as SPARSE
     from doctor.gallery import GALLERY
 
     sick = [*ALL, *GALLERY, *in_jax()]
     found: dict[str, tuple[str, object]] = {p.name: (p.doctor, p.subject) for p in sick if p.doctor is not None}
     twins = {p.healthy: f"twin of {p.name}" for p in reversed(sick)}
     found.update({name: (HEALTHY, make) for make, name in twins.items()})
+    found.update({name: (HEALTHY, make) for name, make in SPARSE.items()})
     return found
 
 
@@ -161,7 +163,7 @@ def markdown(figures: dict[str, object], table: list[dict[str, object]], header:
         "|---|---|",
         f"| right first cause | {figures['right_first_cause']:.2%} of {figures['examinations_of_patients']} examinations of {figures['patients']} broken policies |",
         f"| right, and no other error | {figures['right_and_nothing_else']:.2%} |",
-        f"| false alarms | {figures['false_alarms']:.2%} of {figures['examinations_of_twins']} examinations of {figures['twins']} healthy twins |",
+        f"| false alarms | {figures['false_alarms']:.2%} of {figures['examinations_of_twins']} examinations of {figures['twins']} healthy policies |",
         f"| seconds per examination | median {figures['seconds_median']}, longest {figures['seconds_max']} |",
         "",
         "| mistake | examined | said first |",

@@ -65,11 +65,16 @@ def test_without_debugging_nan_passes():
     assert core_of("gru", "zero")(torch.full((2, 2, 6), float("nan")))[0].isnan().all()
 
 
+class OnAGpu(torch.Tensor):
+    device = torch.device("cuda")  # type: ignore[assignment]
+
+
 def test_values_may_be_looked_at_on_the_host_and_elsewhere_only_when_debugging():
-    here, there = torch.zeros(1), torch.zeros(1, device="meta")
+    here, there, nowhere = torch.zeros(1), torch.zeros(1).as_subclass(OnAGpu), torch.zeros(1, device="meta")
     assert checks.values_are_readable(here) and not checks.values_are_readable(there)
     hf.debug()
     assert checks.values_are_readable(there) and checks.is_debug()
+    assert not checks.values_are_readable(nowhere)
     hf.debug(False)
     assert not checks.is_debug()
 

@@ -44,15 +44,28 @@ if TYPE_CHECKING:
     from holdfast import heads as heads
     from holdfast.algorithms.base import Algorithm
     from holdfast.algorithms.loss import Loss
+    from holdfast.algorithms.off_policy import OffPolicy
     from holdfast.algorithms.on_policy import OnPolicy
     from holdfast.algorithms.ppo import ppo_loss
-    from holdfast.config import OnPolicyConfig, PPOConfig, PQNConfig, RunConfig, TrainConfig, setting
+    from holdfast.config import (
+        OffPolicyConfig,
+        OnPolicyConfig,
+        PPOConfig,
+        PQNConfig,
+        R2D2Config,
+        RunConfig,
+        SACConfig,
+        TrainConfig,
+        setting,
+    )
     from holdfast.deploy.export import export_policy
     from holdfast.deploy.hub import push_to_hub, save_pretrained
     from holdfast.deploy.runner import Runner
     from holdfast.policies.actor_critic import ActorCritic
     from holdfast.policies.q_network import QNetwork
+    from holdfast.policies.soft_actor_critic import SoftActorCritic
     from holdfast.profiling.profile import Profile
+    from holdfast.rollout.buffer import SequenceBuffer
     from holdfast.runs.saved_policy import load
     from holdfast.training.callbacks import Callback
     from holdfast.training.evaluation import evaluate
@@ -64,15 +77,28 @@ __version__ = "0.2.0"
 _FROM = {
     "algorithms.base": ("Algorithm",),
     "algorithms.loss": ("Loss",),
+    "algorithms.off_policy": ("OffPolicy",),
     "algorithms.on_policy": ("OnPolicy",),
     "algorithms.ppo": ("ppo_loss",),
-    "config": ("OnPolicyConfig", "PPOConfig", "PQNConfig", "RunConfig", "TrainConfig", "setting"),
+    "config": (
+        "OffPolicyConfig",
+        "OnPolicyConfig",
+        "PPOConfig",
+        "PQNConfig",
+        "R2D2Config",
+        "RunConfig",
+        "SACConfig",
+        "TrainConfig",
+        "setting",
+    ),
     "deploy.export": ("export_policy",),
     "deploy.hub": ("push_to_hub", "save_pretrained"),
     "deploy.runner": ("Runner",),
     "policies.actor_critic": ("ActorCritic",),
     "policies.q_network": ("QNetwork",),
+    "policies.soft_actor_critic": ("SoftActorCritic",),
     "profiling.profile": ("Profile",),
+    "rollout.buffer": ("SequenceBuffer",),
     "runs.saved_policy": ("load",),
     "training.callbacks": ("Callback",),
     "training.evaluation": ("evaluate",),
@@ -83,8 +109,9 @@ _MODULES = ("doctor", "envs", "heads")
 
 __all__ = [
     "FFM", "GRU", "LRU", "LSTM", "MLSTM", "ActorCritic", "Algorithm", "Block", "Callback", "Collector", "Core",
-    "Evaluation", "Loss", "Memory", "Memoryless", "MinGRU", "OnPolicy", "OnPolicyConfig", "PPOConfig", "PQNConfig",
-    "Parallel", "PolicyOutput", "Profile", "QNetwork", "RecurrentPolicy", "RunConfig", "Runner", "Segment", "Stack",
+    "Evaluation", "Loss", "Memory", "Memoryless", "MinGRU", "OffPolicy", "OffPolicyConfig", "OnPolicy",
+    "OnPolicyConfig", "PPOConfig", "PQNConfig", "Parallel", "PolicyOutput", "Profile", "QNetwork", "R2D2Config",
+    "RecurrentPolicy", "RunConfig", "Runner", "SACConfig", "Segment", "SequenceBuffer", "SoftActorCritic", "Stack",
     "Step", "TrainConfig", "Trainer", "WindowAttention", "collect", "debug", "doctor", "evaluate", "export_policy",
     "gae", "load", "ppo_loss", "push_to_hub", "resets_from", "save_pretrained", "segment_advantages", "setting",
 ]  # fmt: skip

@@ -31,7 +31,24 @@ def is_debug() -> bool:
 
 def values_are_readable(tensor: Tensor) -> bool:
     """Whether the numbers in `tensor` may be read: it is on the host, or the user asked for debugging."""
-    return not torch.compiler.is_compiling() and (_debug or tensor.device.type == "cpu")
+    if torch.compiler.is_compiling() or not (_debug or tensor.device.type == "cpu"):
+        return False
+    return not (is_rewritten() or is_without_numbers(tensor))
+
+
+def is_rewritten() -> bool:
+    """Whether torch makes something else of operations than their results: torch.func, torch.jit.trace, an export to ONNX."""
+    if torch.compiler.is_compiling():
+        return torch.compiler.is_exporting() and torch.onnx.is_in_onnx_export()
+    return torch._C._are_functorch_transforms_active() or torch._C._is_tracing()
+
+
+def is_without_numbers(tensor: Tensor) -> bool:
+    """Whether there may be nothing behind a tensor's address: on the meta device, fake tensors, under any mode of dispatch."""
+    if torch.compiler.is_compiling():
+        return False
+    keys = torch._C._dispatch_keys(tensor)
+    return tensor.is_meta or torch._C._len_torch_dispatch_stack() > 0 or keys.has(torch._C.DispatchKey.Python)
 
 
 def check_resets(resets: Any, shape: tuple[int, ...], device: torch.device) -> None:

@@ -10,6 +10,9 @@ import importlib
 import os
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
@@ -17,6 +20,7 @@ from typing import Any
 
 # Before the colon of a recorded name: an object that only the program that made it has. No module can have these names.
 OWN_ENV, OWN_POLICY = "own-env:", "own-policy:"
+_installed_only: ContextVar[bool] = ContextVar("modules are not found in the current folder", default=False)
 _NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
@@ -63,14 +67,30 @@ def import_named(name: str, *, kind: str) -> Any:
 
 
 def import_module(module_name: str) -> ModuleType:
-    """A module, from an installed package or the current folder; every failure is a ValueError of one line."""
+    """A module, from an installed package or the current folder; every failure is a ValueError of one line.
+
+    Inside `installed_only`, from an installed package.
+    """
     _refuse_file(module_name)
-    if "" not in sys.path and os.getcwd() not in sys.path:
+    if not _installed_only.get() and "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # as `python -m` does
     try:
         return importlib.import_module(module_name)
     except Exception as error:  # the module is the user's code and may raise anything
         raise ValueError(_why_not_imported(module_name, error)) from error
+
+
+@contextmanager
+def installed_only() -> Iterator[None]:
+    """Inside, modules are not found in the current folder, which may hold a file of any name. Modules in use stay in use."""
+    before, here = sys.path[:], os.path.realpath(os.curdir)
+    sys.path[:] = [entry for entry in before if os.path.realpath(entry) != here]
+    token = _installed_only.set(True)
+    try:
+        yield
+    finally:
+        _installed_only.reset(token)
+        sys.path[:] = before + [entry for entry in sys.path if entry not in before]
 
 
 def name_of(thing: type) -> str:
@@ -101,6 +121,6 @@ def _refuse_file(module_name: str) -> None:
 def _why_not_imported(module_name: str, error: Exception) -> str:
     missing = error.name if isinstance(error, ModuleNotFoundError) else None
     if missing and (module_name == missing or module_name.startswith(missing + ".")):
-        return f"there is no module {missing}, neither in {os.getcwd()} nor installed"
+        return f"there is no module {missing}{'' if _installed_only.get() else f', neither in {os.getcwd()} nor'} installed"
     text = " ".join(str(error).split())
     return f"importing {module_name} raised {type(error).__name__}{': ' + text if text else ''}"

@@ -38,6 +38,12 @@ def tensor(value: Any, where: str, shape: tuple[int, ...] | torch.Size, *dtypes:
     return value
 
 
+def weight(value: Any, where: str, own: Tensor) -> Tensor:
+    """A tensor that can replace `own`: of its shape and dtype, or float32 where float64 is kept since."""
+    wider = (torch.float32,) if own.dtype == torch.float64 else ()
+    return tensor(value, where, own.shape, own.dtype, *wider)
+
+
 def number(value: Any, where: str, low: float = -math.inf, high: float = math.inf) -> float:
     """A number between the bounds, both included."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):

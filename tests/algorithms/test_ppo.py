@@ -100,6 +100,15 @@ def test_without_a_change_of_weights_the_loss_has_ratio_one():
     assert terms.policy_loss.item() == pytest.approx(-segment.advantage.mean().item(), abs=1e-5)
 
 
+@pytest.mark.parametrize("size", [1e-30, 1e30])
+def test_advantages_of_any_size_are_normalized_alike(size: float):
+    advantage = torch.randn(20, 1, generator=torch.Generator().manual_seed(0))
+    segments = [by_hand(10, advantage=(factor * advantage).view(2, 10)) for factor in (1.0, size)]
+    usual, other = (normalize_advantage(segment).advantage for segment in segments)
+    torch.testing.assert_close(other, usual, rtol=1e-5, atol=1e-6)
+    assert float(other.std(unbiased=False)) == pytest.approx(1, rel=1e-5)
+
+
 def test_advantages_are_normalised_over_real_steps():
     valid = torch.tensor([[1, 1], [1, 0]]).bool()
     segment = by_hand(num_envs=2, advantage=torch.tensor([[1.0, 3.0], [5.0, 1e6]]), valid=valid)

@@ -181,7 +181,7 @@ def test_the_suites_of_the_docs_load(tmp_path):
     tasks = {
         name for task in re.findall(r"^    \{(.*)\}", blocks[1], re.MULTILINE) for name in re.findall(r"(\w+) =", task)
     }
-    assert {field.name for field in dataclasses.fields(suites.Task)} - {"settings"} <= tasks
+    assert {field.name for field in dataclasses.fields(suites.SuiteTask)} - {"settings"} <= tasks
 
 
 @pytest.mark.parametrize("change", [{"steps": 10**400}, {"seeds": 10**12}, {"note": 5}, {"first_seed": 1e300}])

@@ -14,10 +14,11 @@ from broken.holdfast_policies import BROKEN as POLICIES
 from broken.own_loops import BROKEN as OWN
 from broken.puffer_policies import BROKEN as PUFFER
 from broken.sb3_models import BROKEN as SB3
+from broken.sparse_memories import BROKEN as SPARSE
 from broken.stateful_modules import BROKEN as STATEFUL
 from broken.torchrl_policies import BROKEN as TORCHRL
 
-ALL: list[Broken] = [*CLEANRL, *STATEFUL, *BARE, *PUFFER, *OWN, *TORCHRL, *SB3, *POLICIES, *LOOPS]
+ALL: list[Broken] = [*CLEANRL, *STATEFUL, *BARE, *PUFFER, *OWN, *SPARSE, *TORCHRL, *SB3, *POLICIES, *LOOPS]
 OF_HOLDFAST: list[Broken] = [*POLICIES, *LOOPS]
 
 __all__ = ["ALL", "OF_HOLDFAST", "Broken"]

@@ -112,3 +112,62 @@ def test_info_refuses_an_unknown_core_and_a_run_together_with_a_core(run, capsys
     assert "unknown core 'tape'; one of lstm, gru" in capsys.readouterr().err
     assert run("info", "some-run", "--core", "gru") != 0
     assert "give a run or --core, not both" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "missing", ["changed", "git", "packages", "command", "devices", "engines", "cpu", "python", "threads"]
+)
+def test_info_of_a_run_whose_metadata_lacks_an_entry_says_the_rest(missing, run, folder, capsys):
+    meta = {**metadata.describe_process(), "git": {"commit": "a" * 40, "changed": None}, "engines": {}}
+    meta.pop(missing, meta["git"].pop(missing, None))
+    (folder / "meta.json").write_text(json.dumps(meta))
+    (folder / "config.json").write_text(json.dumps({"env": "CartPole-v1"}))
+    assert run("info", folder) == 0
+    assert "task      CartPole-v1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("meta", ["[]", '{"git": 7, "packages": [], "command": "x", "devices": {}, "engines": 3}'])
+def test_info_of_metadata_of_another_kind_is_no_traceback(meta, run, folder, capsys):
+    (folder / "meta.json").write_text(meta)
+    (folder / "config.json").write_text("{}")
+    assert run("info", folder) in (0, 2) and "Traceback" not in "".join(capsys.readouterr())
+
+
+ESCAPE = "\x1b]0;owned\x07\u202e\nfake"
+
+
+@pytest.mark.parametrize("command", ["run", "checkpoint", "shared", "export", "eval", "doctor", "plot"])
+def test_what_a_file_names_reaches_the_terminal_as_text(command, run, train, folder, capsys):
+    from holdfast.runs import checkpoint
+
+    train("--quiet", "--run-dir", "run", "--core", "gru", "--env", "CartPole-v1")
+    (file,) = (folder / "run/checkpoints").glob("*.pt")
+    saved = checkpoint.load(file)
+    saved["config"]["env"] = ESCAPE
+    if command == "shared":
+        pytest.importorskip("safetensors")
+        hf.save_pretrained(hf.load(folder / "run"), folder / "shared")
+        manifest = json.loads((folder / "shared/manifest.json").read_text())
+        config = json.loads((folder / "shared/config.json").read_text())
+        config["training"]["env"] = config["policy"]["class"] = ESCAPE
+        (folder / "shared/config.json").write_text(json.dumps(config))
+        from holdfast.runs import pretrained
+
+        files = {name: (folder / "shared" / name).read_bytes() for name in manifest["files"]}
+        (folder / "shared/manifest.json").write_bytes(pretrained.manifest_of(files))
+    checkpoint.save(file, saved)
+    (folder / "run/config.json").write_text(json.dumps({**saved["config"], "core": ESCAPE, "policy": ESCAPE}))
+    argv = {
+        "run": ["info", "run"],
+        "checkpoint": ["info", file.rename(folder / "copied.pt") if command == "checkpoint" else file],
+        "shared": ["info", "shared"],
+        "export": ["export", "run", "--format", "pt2"],
+        "eval": ["eval", "run", "--env", "CartPole-v1", "--episodes", "1"],
+        "doctor": ["doctor", "run:run", "--quiet"],
+        "plot": ["plot", "run", "--metric", ESCAPE],
+    }[command]
+    capsys.readouterr()
+    run(*argv)
+    said = "".join(capsys.readouterr())
+    assert said and not any(sign in said for sign in ("\x1b", "\x07", "\u202e")) and "\nfake" not in said
+    assert command in ("eval", "doctor") or r"\x1b]0;owned\x07\u202e" in said

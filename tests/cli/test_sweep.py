@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sqlite3
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +48,8 @@ def test_a_sweep_writes_the_best_settings_as_a_preset_and_draws_its_trials(run: 
         assert (STUDY / name).read_bytes().startswith(b"\x89PNG")
     first = json.loads((STUDY / "trials/0000/config.json").read_text())
     assert (first["learning_rate"], first["gamma"], first["memory_span"]) == (2e-3, 0.99, 60)  # the preset's
+    if find_spec("tensorboard"):
+        assert list((STUDY / "trials/0000").glob("events.out.tfevents.*")), "as in any run"
     finals = sorted(path.name for path in (STUDY / "trials").iterdir() if "seed" in path.name)
     assert len(finals) == 3 and finals[0] == "0000-seed1001"
 
@@ -253,4 +257,42 @@ def test_a_damaged_study_is_refused_in_one_line(run: Any, folder: Path, capsys: 
     capsys.readouterr()
     assert run("sweep", *FLAGS, "--trials", 2, "--workers", 1, "--confirm", 0, "--no-prune") == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "the study in runs/sweeps/TMaze-v0 cannot be used" in line or "JSON" in line
+    assert re.search(r"the study (in runs/sweeps/TMaze-v0|'TMaze-v0') cannot be used", line) or "JSON" in line
+
+
+def test_what_a_database_says_runs_no_command_and_writes_no_escapes(run: Any, folder: Path, capsys: Any):
+    import optuna
+
+    short = (*FLAGS, "--workers", 1, "--confirm", 0, "--total-steps", 64)
+    assert run("sweep", *short, "--trials", 1) == 0
+    study = optuna.load_study(study_name="TMaze-v0", storage=f"sqlite:///{STUDY / 'study.db'}")
+    settings = {"env": "subprocess:getoutput", "env_kwargs": {"cmd": "touch owned"}}
+    study.enqueue_trial({}, user_attrs={"index": 1, "settings": settings})
+    error = {"index": 2, "error": "\x1b]0;owned\x07"}
+    study.add_trial(optuna.create_trial(state=optuna.trial.TrialState.FAIL, user_attrs=error))
+    capsys.readouterr()
+    assert run("sweep", *short, "--trials", 3) == 0
+    assert not Path("owned").exists() and not (STUDY / "trials/0001").exists()
+    said = "".join(capsys.readouterr())
+    assert "the study's database sets 'env', which is not in the search space" in said
+    assert "\x1b" not in said and "\x07" not in said and r"\x1b]0;owned\x07" in said
+
+
+@pytest.mark.parametrize("name", ["study.db.lock", "study.db", "study.db-journal", "trials"])
+def test_a_sweep_writes_through_no_link_in_its_folder(name: str, run: Any, folder: Path, capsys: Any):
+    STUDY.mkdir(parents=True)
+    Path("precious").write_text("kept")
+    (STUDY / name).symlink_to(folder / "precious")
+    assert run("sweep", *FLAGS, "--workers", 1, "--trials", 1) == 2
+    assert f"{name} is a link" in capsys.readouterr().err and Path("precious").read_text() == "kept"
+
+
+def test_pictures_and_results_of_a_sweep_replace_links(run: Any, folder: Path):
+    STUDY.mkdir(parents=True)
+    Path("precious").write_text("kept")
+    names = ("importance.png", "parallel.png", "best.json")
+    for name in names:
+        (STUDY / name).symlink_to(folder / "precious")
+    assert run("sweep", *FLAGS, "--workers", 1, "--trials", 4, "--confirm", 0, "--no-prune", "--total-steps", 64) == 0
+    assert Path("precious").read_text() == "kept"
+    assert all((STUDY / name).is_file() and not (STUDY / name).is_symlink() for name in names)

@@ -292,3 +292,20 @@ def test_what_the_weights_depend_on_cannot_change_when_a_run_is_resumed(run, fol
     assert run("train", "--resume", "run", "--total-steps", 128, *changed) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert f"{' '.join(changed)} cannot change when a run is resumed" in line
+
+
+def test_a_run_writes_through_no_link_in_its_folder(run, train, folder, capsys):
+    """An unpacked folder may have links to anywhere under the names that a run writes."""
+    names = ("config.json", "meta.json", "progress.csv", "result.json", "curve.png", "checkpoints/best.pt")
+    (folder / "run/checkpoints").mkdir(parents=True)
+    precious = folder / "precious"
+    precious.write_text("kept")
+    for name in names:
+        (folder / "run" / name).symlink_to(precious)
+    train("--env", "CartPole-v1", "--run-dir", "run", "--eval-every", 1, "--seed", 3, steps=256)
+    assert precious.read_text() == "kept"
+    assert [name for name in names if (folder / "run" / name).is_symlink()] == []
+    (folder / "other").mkdir()
+    (folder / "other/run.lock").symlink_to(precious)
+    assert run("train", "--env", "CartPole-v1", "--run-dir", "other", "--total-steps", 64) == 2
+    assert "this is a link" in capsys.readouterr().err and precious.read_text() == "kept"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -142,3 +144,51 @@ def test_a_sweep_imports_only_what_the_user_allows(
     (line,) = capsys.readouterr().err.splitlines()
     assert "file.json names" in line and "add --allow-imports" in line
     assert not mark.exists() and not list(tmp_path.glob("runs/sweeps/*/study.db"))
+
+
+@pytest.mark.parametrize("bridge", imports.BRIDGES)
+def test_the_prefix_of_an_environment_is_no_permission_for_anything_else(bridge: str):
+    imports.require_name_allowed("env", f"{bridge}:Some-v0", "it names", False)
+    for kind in ("core", "policy", "algorithm"):
+        with pytest.raises(imports.ImportNotAllowedError, match="add --allow-imports"):
+            imports.require_name_allowed(kind, f"{bridge}:os.abort", "it names", False)
+
+
+def test_a_bridge_is_an_installed_package_and_not_a_file_in_the_current_folder(tmp_path: Path):
+    for name in {*(bridge.replace("-", "_") for bridge in imports.BRIDGES), "jax"}:
+        (tmp_path / name).mkdir()
+        for file in ("__init__.py", "envs.py", "registration.py", "craftax_env.py", "sisl.py"):
+            (tmp_path / name / file).write_text("print(__file__)\n")
+    program = f"""
+import sys, holdfast.envs
+sys.path.insert(0, "")  # as `python -m holdfast` has it
+for bridge in {imports.BRIDGES}:
+    for name in ("sisl", "..sisl", "x:sisl"):
+        try:
+            holdfast.envs.make(f"{{bridge}}:{{name}}", 2)
+        except (ValueError, ModuleNotFoundError):
+            assert sys.path[0] == ""
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert (done.returncode, done.stdout) == (0, ""), done
+
+
+def test_the_other_packages_of_a_suggestion_are_not_looked_for_in_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "popgym").mkdir()
+    for name in ("__init__.py", "envs.py"):
+        (tmp_path / "popgym" / name).write_text(f"open({str(tmp_path / 'mark')!r}, 'w')\n")
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "popgym"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend("")
+    with pytest.raises(ValueError, match="no environment"):
+        hf.envs.make("No-such-env-v0", 2)
+    assert not (tmp_path / "mark").exists()
+
+
+def test_an_environment_whose_argument_names_a_module_needs_permission():
+    for name in ("GymV21Environment-v0", "GymV26Environment-v0"):
+        with pytest.raises(imports.ImportNotAllowedError, match="add --allow-imports"):
+            imports.require_name_allowed("env", name, "it names", False)

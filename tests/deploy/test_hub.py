@@ -23,7 +23,7 @@ import holdfast as hf
 from deploy.hub_server import HubServer
 from holdfast.config.imports import ImportNotAllowedError
 from holdfast.deploy import hub as sharing
-from holdfast.runs import pretrained
+from holdfast.runs import checkpoint, pretrained
 from holdfast.runs.checkpoint import CheckpointError
 from holdfast.training.evaluation import EvalResult
 from pretrained_mutants import hunt
@@ -100,6 +100,26 @@ def test_what_actor_and_critic_see_comes_back_from_the_folder(views: dict[str, A
     assert same_weights(back, policy) and (back.critic_encoder is None) == (policy.critic_encoder is None)
 
 
+def test_a_shared_folder_says_nothing_about_the_machine(tmp_path: Path):
+    config = hf.TrainConfig(
+        "CartPole-v1", hidden_size=4, num_envs=2, num_steps=4, total_steps=8, epochs=1, minibatches=1, threads=1, device="cpu",
+        env_kwargs={"render_mode": None, "sutton_barto_reward": True}, final_eval_episodes=1, quiet=True,
+        run_dir=str(tmp_path / "secret-run"),
+    )  # fmt: skip
+    run = hf.Trainer(config).run().run_dir
+    file = checkpoint.find(run)
+    saved = checkpoint.load(file)
+    saved["config"]["env_kwargs"] |= {"rom": "/home/secret/rom", "list": ["secret"], "token": {"a": "secret"}}
+    checkpoint.save(file, saved)
+    folder = hf.save_pretrained(hf.load(run), tmp_path / "secret-place" / "shared")
+    for name in ("README.md", "config.json", "manifest.json"):
+        text = (folder / name).read_text()
+        assert "secret" not in text and str(tmp_path) not in text, name
+    assert 'hf.load("shared")' in (folder / "README.md").read_text()
+    kept = json.loads((folder / "config.json").read_text())["training"]["env_kwargs"]
+    assert kept == {"render_mode": None, "sutton_barto_reward": True}
+
+
 def test_the_folder_of_a_run_has_its_settings_curve_and_result(run: Path, tmp_path: Path):
     folder = hf.save_pretrained(hf.load(run), tmp_path / "shared")
     config, result = json.loads((folder / "config.json").read_text()), json.loads((run / "result.json").read_text())
@@ -132,7 +152,8 @@ def test_a_run_whose_evaluation_episodes_did_not_end_is_shared_without_a_result(
     assert json.loads((folder / "config.json").read_text())["evaluation"] is None
 
 
-def test_the_program_on_the_card_runs(run: Path, tmp_path: Path):
+def test_the_program_on_the_card_runs(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)  # where the folder is
     card = (hf.save_pretrained(hf.load(run), tmp_path / "shared") / "README.md").read_text()
     names: dict[str, Any] = {}
     exec(card.split("```python\n")[1].split("```")[0], names)

@@ -241,3 +241,26 @@ def test_a_legend_of_many_lines_leaves_the_curves_their_room(tmp_path, monkeypat
     size = axes.get_window_extent().transformed(axes.figure.dpi_scale_trans.inverted())
     assert size.width > 4 and size.height > 3
     assert axes.get_legend().get_window_extent().y1 < axes.get_window_extent().y0
+
+
+def test_labels_are_the_names_that_runs_were_given(tmp_path):
+    folders = [
+        write_run(tmp_path / f"{name}{seed}", seed, [1, 2], name=f"{name}-seed{seed}", num_envs=envs, learning_rate=0.1)
+        for name, envs in (("baseline", 8), ("tuned", 16))
+        for seed in (1, 2)
+    ]
+    assert lines_of(folders) == ["baseline", "tuned"]
+
+
+def test_labels_show_automatic_sizes_only_if_nothing_else_tells_lines_apart(tmp_path):
+    some = [write_run(tmp_path / str(steps), 1, [1, 2], num_envs=steps // 10, total_steps=steps) for steps in (80, 160)]
+    assert lines_of(some) == ["total_steps 80", "total_steps 160"]
+    one_named = [
+        write_run(tmp_path / core, 1, [1, 2], core=core, name=name) for core, name in (("gru", "a"), ("lstm", None))
+    ]
+    assert lines_of(one_named) == ["gru", "lstm"]
+
+
+def test_a_name_from_a_file_is_no_formula(tmp_path):
+    folders = [write_run(tmp_path / core, 1, [1, 2], core=core) for core in ("$\\frac{", "$x$")]
+    assert plot_runs(folders, tmp_path / "curves.png").stat().st_size

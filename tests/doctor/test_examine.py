@@ -181,3 +181,32 @@ def test_names_of_0_1_are_aliases_that_warn(module, old, new):
 def test_other_names_are_not_found():
     with pytest.raises(AttributeError, match=r"holdfast\.doctor.*nothing_here"):
         doctor.nothing_here  # noqa: B018
+
+
+def test_a_subject_whose_attribute_hides_a_method_is_told_so():
+    with pytest.raises(AttributeError, match="`state` is a method of a subject"):
+        doctor.Subject((4,)).state = torch.zeros(3)
+
+
+def test_a_reset_method_is_called_if_training_steps_through_the_same_method():
+    class Masked(Policy):
+        def forward(self, obs):
+            return super().forward(obs, torch.zeros(len(obs), dtype=torch.bool))
+
+        def keep(self, state):
+            self.lstm_hidden = state
+
+        def clear(self, mask):
+            if self.lstm_hidden is not None:
+                self.lstm_hidden = self.reset(self.lstm_hidden, mask)
+
+    torch.manual_seed(0)
+    doctor.assert_healthy(
+        subjects.Stateful(Masked(), train="forward", reset="clear", observation_space=(OBS,), no_grad=True)
+    )
+
+
+def test_dropped_resets_are_named_with_one_environment():
+    torch.manual_seed(0)
+    report = doctor.examine(subjects.Module(nn.GRU(OBS, 8), resets="nobody", num_envs=1))
+    assert [f.cause for f in report.findings if f.severity == "error"] == ["reset-dropped-in-training"]

@@ -17,12 +17,13 @@ from holdfast.algorithms.ppo import ClippedLoss, LossSettings, PPOTerms
 from holdfast.config import TrainConfig
 from holdfast.engines import native, native_parts
 from holdfast.engines.autograd import make_adam
-from holdfast.engines.native import NativeGradient, NativeMinibatches
+from holdfast.engines.native import NativeMinibatches
 from holdfast.engines.native import native_obstacle as obstacle
 from holdfast.kernels.cpu import recurrence
 from holdfast.policies.actor_critic import ActorCritic
 from holdfast.rollout.segment import Segment
 from holdfast.state import tree_map
+from native_gradient import NativeGradient
 from ppo_parts import make_ppo, settings_of, terms_of, update
 
 pytestmark = pytest.mark.skipif(not recurrence.in_use(), reason=f"no native kernel: {recurrence.status()['reason']}")

@@ -15,7 +15,7 @@ import gymnasium
 import pytest
 
 import holdfast as hf
-from holdfast.envs.velocity_mask import VelocityMask
+from holdfast.envs.observation_masks import VelocityMask
 from learning.base_seed import BASE_SEED
 
 EPISODE_LENGTH = 450

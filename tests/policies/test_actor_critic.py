@@ -10,6 +10,7 @@ import torch
 from gymnasium import spaces
 
 import holdfast as hf
+from holdfast.policies import encoders
 from holdfast.state import leaves, tree_map
 
 BOX = spaces.Box(-1, 1, (3,))
@@ -200,6 +201,29 @@ def test_observations_of_another_shape_are_never_reshaped_into_environments(spac
     assert p.memory.num_envs == 0
 
 
+@pytest.mark.parametrize("size", [1e-30, 1e-6, 1e30])
+def test_observations_of_any_size_are_normalized_alike(size: float):
+    space = spaces.Box(-np.inf, np.inf, (3,))
+    obs = torch.randn(200, 3, generator=torch.Generator().manual_seed(0)) * torch.tensor([1.0, 5.0, 0.1]) + 0.3
+    usual, other = (encoders.for_space(space, normalize=True) for _ in range(2))
+    for part in (obs[:50], obs[50:]):
+        usual.update(part)
+        other.update(part * size)
+    torch.testing.assert_close(other(obs * size), usual(obs), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(usual(obs).var(0, unbiased=False), torch.ones(3), rtol=1e-4, atol=0)
+    loaded = encoders.for_space(space, normalize=True)
+    loaded.load_state_dict(other.state_dict())
+    assert torch.equal(loaded(obs * size), other(obs * size))
+
+
+def test_a_constant_observation_is_normalized_to_about_zero():
+    encoder = encoders.for_space(spaces.Box(-9, 9, (2,)), normalize=True)
+    constant = torch.tensor([[0.1, 0.0]]).expand(300, 2)
+    for _ in range(5):
+        encoder.update(constant)
+    assert float(encoder(constant).abs().max()) < 0.1
+
+
 def test_normalization_moves_only_when_told_and_is_in_the_state_dict():
     p = policy(spaces.Dict({"a": spaces.Box(-9, 9, (2,)), "b": spaces.Discrete(2)}), normalize_obs=True)
     data = {"a": torch.randn(50, 4, 2) * 3 + 5, "b": torch.zeros(50, 4, dtype=torch.long)}
@@ -208,8 +232,10 @@ def test_normalization_moves_only_when_told_and_is_in_the_state_dict():
     p.update_normalizer({k: v[:20] for k, v in data.items()})
     p.update_normalizer({k: v[20:] for k, v in data.items()})
     encoder = p.encoder.parts[0]
-    torch.testing.assert_close(encoder.mean, data["a"].flatten(0, 1).mean(0), rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(encoder.var, data["a"].flatten(0, 1).var(0, unbiased=False), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(encoder.mean, data["a"].double().flatten(0, 1).mean(0), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        encoder.var, data["a"].double().flatten(0, 1).var(0, unbiased=False), rtol=1e-3, atol=1e-3
+    )
     other = policy(p.observation_space, normalize_obs=True)
     other.load_state_dict(p.state_dict())
     assert torch.equal(

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 import holdfast as hf
 from holdfast.algorithms.ppo import LossSettings, clipped_objective, in_loss_units
-from holdfast.engines.native import NativeGradient
 from holdfast.policies.actor_critic import RATE, ValueScale
 from holdfast.rollout.segment import Segment
+from native_gradient import NativeGradient
 from ppo_parts import terms_of
 
 

@@ -60,4 +60,18 @@ def test_a_saved_scale_goes_on_the_same_and_open_episodes_can_be_dropped():
 def test_rewards_that_are_always_zero_are_left_alone_and_finite():
     scale = RewardScale(1, gamma=0.9)
     scale.update(torch.zeros(4, 1), flags(0, 0, 0, 0), flags(1, 1, 1, 1))
-    assert 0 < scale.value <= 1e4
+    assert scale.value == 1.0
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e30])
+def test_returns_of_any_size_are_scaled_to_deviation_one(size: float):
+    usual, other = RewardScale(1, gamma=0.5), RewardScale(1, gamma=0.5)
+    for scale, factor in ((usual, 1.0), (other, size)):
+        scale.update(column(4, 4, 2, 0) * factor, flags(0, 1, 0, 0), flags(1, 1, 1, 1))
+    assert other.value * size == pytest.approx(usual.value, rel=1e-5)
+
+
+def test_equal_returns_are_scaled_by_their_size_and_not_by_rounding():
+    scale = RewardScale(1, gamma=0.0)
+    scale.update(torch.full((100, 1), 0.1), torch.zeros(100, 1).bool(), torch.ones(100, 1).bool())
+    assert scale.value <= 1e6 / 0.1 * (1 + 1e-6)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -272,3 +273,70 @@ def test_a_folder_that_another_run_took_is_left_to_it(tmp_path: Path, monkeypatc
     assert set(contents(tmp_path / "run")) == {"config.json", "meta.json", "run.lock"}, "the other run's alone"
     (rows,) = (tmp_path / "tmp").glob("*/progress.csv")
     assert [row["update"] for row in read_progress(rows.parent)] == ["3", "4", "5", "6"]
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_disks_that_are_all_full_end_no_run_and_what_is_lost_is_said(
+    quiet: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+    """The run's folder, the temporary folder and every other place refuse from the third update on."""
+    (tmp_path / "tmp").mkdir()
+    for name in ("log", "folder"):
+        monkeypatch.setattr(f"holdfast.runs.{name}.RESCUE_PLACES", (str(tmp_path / "tmp"), str(tmp_path / "no such")))
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    class Fill(hf.Callback):
+        def on_rollout_end(self, trainer: hf.Trainer, segment: hf.Segment) -> None:
+            if trainer.update == 2:
+                for place in ("record.Record.append", "checkpoint.write_whole", "log.write_whole"):
+                    monkeypatch.setattr(f"holdfast.runs.{place}", refuse)
+
+    config = hf.TrainConfig(**{**TINY, "run_dir": str(tmp_path / "run"), "quiet": quiet, "checkpoint_every": 2})
+    trainer = hf.Trainer(config, callbacks=[Fill()])
+    assert trainer.run().updates == 6 and trainer.saved_elsewhere is None
+    said = "".join(capsys.readouterr())
+    assert "update 6: 4 rows of the log are lost: no disk has room for them" in said
+    assert "the checkpoint of update 6 is lost" in said and "the last one is" in said and "update_00000002.pt" in said
+    assert [row["update"] for row in read_progress(tmp_path / "run")] == ["1", "2"]
+    assert not list((tmp_path / "tmp").iterdir())
+
+
+def test_a_full_temporary_folder_is_passed_over_for_a_disk_with_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "room").mkdir()
+    places = (str(tmp_path / "no such"), str(tmp_path / "room"))
+    monkeypatch.setattr("holdfast.runs.folder.RESCUE_PLACES", places)
+    run = folder(tmp_path / "run", [], refuses=True)
+    run.save_at_the_end(6)
+    assert run.saved_elsewhere is not None and run.saved_elsewhere.parent.parent == tmp_path / "room"
+
+
+def test_a_run_that_failed_before_its_first_update_leaves_its_name_to_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+
+    class Fail(hf.Callback):
+        def on_rollout_end(self, trainer: hf.Trainer, segment: hf.Segment) -> None:
+            raise ValueError("to be repaired")
+
+    config = {**TINY, "quiet": True, "run_dir": None}
+    with pytest.raises(ValueError, match="to be repaired"):
+        hf.Trainer(hf.TrainConfig(**config), callbacks=[Fail()]).run()
+    first, second = (hf.Trainer(hf.TrainConfig(**config)).run().run_dir for _ in range(2))
+    assert second.name == f"{first.name}-2" and sorted(first.parent.iterdir()) == [first, second]
+
+
+def test_a_folder_in_use_and_a_folder_with_anything_else_are_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    config = {**TINY, "quiet": True, "run_dir": None}
+    running, other = (hf.Trainer(hf.TrainConfig(**config)).folder for _ in range(2))
+    running.prepare({})
+    other.prepare({})
+    assert other.path.name == f"{running.path.name}-2"
+    running.release(), other.release()
+    (running.path / "notes.txt").write_text("mine")
+    third = hf.Trainer(hf.TrainConfig(**config)).folder
+    third.prepare({})
+    assert third.path == other.path

@@ -122,3 +122,43 @@ def test_metadata_says_what_the_run_was_made_with(tmp_path):
     assert json.loads((tmp_path / "config.json").read_text()) == {"env": "holdfast/TMaze-v0", "seed": 3}
     meta = json.loads((tmp_path / "meta.json").read_text())
     assert meta["packages"]["torch"] and meta["cpu"] and meta["command"]
+
+
+def test_a_disk_that_fails_before_the_first_point_of_an_event_file_ends_no_run(tmp_path, monkeypatch):
+    pytest.importorskip("tensorboard")
+    from holdfast.runs import tensorboard
+
+    def refuse(*_, **__):
+        raise OSError(5, "Input/output error")
+
+    log = make_log(tmp_path / "run", tensorboard=True)
+    monkeypatch.setattr(tensorboard.EventFile, "add", refuse)
+    monkeypatch.setattr("pathlib.Path.unlink", refuse)
+    log.write(row(1), 10)
+    monkeypatch.undo()
+    log.write(row(2), 20)
+    log.close()
+    assert [line["update"] for line in read_progress(tmp_path / "run")] == ["1", "2"]
+
+
+def test_an_event_file_is_not_written_through_a_link(tmp_path, monkeypatch):
+    pytest.importorskip("tensorboard")
+    from holdfast.runs import tensorboard
+
+    (tmp_path / "precious").write_text("kept")
+    monkeypatch.setattr(tensorboard, "_number", iter([0, 0]))
+    monkeypatch.setattr("time.time", lambda: 7.0)
+    made = tensorboard.EventFile(tmp_path, 0)
+    made.close()
+    made.path.symlink_to(tmp_path / "precious")
+    with pytest.raises(FileExistsError):
+        tensorboard.EventFile(tmp_path, 0)
+    assert (tmp_path / "precious").read_text() == "kept"
+
+
+def test_the_password_of_a_database_is_not_in_the_metadata(tmp_path, monkeypatch):
+    storage = "postgresql://me:secret@host/db"
+    monkeypatch.setattr("sys.argv", ["holdfast", "sweep", "--storage", storage, f"--storage={storage}?password=secret"])
+    write_metadata(tmp_path / "run", {})
+    text = (tmp_path / "run/meta.json").read_text()
+    assert "secret" not in text and "postgresql://me:***@host/db" in text

@@ -15,6 +15,7 @@ ROOT_FILES = {
     "checks.py",
     "spans.py",
     "named_objects.py",
+    "shown_text.py",
     "memory.py",
     "id_index.py",
     "state_rows.py",

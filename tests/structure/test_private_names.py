@@ -20,6 +20,7 @@ ALLOWED = {
     "_replace": "NamedTuple: documented",
     "_foreach_norm": "torch: one call for all gradients; no public name",
     "_foreach_copy_": "torch: the same",
+    "_foreach_lerp_": "torch: the same",
     "_has_any_global_hook": "torch: the only way to see hooks on all modules",
     "_forward_hooks": "torch: the only way to see a module's hooks",
     "_forward_pre_hooks": "torch: the same",

@@ -216,3 +216,54 @@ def test_importances_need_some_trials(tmp_path: Path):
         study.complete(trial, study.settings(trial)["learning_rate"])
     found = study.importances()
     assert set(found) == {parameter.label for parameter in SPACE} and sum(found.values()) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"env": "subprocess:getoutput"},
+        {"core": "os:abort"},
+        {"num_layers": 4},
+        {"num_layers": 1.5},
+        {"learning_rate": 1.0},
+        {"learning_rate": "0.001"},
+        {"gamma": True},
+        ["core"],
+    ],
+)
+def test_a_queued_trial_may_only_vary_what_the_search_space_varies(settings: Any, tmp_path: Path):
+    study = open_study(tmp_path)
+    study._study.enqueue_trial({}, user_attrs={"index": 0, "settings": settings})
+    trial = study.take(1)
+    with pytest.raises(ValueError, match=r"search space|num_layers is|learning_rate is|gamma is|settings is a list"):
+        study.settings(trial)
+
+
+@pytest.mark.parametrize("core", ['"os:abort"', "no JSON", 7])
+def test_a_finished_trial_with_foreign_settings_is_no_result(core: Any, tmp_path: Path):
+    import optuna
+
+    study = open_study(tmp_path)
+    foreign = {"core": optuna.distributions.CategoricalDistribution([core])}
+    study._study.add_trial(optuna.create_trial(params={"core": core}, distributions=foreign, value=9.0))
+    (outcome,) = study.outcomes()
+    assert (outcome.score, outcome.state, outcome.settings) == (None, "failed", {}) and outcome.error
+
+
+@pytest.mark.parametrize(
+    "attributes", [{"index": "../../escape"}, {"index": 0, "seed": "/../../escape"}, {"index": -1}]
+)
+def test_an_index_or_seed_that_is_no_number_names_no_folder(attributes: dict[str, Any], tmp_path: Path):
+    study = open_study(tmp_path)
+    study._study.enqueue_trial({}, user_attrs=attributes)
+    with pytest.raises(ValueError, match="of trial 0 in the study's database is"):
+        study.take(1)
+
+
+def test_the_lock_of_a_study_does_not_empty_a_file_that_it_is_a_link_to(tmp_path: Path):
+    study = open_study(tmp_path)
+    (tmp_path / "precious").write_text("kept")
+    (tmp_path / "study.db.lock").symlink_to(tmp_path / "precious")
+    with pytest.raises(OSError, match="this is a link, which is not followed"):
+        study.take(1)
+    assert (tmp_path / "precious").read_text() == "kept"

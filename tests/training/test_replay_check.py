@@ -7,11 +7,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from torch import nn
 
 import holdfast as hf
@@ -232,7 +233,8 @@ def test_a_healthy_run_with_masks_boxes_and_previous_actions(tmp_path: Path):
     inputs = ("obs", "prev_action", "prev_reward")
     masked = vector_env(AutoresetMode.NEXT_STEP, *LENGTHS, masks="info")
     boxed = vector_env(AutoresetMode.SAME_STEP, *LENGTHS, action_space=box)
-    for name, env in (("masked", masked), ("boxed", boxed)):
+    far = vector_env(AutoresetMode.SAME_STEP, *LENGTHS, action_space=spaces.Box(1000, 1001, (2,), np.float32))
+    for name, env in (("masked", masked), ("boxed", boxed), ("far", far)):
         hf.Trainer(config(tmp_path / name, num_envs=2, inputs=inputs), env=env).run()
         assert max(float(row["memory/replay_gap"]) for row in read_progress(tmp_path / name / "run")) < 1e-5
 
@@ -241,3 +243,87 @@ def test_half_precision_stays_within_its_own_tolerance(tmp_path: Path):
     hf.Trainer(config(tmp_path, precision="bf16", learning_rate=0.02)).run()
     gaps = [float(row["memory/replay_gap"]) for row in read_progress(tmp_path / "run")]
     assert max(gaps) < 1e-2
+
+
+# --- actions between bounds far from 0, and small deviations -------------------------------------------------------------
+
+
+class NoisySteps(gymnasium.Env[Any, Any]):
+    """Observations are noise; actions lie between any bounds, and those that come are kept."""
+
+    def __init__(self, low: float, high: float) -> None:
+        self.observation_space = spaces.Box(-1, 1, (2,), np.float32)
+        self.action_space, self.came = spaces.Box(low, high, (2,), np.float32), []
+
+    def reset(self, **options: Any) -> Any:
+        super().reset(seed=options.get("seed"))
+        return self.np_random.uniform(-1, 1, 2).astype(np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.came.append(action)
+        return self.np_random.uniform(-1, 1, 2).astype(np.float32), 0.0, self.np_random.random() < 0.1, False, {}
+
+
+def rollout_between(low: float, high: float, core: str, seed: int, half: bool = False, **options: Any) -> Any:
+    torch.manual_seed(seed)
+    env = SyncVectorEnv([partial(NoisySteps, low, high)] * 3, autoreset_mode=AutoresetMode.SAME_STEP)
+    policy = hf.ActorCritic(env.single_observation_space, env.single_action_space, core, 16, **options)
+    policy.actor.weight.data *= 100  # as after some training: outputs of size 1
+    collector = hf.Collector(env, policy, 32, seed=seed, autocast=torch.bfloat16 if half else None)
+    collector.rollout()
+    return policy, collector.rollout(), env
+
+
+@pytest.mark.parametrize(("low", "high"), [(1000, 1001), (293, 295), (-2, 2)])
+@pytest.mark.parametrize("options", [{"scale_actions": True}, {"squash_actions": True}], ids=["scaled", "squashed"])
+@pytest.mark.parametrize("deviation", [1.0, 0.001])
+def test_far_bounds_and_small_deviations_are_replayed(low: float, high: float, options: Any, deviation: float):
+    for core, seed in (("mlstm", 0), ("lstm", 1), ("window", 2)):
+        policy, segment, env = rollout_between(low, high, core, seed, initial_std=deviation, **options)
+        assert replay_check.check_policy(policy, segment) < 1e-5
+        # `segment.actions` are in the environment's units, and what it got is one of them, clipped.
+        last = np.stack([one.came[-1] for one in env.envs])
+        np.testing.assert_array_equal(np.clip(segment.actions[-1].numpy(), low, high).astype(np.float32), last)
+
+
+def test_a_small_deviation_is_replayed_in_half_precision():
+    policy, segment, _ = rollout_between(-2, 2, "lstm", 1, half=True, scale_actions=True, initial_std=0.003)
+    difference = partial(replay_difference, policy, half_precision=torch.bfloat16)
+    assert replay_check.check_policy(policy, segment, difference, half_precision=True) < 1e-1
+
+
+@pytest.mark.parametrize("deviation", [1.0, 0.001])
+def test_shifted_resets_are_found_between_far_bounds_and_with_small_deviations(deviation: float):
+    policy, segment, _ = rollout_between(1000, 1001, "lstm", 1, initial_std=deviation, scale_actions=True)
+    with pytest.raises(ReplayError, match="late by one"):
+        replay_check.check_policy(policy, segment.changed(resets=segment.resets.roll(1, 0)))
+
+
+def test_a_deviation_of_torchs_normal_counts_as_well():
+    class Own(hf.RecurrentPolicy):
+        def encode(self, obs: torch.Tensor) -> torch.Tensor:
+            return obs
+
+        def decode(self, features: torch.Tensor) -> Any:
+            mean = features[:, :2]
+            normal = torch.distributions.Normal(mean, torch.full_like(mean, 1e-4))
+            return torch.distributions.Independent(normal, 1), features[:, 2]
+
+    torch.manual_seed(0)
+    env = SyncVectorEnv([partial(NoisySteps, -1, 1)] * 3, autoreset_mode=AutoresetMode.SAME_STEP)
+    policy = Own(core=hf.MLSTM(2, 8))
+    assert replay_check.check_policy(policy, hf.Collector(env, policy, 32, seed=0).rollout()) < 1e-5
+
+
+def test_far_bounds_cost_a_squashed_action_no_precision():
+    space = spaces.Box(100_000, 100_001, (1,), np.float32)
+    policy = hf.ActorCritic(spaces.Box(-1, 1, (2,)), space, "none", 8, squash_actions=True)
+    u = torch.linspace(-3, 3, 7).unsqueeze(1)
+    dist = policy.distribution(u, None)
+    near = hf.ActorCritic(spaces.Box(-1, 1, (2,)), spaces.Box(-0.5, 0.5, (1,)), "none", 8, squash_actions=True)
+    expected = near.distribution(u, None)
+    noise = torch.full_like(u, 0.5)
+    torch.testing.assert_close(
+        dist.log_prob(dist.sample(noise)), expected.log_prob(expected.sample(noise)), rtol=1e-4, atol=1e-4
+    )
+    assert dist.log_prob(dist.mode).dtype == dist.entropy().dtype == torch.float32

@@ -10,12 +10,18 @@ from holdfast.named_objects import import_named, name_of
 from holdfast.policies import user_policies
 from holdfast.policies.base import RecurrentPolicy
 
-NAMES = {"ppo": "holdfast.algorithms.ppo:PPO", "pqn": "holdfast.algorithms.pqn:PQN"}
+NAMES = {
+    "ppo": "holdfast.algorithms.ppo:PPO",
+    "pqn": "holdfast.algorithms.pqn:PQN",
+    "sac": "holdfast.algorithms.sac:SAC",
+    "r2d2": "holdfast.algorithms.r2d2:R2D2",
+}
 """The algorithms of ours, by the name that `--algorithm` takes."""
 
 
 POLICIES = {
     "ActorCritic": ("holdfast.policies.actor_critic", "ppo"),
+    "SoftActorCritic": ("holdfast.policies.soft_actor_critic", "sac"),
     "QNetwork": ("holdfast.policies.q_network", "pqn"),
 }
 """The policies of ours that are described by their arguments, by class: the module, and the algorithm whose settings these are."""

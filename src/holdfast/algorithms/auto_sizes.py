@@ -14,6 +14,7 @@ A setting that the user gave is kept. The rest follows from how many steps the r
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -55,8 +56,8 @@ def choose_sizes(config: OnPolicyConfig, task: Task) -> tuple[OnPolicyConfig, st
     return filled, f"{which}chosen for {config.total_steps:,} steps{kind}"
 
 
-def choose_inputs(config: RunConfig, env: Any, own_policy: bool) -> RunConfig:
-    """The config with `inputs` filled in: the observation, and what the environment's metadata names in "inputs".
+def choose_inputs(config: RunConfig, env: Any, own_policy: bool, usual: Collection[str]) -> RunConfig:
+    """The config with `inputs` filled in: those that are `usual`, and what the environment's metadata names in "inputs".
 
     The control without memory sees the observation alone, because a previous action is a memory too. So does a policy of the
     user's own, which may be made for it.
@@ -64,9 +65,8 @@ def choose_inputs(config: RunConfig, env: Any, own_policy: bool) -> RunConfig:
     if config.inputs:
         return config
     alone = own_policy or config.core == "none"
-    return dataclasses.replace(
-        config, inputs=("obs",) if alone else tuple((env.metadata or {}).get("inputs", ("obs",)))
-    )
+    wanted = {"obs"} if alone else {"obs", *usual, *(env.metadata or {}).get("inputs", ())}
+    return dataclasses.replace(config, inputs=tuple(x for x in ("obs", "prev_action", "prev_reward") if x in wanted))
 
 
 def threads_for(config: OnPolicyConfig, num_envs: int) -> int:

@@ -52,8 +52,8 @@ class Progress(NamedTuple):
 class Engines(Protocol):
     """How an algorithm's computations are executed (`engines/choose.py`)."""
 
-    def optimizer(self, parameters: list[torch.nn.Parameter], config: RunConfig) -> torch.optim.Adam:
-        """Adam, in the form that fits the device."""
+    def optimizer(self, groups: list[dict[str, Any]], config: RunConfig) -> torch.optim.Adam:
+        """Adam for groups of parameters ("params") with a rate each ("lr"), in the form that fits the device."""
 
     def minibatches(self, policy: RecurrentPolicy, config: Any, optimizer: torch.optim.Adam) -> Any:
         """Gives an engine for each batch: `(batch, loss) -> MinibatchEngine`."""
@@ -84,6 +84,8 @@ class Algorithm(ABC):
     """What a rollout keeps for it besides what was played, out of log_prob, value, params, final_obs."""
     metrics: ClassVar[tuple[Metric, ...]] = ()
     """What `start_update` reports."""
+    inputs: ClassVar[tuple[str, ...]] = ("obs",)
+    """What its policies see, besides what the environment says they need."""
     evaluates_deterministically: ClassVar[bool] = True
     """Whether evaluations play the most likely actions."""
 
@@ -177,6 +179,9 @@ class Algorithm(ABC):
         """Raise ValueError unless a saved state fits, before anything is replaced by it."""
         return None
 
+    keeps_files: ClassVar[bool] = False
+    """Whether a checkpoint needs what `save_files` writes."""
+
     def save_files(self, folder: Path) -> dict[str, Any]:
         """Write what is too large for a checkpoint. Returns what the checkpoint says about it."""
         return {}
@@ -192,7 +197,8 @@ def replay_difference(
 ) -> Tensor:
     """How far what a segment recorded is from what `unroll` gives for its chunks of `length`, [T, B]; 0 in dummy steps.
 
-    Of log-probabilities, values against their scale, and parameters of the distributions, whatever was recorded.
+    Of log-probabilities, values against their scale, and parameters of the distributions, whatever was recorded. Log-probabilities of
+    a normal distribution count against 1 / its deviation where that is below 1: so much more they show of any rounding of the mean.
     """
     cut = segment.as_sequences(length)
     T, B = cut.resets.shape
@@ -201,7 +207,7 @@ def replay_difference(
         log_prob = None if cut.log_prob is None else new.dist.log_prob(cut.actions.flatten(0, 1)).view(T, B)
     apart = torch.zeros(T, B, device=cut.resets.device)
     if log_prob is not None:
-        apart = torch.maximum(apart, (log_prob.float() - cut.log_prob).abs())
+        apart = torch.maximum(apart, (log_prob.float() - cut.log_prob).abs() * _smallest_deviation(new.dist, T, B))
     if cut.value is not None:
         scale = cut.value.abs().max().clamp(min=1.0)
         apart = torch.maximum(apart, (new.value.float() - cut.value).abs() / scale)
@@ -211,6 +217,14 @@ def replay_difference(
         apart = torch.maximum(apart, (params - cut.params.float()).abs().flatten(2).amax(2) / scale)
     apart = torch.where(cut.valid, apart, 0.0)  # [length, chunks * B]
     return apart.unflatten(1, (-1, segment.num_envs)).transpose(0, 1).flatten(0, 1)
+
+
+def _smallest_deviation(dist: Any, T: int, B: int) -> Any:
+    """Of a normal distribution's numbers, [T, B], at most 1; 1 for other distributions."""
+    inner = dist.base_dist if isinstance(dist, torch.distributions.Independent) else dist
+    normal = isinstance(inner, torch.distributions.Normal)
+    deviation = inner.stddev if normal else getattr(dist, "deviation", None)
+    return 1.0 if deviation is None else deviation.float().reshape(T, B, -1).amin(2).clamp(max=1.0)
 
 
 @torch.no_grad()

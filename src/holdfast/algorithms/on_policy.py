@@ -42,7 +42,9 @@ class OnPolicy(Algorithm):
 
     def __init__(self, policy: RecurrentPolicy, config: Any, run: RunContext) -> None:
         super().__init__(policy, config, run)
-        self.optimizer = run.engines.optimizer(list(policy.parameters()), config)
+        self.optimizer = run.engines.optimizer(
+            [{"params": list(policy.parameters()), "lr": config.learning_rate}], config
+        )
         self.engine_for = run.engines.minibatches(policy, config, self.optimizer)
         self._rates = [
             group["lr"] for group in self.optimizer.param_groups

@@ -156,12 +156,20 @@ def in_loss_units(segment: Segment, value_scale: ValueScale | None) -> Segment:
 
 
 def normalize_advantage(segment: Segment, ranks: Ranks = ALONE) -> Segment:
-    """A copy with advantages of mean 0 and deviation 1 over its real steps, those of all `ranks` together."""
-    real = segment.valid.float()
+    """A copy with advantages of mean 0 and deviation 1 over its real steps, those of all `ranks` together.
+
+    In float64, where squares of large and small numbers are numbers. Deviations below 1e-8 of the mean are rounding.
+    """
+    real, advantage = segment.valid.double(), segment.advantage.double()
     n = ranks.sum(real.sum()).clamp(min=1)
-    centered = segment.advantage - ranks.sum((segment.advantage * real).sum()) / n
+    mean = ranks.sum((advantage * real).sum()) / n
+    centered = advantage - mean
     deviation = (ranks.sum((centered**2 * real).sum()) / n).sqrt()
-    return segment.changed(advantage=centered / (deviation + 1e-8))
+    size = (deviation + 1e-8 * mean.abs()).clamp(min=_TINY)
+    return segment.changed(advantage=(centered / size).to(segment.advantage.dtype))
+
+
+_TINY = 1e-150
 
 
 # --- the update ------------------------------------------------------------------------------------------------------

@@ -69,7 +69,7 @@ def estimate(scores: Scores, statistic: Callable[[Scores], Array], seed: int = 0
     return Estimate(value, (float(low), float(high)))
 
 
-class Profile(NamedTuple):
+class PerformanceProfile(NamedTuple):
     """share[i]: the part of runs that score above thresholds[i], each task with the same weight; low, high: its interval."""
 
     thresholds: Array
@@ -78,14 +78,14 @@ class Profile(NamedTuple):
     high: Array
 
 
-def profile(scores: Scores, thresholds: Array, seed: int = 0) -> Profile:
+def profile(scores: Scores, thresholds: Array, seed: int = 0) -> PerformanceProfile:
     """Performance profile: the higher the curve, the better."""
     share = np.array([float(mean([part > t for part in scores])) for t in thresholds])
     if all(len(part) < 2 for part in scores):
-        return Profile(thresholds, share, share, share)
+        return PerformanceProfile(thresholds, share, share, share)
     again = resampled(scores, seed)
     low, high = np.array([_percentiles(mean([part > t for part in again])) for t in thresholds]).T
-    return Profile(thresholds, share, low, high)
+    return PerformanceProfile(thresholds, share, low, high)
 
 
 def resampled(scores: Scores, seed: int = 0) -> list[Array]:

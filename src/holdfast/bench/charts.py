@@ -11,9 +11,9 @@ from html import escape
 
 import numpy as np
 
-from holdfast.bench.aggregate import Array, Estimate, Profile
+from holdfast.bench.aggregate import Array, Estimate, PerformanceProfile
 from holdfast.bench.comparison import Cell, number
-from holdfast.bench.suite import Task
+from holdfast.bench.suite import SuiteTask
 from holdfast.display.dashboard import compact
 
 NUM_COLORS = 8
@@ -79,7 +79,7 @@ class _Frame:
         )
 
 
-def learning_curves(task: Task, cells: Mapping[int, Cell], lines: Mapping[str, float]) -> str:
+def learning_curves(task: SuiteTask, cells: Mapping[int, Cell], lines: Mapping[str, float]) -> str:
     """Curves of one task. cells: by the number of the series; lines: published figures and the target, by name."""
     curves = {index: curve for index, cell in cells.items() if (curve := _mean_curve(cell)) is not None}
     values = [v for _, mean, low, high in curves.values() for v in (mean.min(), low.min(), high.max())]
@@ -140,7 +140,7 @@ def intervals(rows: Sequence[tuple[str, Estimate]], title: str) -> str:
     return frame.svg("".join(parts), title)
 
 
-def profiles(found: Sequence[Profile]) -> str:
+def profiles(found: Sequence[PerformanceProfile]) -> str:
     """Performance profiles, one line each."""
     xs = found[0].thresholds
     frame = _Frame(480, 250, (float(xs[0]), float(xs[-1])), (0.0, 1.0))

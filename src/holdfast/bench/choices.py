@@ -30,8 +30,9 @@ def is_current(job: Job, row: Row) -> bool:
     if config.env not in entry_points or not row.get("config"):
         return True
     task = Task(config.device.startswith("cuda"), fast_env=True)
-    chosen, _ = algorithm_class(config.algorithm).choose_sizes(config, task)
-    chosen = choose_inputs(chosen, _Named(entry_points[config.env]), own_policy=config.policy is not None)
+    kind = algorithm_class(config.algorithm)
+    chosen, _ = kind.choose_sizes(config, task)
+    chosen = choose_inputs(chosen, _Named(entry_points[config.env]), config.policy is not None, kind.inputs)
     return all(
         _plain(getattr(chosen, name)) == row["config"].get(name)
         for name in (*names_about(type(config), "size"), "inputs")

@@ -13,7 +13,7 @@ import numpy as np
 from holdfast.bench import aggregate
 from holdfast.bench.results import Row, latest
 from holdfast.bench.settings import DEFAULT
-from holdfast.bench.suite import Suite, Task
+from holdfast.bench.suite import Suite, SuiteTask
 
 CLOSE = 0.02
 """A difference smaller than this part of the range between low and high counts as none."""
@@ -22,7 +22,7 @@ THRESHOLDS = np.round(np.arange(-0.2, 1.1001, 0.02), 10)
 """Normalized scores at which performance profiles are drawn."""
 
 
-class Difference(NamedTuple):
+class ReferenceDifference(NamedTuple):
     """What a return is compared with: `value` is ours minus theirs, `part` is in units of the task's range."""
 
     to: str
@@ -54,7 +54,7 @@ class Cell:
 
     runs: tuple[Row, ...]
     statistic: str  # "best" or "final"
-    difference: Difference | None
+    difference: ReferenceDifference | None
 
     @property
     def values(self) -> list[float]:
@@ -96,10 +96,10 @@ class Comparison:
     suite: Suite
     setting: str
     cores: tuple[str, ...]
-    tasks: tuple[Task, ...]
+    tasks: tuple[SuiteTask, ...]
     cells: dict[tuple[str, str], Cell]  # by task and core
     aggregates: list[AggregateTable]
-    profiles: dict[str, aggregate.Profile]
+    profiles: dict[str, aggregate.PerformanceProfile]
 
     @property
     def runs(self) -> list[Row]:
@@ -148,22 +148,22 @@ def _compare(suite: Suite, rows: list[Row], setting: str) -> Comparison:
     )
 
 
-def _difference(suite: Suite, task: Task, core: str, runs: tuple[Row, ...]) -> Difference | None:
+def _difference(suite: Suite, task: SuiteTask, core: str, runs: tuple[Row, ...]) -> ReferenceDifference | None:
     reference = suite.reference(task, core)
     if reference is None:
         return None
     name, theirs = reference
     ours = statistics.fmean(value_of(row, suite.statistic) for row in runs)
     spread = task.high - task.low if task.high is not None and task.low is not None else abs(theirs) or 1.0
-    return Difference(name, ours - theirs, (ours - theirs) / spread)
+    return ReferenceDifference(name, ours - theirs, (ours - theirs) / spread)
 
 
 def _scores(
     suite: Suite,
-    tasks: Iterable[Task],
+    tasks: Iterable[SuiteTask],
     cells: dict[tuple[str, str], Cell],
     core: str,
-    counts: Callable[[Task], bool] = lambda task: True,
+    counts: Callable[[SuiteTask], bool] = lambda task: True,
 ) -> list[aggregate.Array]:
     """Normalized scores of a core per task, of the tasks that have a normalization."""
     found = [(task, cells[task.name, core]) for task in tasks if (task.name, core) in cells and counts(task)]
@@ -175,7 +175,7 @@ def _scores(
 
 
 def _aggregates(
-    suite: Suite, tasks: tuple[Task, ...], cells: dict[tuple[str, str], Cell], cores: tuple[str, ...]
+    suite: Suite, tasks: tuple[SuiteTask, ...], cells: dict[tuple[str, str], Cell], cores: tuple[str, ...]
 ) -> list[AggregateTable]:
     """Over all tasks, and over the tasks of each published column with that column as a row."""
     everywhere = [_row(core, _scores(suite, tasks, cells, core)) for core in cores]

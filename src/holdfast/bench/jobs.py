@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from holdfast.bench.settings import name_of
-from holdfast.bench.suite import Suite, SuiteError, Task, check_settings
+from holdfast.bench.suite import Suite, SuiteError, SuiteTask, check_settings
 from holdfast.config import config_class, names_about
 from holdfast.config.run import BEFORE_ALGORITHMS
 
@@ -47,7 +47,7 @@ class Job:
 
 def jobs(
     suite: Suite,
-    tasks: Sequence[Task],
+    tasks: Sequence[SuiteTask],
     *,
     device: str,
     cores: Sequence[str] = (),
@@ -90,7 +90,14 @@ def require_known_envs(jobs: Sequence[Job], where: str) -> None:
 
 
 def _job(
-    suite: Suite, task: Task, core: str, seed: int, steps: int, device: str, tuned: bool, changed: Mapping[str, Any]
+    suite: Suite,
+    task: SuiteTask,
+    core: str,
+    seed: int,
+    steps: int,
+    device: str,
+    tuned: bool,
+    changed: Mapping[str, Any],
 ) -> Job:
     settings = {**suite.settings, **task.settings, **(suite.tuned[task.family] if tuned else {}), **changed}
     try:

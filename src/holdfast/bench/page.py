@@ -15,7 +15,7 @@ from holdfast.bench.comparison import Cell, Comparison, number, signed
 from holdfast.bench.facts import facts
 from holdfast.bench.settings import heading_of, stated
 from holdfast.bench.suite import STATISTICS as MEANINGS
-from holdfast.bench.suite import Suite, Task
+from holdfast.bench.suite import Suite, SuiteTask
 from holdfast.bench.table import core_name, estimate_text
 from holdfast.display.dashboard import compact
 
@@ -181,11 +181,11 @@ def _breakable(name: str) -> str:
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "<wbr>", escape(name))
 
 
-def _note(task: Task) -> str:
+def _note(task: SuiteTask) -> str:
     return f"<small>{escape(task.note)}</small>" if task.note else ""
 
 
-def _steps(comparison: Comparison, task: Task) -> int:
+def _steps(comparison: Comparison, task: SuiteTask) -> int:
     return int(next(row["steps"] for row in comparison.runs if row["task"] == task.name))
 
 

@@ -20,10 +20,10 @@ class Progress:
     """done: steps and runs of earlier commands, which are skipped now. console: where to; by default standard output."""
 
     def __init__(self, jobs: list[Job], done: list[Job], *, quiet: bool = False, console: Any = None) -> None:
-        from rich.console import Console
+        from holdfast.display.terminal import Terminal
 
         self.quiet = quiet
-        self._console = Console(highlight=False, soft_wrap=True) if console is None else console
+        self._console = Terminal(highlight=False, soft_wrap=True) if console is None else console
         self._total_runs, self._total_steps = len(jobs) + len(done), sum(job.steps for job in (*jobs, *done))
         self._finished_runs, self._finished_steps = len(done), sum(job.steps for job in done)
         self._running: dict[int, tuple[Job, int]] = {}  # by worker: the job and its steps so far

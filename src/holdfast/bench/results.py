@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from holdfast.runs.writing import unlinked
+
 FILE_NAME = "results.jsonl"
 _NEEDED = {"id": str, "task": str, "core": str, "seed": int, "steps": int, "setting": str}
 _NUMBERS = (
@@ -24,7 +26,7 @@ Row = dict[str, Any]
 def append(path: Path, row: Mapping[str, Any]) -> None:
     """Write one line, and have it on the disk when this returns."""
     line = (json.dumps(row) + "\n").encode()
-    with open(path, "a+b", buffering=0) as file:
+    with open(path, "a+b", buffering=0, opener=unlinked) as file:
         size = file.seek(0, os.SEEK_END)
         if size:
             file.seek(size - 1)

@@ -50,7 +50,7 @@ class Published:
 
 
 @dataclass(frozen=True)
-class Task:
+class SuiteTask:
     """One row of the table.
 
     low, high: returns that are a normalized score of 0 and 1 (chance and the best possible, for example); a task without
@@ -79,7 +79,7 @@ class Suite:
     """What a suite file says. The keys of the file are these fields."""
 
     name: str
-    tasks: tuple[Task, ...]
+    tasks: tuple[SuiteTask, ...]
     title: str = ""
     note: str = ""
     steps: int = 1_000_000
@@ -97,11 +97,11 @@ class Suite:
     tuned: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Settings per family, for `--tuned`."""
 
-    def steps_of(self, task: Task, steps: int | None = None) -> int:
+    def steps_of(self, task: SuiteTask, steps: int | None = None) -> int:
         """Steps of a run: the command's, the task's or the suite's."""
         return steps or task.steps or self.steps
 
-    def pick(self, names: Sequence[str]) -> tuple[Task, ...]:
+    def pick(self, names: Sequence[str]) -> tuple[SuiteTask, ...]:
         """The tasks with these names or of these families, in the order of the suite; all for no names."""
         known = {name for task in self.tasks for name in (task.name, task.family) if name}
         for name in names:
@@ -111,7 +111,7 @@ class Suite:
                 raise SuiteError(f"suite {self.name} has no task {name!r}; {hint}")
         return tuple(task for task in self.tasks if not names or {task.name, task.family} & set(names))
 
-    def reference(self, task: Task, core: str) -> tuple[str, float] | None:
+    def reference(self, task: SuiteTask, core: str) -> tuple[str, float] | None:
         """What a core's return is compared with, and its name: the target return, or a published one; None if neither."""
         if core in self.control and core not in task.cores:
             return None
@@ -166,10 +166,10 @@ def parse(data: Any, where: str) -> Suite:
     return suite
 
 
-def _task(row: Any, where: str) -> Task:
+def _task(row: Any, where: str) -> SuiteTask:
     if isinstance(row, dict) and isinstance(row.get("name"), str):
         where = f"{where} ({row['name']})"
-    return Task(**_checked(Task, row, where))
+    return SuiteTask(**_checked(SuiteTask, row, where))
 
 
 def _check_contents(suite: Suite, where: str) -> None:

@@ -11,6 +11,7 @@ from holdfast.bench.settings import heading_of, stated
 from holdfast.bench.suite import STATISTICS as MEANINGS
 from holdfast.bench.suite import Suite
 from holdfast.display.dashboard import compact
+from holdfast.shown_text import markdown as in_markdown
 
 
 def markdown(suite: Suite, comparisons: Sequence[Comparison]) -> str:
@@ -107,4 +108,4 @@ def core_name(suite: Suite, core: str) -> str:
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A Markdown table."""
     lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+    return "\n".join("| " + " | ".join(in_markdown(cell) for cell in line) + " |" for line in lines)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.cli.errors import UserError, user_errors
 from holdfast.cli.flags import named_values, parse
+from holdfast.shown_text import show
 
 if TYPE_CHECKING:
     from holdfast.bench.jobs import Job
@@ -84,7 +85,7 @@ def main(argv: list[str]) -> int:
         try:
             failed, left = ([], 0) if flags.report else _train(suite, jobs, out, flags)
         except (KeyboardInterrupt, SystemExit):
-            print("stopped; run the same command again to continue", flush=True)
+            show("stopped; run the same command again to continue")
             raise
         except OSError as error:
             raise UserError(
@@ -187,7 +188,7 @@ def _train(suite: Suite, jobs: list[Job], out: Path, flags: BenchFlags) -> tuple
     if not flags.quiet:
         skipped = f", {len(jobs) - len(waiting)} of them finished before" if len(waiting) < len(jobs) else ""
         torn = f"; {damaged} damaged line{'s are' if damaged > 1 else ' is'} ignored in {file}" if damaged else ""
-        print(f"{suite.name}: {_runs(jobs)}{skipped}, {at_a_time} at a time on {device}, in {out}{torn}", flush=True)
+        show(f"{suite.name}: {_runs(jobs)}{skipped}, {at_a_time} at a time on {device}, in {out}{torn}")
     failed, ended = [], 0
     began, clock = time.strftime("%Y-%m-%dT%H:%M:%S"), time.monotonic()
     seconds = math.inf if flags.stop_after is None else flags.stop_after
@@ -214,7 +215,7 @@ def _train(suite: Suite, jobs: list[Job], out: Path, flags: BenchFlags) -> tuple
     if left:
         seconds = time.monotonic() - clock
         are_left = f"{left} of {_runs(jobs)} {'is' if left == 1 else 'are'} left"
-        print(f"stopped after {seconds:.0f} s; {are_left}; run the same command again to continue")
+        show(f"stopped after {seconds:.0f} s; {are_left}; run the same command again to continue")
     return failed, left
 
 
@@ -240,5 +241,9 @@ def _write_report(suite: Suite, jobs: list[Job], out: Path, steps: int | None) -
     text = markdown(suite, comparisons)
     write_whole(out / "table.md", [text.encode(errors="replace")])
     write_whole(out / "index.html", [page(suite, comparisons).encode(errors="replace")])
-    print(f"results  {out / results.FILE_NAME}{outdated}\ntable    {out / 'table.md'}\npage     {out / 'index.html'}")
+    show(
+        f"results  {out / results.FILE_NAME}{outdated}",
+        f"table    {out / 'table.md'}",
+        f"page     {out / 'index.html'}",
+    )
     return True, outdated

@@ -6,16 +6,17 @@ that `holdfast --help` stays fast. A `UserError` ends in one line and exit code 
 
 from __future__ import annotations
 
-import errno
 import importlib
 import io
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from difflib import get_close_matches
 
 from holdfast.cli.errors import UserError
 from holdfast.config.settings import named_as_flags
+from holdfast.shown_text import OutputError, output_errors, printable, show
 
 COMMANDS = {
     "train": ("train a policy", "holdfast train --preset repeat-previous-easy"),
@@ -53,13 +54,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):  # a terminal that knows ASCII only shows ? for other characters
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
+    warnings.formatwarning = _format_warning
     if name in ("-h", "--help", "help"):
-        print(help_text())
+        show(*help_text().splitlines())
         return 0
     if name in ("-V", "--version"):
         from holdfast import __version__
 
-        print(f"holdfast {__version__}")
+        show(f"holdfast {__version__}")
         return 0
     try:
         if name not in COMMANDS:
@@ -69,27 +71,34 @@ def main(argv: Sequence[str] | None = None) -> int:
         with named_as_flags():
             code: int = importlib.import_module(f"holdfast.cli.{name}").main(rest)
         if sys.stdout is not None:
-            sys.stdout.flush()  # now, where an error can be said in one line
+            with output_errors():
+                sys.stdout.flush()  # now, where an error can be said in one line
         return code
     except UserError as error:
         if os.environ.get("HOLDFAST_TRACEBACK"):
             raise
         prefix = f"holdfast {name}" if name in COMMANDS else "holdfast"
-        line = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in " ".join(str(error).split()))
-        print(f"{prefix}: {line}", file=sys.stderr)  # what files name must not reach the terminal as commands to it
+        show(f"{prefix}: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
+        show("stopped", file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader (head, less) has closed the pipe
         close_output()
         return 0
-    except OSError as error:
-        if error.errno != errno.ENOSPC or error.filename is not None or os.environ.get("HOLDFAST_TRACEBACK"):
+    except OutputError as error:
+        if os.environ.get("HOLDFAST_TRACEBACK"):
             raise
         close_output()
-        print(f"holdfast {name}: the output cannot be written: {error.strerror}", file=sys.stderr)
+        show(f"holdfast {name}: the output cannot be written: {error.strerror}", file=sys.stderr)
         return 1
+
+
+def _format_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """As Python does, without the line of code; a warning may quote a file, too."""
+    return f"{printable(f'{filename}:{lineno}: {category.__name__}: {message}')}\n"
 
 
 def close_output() -> None:

@@ -1,6 +1,6 @@
 """`holdfast doctor TARGET`: find the policy, examine it, write the report. The examination itself is `holdfast.doctor`.
 
-Exit codes: 0 healthy, 1 findings, 2 could not examine, or healthy and a file could not be written.
+Exit codes: 0 healthy, 1 errors found, 2 could not examine, or healthy and a file could not be written.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from holdfast.cli.doctor_files import ReportFiles
 from holdfast.cli.errors import UserError, raised_by_holdfast
 from holdfast.cli.flags import parse
 from holdfast.doctor.report import ci
+from holdfast.doctor.report.causes import CAUSES
 from holdfast.named_objects import import_named
+from holdfast.shown_text import show
 
 if TYPE_CHECKING:
     from holdfast.doctor import Report, Subject
@@ -37,7 +39,7 @@ class DoctorFlags:
 
     holdfast doctor runs/CartPole-v1/lstm-seed1 --html report.html
 
-    Exit codes: 0 healthy, 1 findings, 2 could not examine."""
+    Exit codes: 0 healthy, 1 errors found (with --strict also warnings), 2 could not examine."""
 
     target: str
     """A run folder or checkpoint, package.module:factory, or sb3:model.zip."""
@@ -65,6 +67,10 @@ class DoctorFlags:
     """Write the findings as SARIF, for code scanning."""
     junit: Path | None = None
     """Write the checks as JUnit XML, one test case each."""
+    strict: bool = False
+    """Warnings are errors."""
+    ignore: tuple[str, ...] = ()
+    """Causes that are only noted, such as over-detached."""
     allow_imports: bool = False
     """Import modules that a run names, which runs their code."""
     quiet: bool = False
@@ -77,13 +83,16 @@ def main(argv: list[str]) -> int:
         raise UserError(f"--bptt must be at least 1, got {flags.bptt}")
     if flags.tolerance is not None and not 0 <= flags.tolerance < float("inf"):
         raise UserError(f"--tolerance must be a finite number of at least 0, got {flags.tolerance}")
+    unknown = [cause for cause in flags.ignore if cause not in CAUSES]
+    if unknown:
+        raise UserError(f"--ignore: there is no cause {unknown[0]}; a report shows the names of causes")
     files = ReportFiles(flags.html, flags.png, _json_file(flags), flags.sarif, flags.junit)
     files.require_writable()
-    from rich.console import Console
 
+    from holdfast.display.terminal import Terminal
     from holdfast.doctor.examine import CannotExamine, examine
 
-    errors = Console(stderr=True, emoji=False)  # module:name: is no emoji
+    errors = Terminal(stderr=True)
     try:
         obs_shape = flags.obs_shape or None
         subject = subject_of(flags.target, flags.seed, obs_shape, flags.policy, flags.allow_imports)
@@ -104,15 +113,16 @@ def main(argv: list[str]) -> int:
             )
     except CannotExamine as error:
         return _give_up(errors, flags.target, str(error))
+    report = report.judged(strict=flags.strict, ignore=flags.ignore)
     # Files come first: the reader of what is printed (head, less) may leave before its end.
     written, problems = files.write(report, location_of(flags.target))
     _show(report, flags)
     if written and not flags.quiet:
-        print(f"written: {', '.join(map(str, written))}", file=sys.stderr)
+        show(f"written: {', '.join(map(str, written))}", file=sys.stderr)
     if flags.png is not None and report.credit is None:
-        print(f"{flags.png} is not written: no gradients were measured in this policy", file=sys.stderr)
+        show(f"{flags.png} is not written: no gradients were measured in this policy", file=sys.stderr)
     for problem in problems:
-        print(f"holdfast doctor: {problem}", file=sys.stderr)
+        show(f"holdfast doctor: {problem}", file=sys.stderr)
     return report.exit_code or (NOT_WRITTEN if problems else 0)
 
 
@@ -124,11 +134,11 @@ def _show(report: Report, flags: DoctorFlags) -> None:
     """Print the report, in the form that the flags ask for."""
     try:
         if flags.json == "-":
-            print(report.to_json())
+            show(*report.to_json().splitlines())
         elif flags.format == "github":
-            print(ci.github(report, location_of(flags.target)))
+            show(*ci.github(report, location_of(flags.target)).splitlines())
         elif flags.quiet:
-            print(report.verdict)
+            show(report.verdict)
         else:
             report.print()
         if sys.stdout is not None:
@@ -239,7 +249,7 @@ def _sb3_model(path: str) -> Any:
     except ImportError:
         raise ImportError("sb3: targets need sb3-contrib: pip install 'holdfast[sb3]'") from None
     # The zip holds pickles, and Stable-Baselines3 runs what is in them.
-    print(
+    show(
         f"loading {path} runs code that the file may contain (pickle); load only files that you trust", file=sys.stderr
     )
     return RecurrentPPO.load(path, device="cpu")
@@ -256,7 +266,7 @@ def _progress_bar(console: Any, quiet: bool) -> Iterator[OnProgress | None]:
     with Bar(console=console, transient=True) as bar:
         task = bar.add_task("examining", total=None)
 
-        def show(done: int, total: int, name: str) -> None:
+        def draw(done: int, total: int, name: str) -> None:
             bar.update(task, total=total, completed=done, description=name)
 
-        yield show
+        yield draw

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from holdfast.cli.flags import parse
+from holdfast.shown_text import show
 
 
 @dataclass
@@ -24,11 +25,11 @@ def main(argv: list[str]) -> int:
     ]
     widths = [max(map(len, column)) for column in zip(*table)]
     for row in table:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip())
-    print(
+        show("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip())
+    show(
         "\nOthers: any gymnasium id (CartPole-v1), your own as my_module:MyEnv, and by prefix popgym:RepeatPreviousEasy, "
         "pettingzoo:sisl.multiwalker_v9, envpool:Pong-v5;\nin JAX gymnax:CartPole-v1, craftax:Craftax-Symbolic-v1, "
         "popgym-arcade:CountRecallEasy, brax:ant. The documentation describes them, in docs/environments.md."
     )
-    print(f"Presets (holdfast train --preset NAME): {', '.join(PRESETS)}")
+    show(f"Presets (holdfast train --preset NAME): {', '.join(PRESETS)}")
     return 0

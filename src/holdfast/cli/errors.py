@@ -8,6 +8,8 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
+from holdfast.shown_text import OutputError
+
 
 class UserError(Exception):
     """A mistake in the command line or in a file it names; the message says how to fix it."""
@@ -25,6 +27,8 @@ def user_errors(writes: Path | None = None) -> Iterator[None]:
 
     try:
         yield
+    except OutputError:
+        raise
     except FileNotFoundError as error:
         raise UserError(f"{error.filename}: there is no such file" if error.filename else str(error)) from error
     except json.JSONDecodeError as error:

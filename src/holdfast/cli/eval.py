@@ -11,6 +11,7 @@ import tyro
 
 from holdfast.cli.errors import user_errors
 from holdfast.cli.flags import named_values, parse
+from holdfast.shown_text import show
 
 
 @dataclass
@@ -58,7 +59,7 @@ def main(argv: list[str]) -> int:
         file, saved = saved_policy.read(flags.run)
         config = saved_policy.settings(file, saved)
         if flags.env is not None and flags.env != config.env:
-            config = dataclasses.replace(config, env=flags.env, env_kwargs={}, mask_velocity=False)
+            config = dataclasses.replace(config.without_env_options(), env=flags.env)
         config = dataclasses.replace(config, env_kwargs={**config.env_kwargs, **env_args})
         imports.require_allowed(config, file, flags.allow_imports, typed=(flags.env,), policy=False)
         policy = hf.load(file, flags.policy, device=str(device), allow_imports=flags.allow_imports)
@@ -67,8 +68,7 @@ def main(argv: list[str]) -> int:
             flags.num_envs or min(config.num_envs, max(1, flags.episodes)),
             device=device,
             vectorization=config.vectorization,
-            mask_velocity=config.mask_velocity,
-            env_kwargs=config.env_kwargs,
+            **config.env_options,
         )
         with autocast(device, autocast_dtype(config.precision)):
             result = hf.evaluate(
@@ -81,13 +81,13 @@ def main(argv: list[str]) -> int:
             )
     actions = "most likely actions" if flags.deterministic else "sampled actions"
     played = " ".join([config.env, *(f"{name}={value}" for name, value in env_args.items())])
-    print(f"{file}: {played}, {config.policy or config.core}, {compact(saved['steps'])} steps")
+    show(f"{file}: {played}, {config.policy or config.core}, {compact(saved['steps'])} steps")
     several = len(result.returns) > 1  # one episode has no standard error
     spread = f" ± {number(result.std_error)} (mean, standard error)" if several else " (mean)"
     lowest, highest = number(min(result.returns)), number(max(result.returns))
-    print(f"return  {number(result.mean_return)}{spread}, {lowest} to {highest}")
-    print(f"length  {number(result.mean_length, 1)} (mean), {min(result.lengths)} to {max(result.lengths)}")
-    print(f"{counted(flags.episodes, 'episode')}, {actions}, seed {flags.seed}")
+    show(f"return  {number(result.mean_return)}{spread}, {lowest} to {highest}")
+    show(f"length  {number(result.mean_length, 1)} (mean), {min(result.lengths)} to {max(result.lengths)}")
+    show(f"{counted(flags.episodes, 'episode')}, {actions}, seed {flags.seed}")
     if flags.video is not None:
         from holdfast.training.video import record_episodes
 
@@ -96,5 +96,5 @@ def main(argv: list[str]) -> int:
             paths = record_episodes(
                 policy, config, flags.video, episodes=count, deterministic=flags.deterministic, seed=flags.seed
             )
-        print("\n".join(f"video   {path}" for path in paths))
+        show(*(f"video   {path}" for path in paths))
     return 0

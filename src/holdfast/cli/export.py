@@ -11,6 +11,7 @@ import tyro
 
 from holdfast.cli.errors import user_errors
 from holdfast.cli.flags import parse
+from holdfast.shown_text import show
 
 
 @dataclass
@@ -60,15 +61,15 @@ def main(argv: list[str]) -> int:
             about=about,
         )
     signature = made.signature
-    print(f"{made.path}  {made.path.stat().st_size / 1024:,.0f} KiB, {config.env}, {signature.about['core']}")
-    print(f"inputs   {', '.join(port.describe() for port in signature.inputs())}")
-    print(f"outputs  {', '.join(signature.outputs)}")
+    show(f"{made.path}  {made.path.stat().st_size / 1024:,.0f} KiB, {config.env}, {signature.about['core']}")
+    show(f"inputs   {', '.join(port.describe() for port in signature.inputs())}")
+    show(f"outputs  {', '.join(signature.outputs)}")
     if saved_policy.was_masked(saved) and not flags.masks:
-        print("masks    not in this file, so it may choose actions that the run forbade; add --masks to include them")
-    if config.mask_velocity:
-        print(
-            "sees     velocities of 0, as in training (mask_velocity): holdfast.envs.VelocityMask hides them in an environment"
+        show("masks    not in this file, so it may choose actions that the run forbade; add --masks to include them")
+    if config.hidden:
+        show(
+            f"sees     {config.hidden[0]} (0), as in training: wrap an environment in holdfast.envs.{config.hidden[1]}"
         )
-    print(f"checked against the policy over 30 steps with resets: largest difference {made.difference:.1e}")
-    print(f"use it   python {shlex.quote(str(made.usage))}, or hf.Runner({str(made.path)!r})")
+    show(f"checked against the policy over 30 steps with resets: largest difference {made.difference:.1e}")
+    show(f"use it   python {shlex.quote(str(made.usage))}, or hf.Runner({str(made.path)!r})")
     return 0

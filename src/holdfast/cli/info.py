@@ -15,6 +15,7 @@ import tyro
 
 from holdfast.cli.errors import user_errors
 from holdfast.cli.flags import parse
+from holdfast.shown_text import show
 
 Row = tuple[str, str]
 """A name and a text."""
@@ -50,7 +51,7 @@ def main(argv: list[str]) -> int:
         with user_errors():
             rows = rows_of(flags.run)
     width = max(len(name) for name, _ in rows)
-    print("\n".join(f"{name.ljust(width)}  {text}" for name, text in rows))
+    show(*(f"{name.ljust(width)}  {text}" for name, text in rows))
     return 0
 
 
@@ -141,24 +142,36 @@ def shared_rows(folder: Path) -> list[Row]:
 
 def run_rows(folder: Path) -> list[Row]:
     """What a run was made with, from its config.json and meta.json."""
-    meta = json.loads((folder / "meta.json").read_text())
-    config = json.loads((folder / "config.json").read_text())
-    git = meta["git"]
-    commit = f", commit {git['commit'][:12]}{' with changes' if git['changed'] else ''}" if git else ""
-    packages = meta["packages"]
+    from holdfast import plain_checks
+
+    meta, config = (
+        plain_checks.mapping(json.loads((folder / name).read_text()), str(folder / name))
+        for name in ("meta.json", "config.json")
+    )
+    # Every entry may be missing: other versions write others, and the file may be anybody's.
+    packages, git, engines = (_entries(meta, name) for name in ("packages", "git", "engines"))
+    commit = f", commit {git['commit']!s:.12}{' with changes' if git.get('changed') else ''}" if "commit" in git else ""
+    python, system, cpu, cores, capability = (
+        meta.get(name, "unknown") for name in ("python", "platform", "cpu", "cpu_count", "cpu_capability")
+    )
     return [
         ("run", str(folder)),
         ("task", _task(*(config.get(name) for name in ("env", "policy", "core", "hidden_size", "seed")))),
-        ("command", shlex.join(meta["command"])),
+        ("command", shlex.join(map(str, _entries(meta, "command", list)))),
         ("holdfast", f"{packages.get('holdfast', 'not installed')}{commit}"),
-        ("python", f"{meta['python']}, torch {packages['torch']}, {meta['platform']}"),
-        ("cpu", _cpu_text(meta["cpu"], meta["cpu_count"], meta["threads"], meta["cpu_capability"])),
-        ("devices", ", ".join(meta["devices"]) or "cpu only"),
-        *meta.get("engines", {}).items(),  # runs of 0.1 do not say
+        ("python", f"{python}, torch {packages.get('torch', 'unknown')}, {system}"),
+        ("cpu", _cpu_text(cpu, cores, meta.get("threads", "unknown"), capability)),
+        ("devices", ", ".join(map(str, _entries(meta, "devices", list))) or "cpu only"),
+        *((str(leg), str(engine)) for leg, engine in engines.items()),
     ]
 
 
-def _cpu_text(name: str, cores: int | None, threads: int, capability: str) -> str:
+def _entries(meta: dict[str, Any], name: str, kind: type = dict) -> Any:
+    """An entry of this kind; an empty one if there is none."""
+    return meta[name] if isinstance(meta.get(name), kind) else kind()
+
+
+def _cpu_text(name: Any, cores: Any, threads: Any, capability: Any) -> str:
     return f"{name}, {cores} cores, {threads} thread{'' if threads == 1 else 's'}, {capability}"
 
 

@@ -10,6 +10,7 @@ import tyro
 
 from holdfast.cli.errors import user_errors
 from holdfast.cli.flags import parse
+from holdfast.shown_text import show
 
 
 @dataclass
@@ -39,9 +40,7 @@ def main(argv: list[str]) -> int:
         runs = [run for folder in folders for run in _runs_in(folder) or [folder]]
         if len(runs) == 1:  # of several, plot_runs leaves out what is no run, and says so
             pretrained.require_run(runs[0])
-        print(
-            plot_runs(runs, flags.out, metric=flags.metric, group=flags.group, aggregate=flags.aggregate, notify=print)
-        )
+        show(plot_runs(runs, flags.out, metric=flags.metric, group=flags.group, aggregate=flags.aggregate, notify=show))
     return 0
 
 

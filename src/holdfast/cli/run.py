@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from holdfast.cli.errors import UserError, raised_by_holdfast, user_errors
 from holdfast.config import RunConfig
+from holdfast.shown_text import show
 
 if TYPE_CHECKING:
     from holdfast.training.trainer import Trainer, TrainResult
@@ -69,11 +70,11 @@ def run_and_report(trainer: Trainer) -> TrainResult | None:
     try:
         write_result(run, {**dataclasses.asdict(result), "run_dir": str(run)})
     except OSError as error:  # the numbers are printed below
-        print(f"{RESULT_NAME} could not be written: {error}")
-    print(_result_line(trainer.config, result, result.steps - earlier_steps, result.seconds - earlier_seconds))
+        show(f"{RESULT_NAME} could not be written: {error}")
+    show(_result_line(trainer.config, result, result.steps - earlier_steps, result.seconds - earlier_seconds))
     rows = [("run", str(run))] if trainer.config.quiet else _next_steps(trainer, result)
     width = max(len(name) for name, _ in rows)
-    print("\n".join(f"{name.ljust(width)}  {text}" for name, text in rows))
+    show(*(f"{name.ljust(width)}  {text}" for name, text in rows))
     return result
 
 
@@ -128,10 +129,10 @@ def draw(runs: list[Path], out: Path, aggregate: Literal["mean", "iqm"] = "mean"
     try:
         return plot_runs(runs, out, aggregate=aggregate)
     except ModuleNotFoundError as missing:
-        print(missing)
+        show(missing)
     except OSError as error:
         out.unlink(missing_ok=True)
-        print(f"{out} could not be drawn: {error}")
+        show(f"{out} could not be drawn: {error}")
     except ValueError:  # no episode has ended yet
         pass
     return None

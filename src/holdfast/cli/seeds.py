@@ -9,7 +9,7 @@ import dataclasses
 import json
 import os
 import shlex
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -17,6 +17,7 @@ from holdfast.cli.errors import UserError, user_errors
 from holdfast.cli.run import draw, train_one
 from holdfast.config import RunConfig
 from holdfast.distributed.processes import Child, Processes, num_cores
+from holdfast.shown_text import show
 
 SECONDS_BETWEEN_LOOKS = 0.5
 
@@ -36,7 +37,7 @@ def train_seeds(configs: list[RunConfig]) -> None:
     try:
         _train_in_turn(configs) if on_gpu else _train_in_processes(configs)
     except (KeyboardInterrupt, SystemExit):
-        print("\n".join(_what_was_done(config) for config in configs), flush=True)
+        show(*map(_what_was_done, configs))
         raise
     with user_errors():
         _report(configs)
@@ -61,7 +62,7 @@ def _train_in_processes(configs: list[RunConfig]) -> None:
 
     at_a_time = min(len(configs), num_cores())
     if not configs[0].quiet:
-        print(f"{len(configs)} seeds, {at_a_time} at a time, in {configs[0].folder.parent}")
+        show(f"{len(configs)} seeds, {at_a_time} at a time, in {configs[0].folder.parent}")
     environment = {"OMP_NUM_THREADS": str(num_cores() // at_a_time), **os.environ}
     display, waiting, problems = SideBySide(configs), list(configs), []
     running: dict[Child, RunConfig] = {}
@@ -80,6 +81,8 @@ def _train_in_processes(configs: list[RunConfig]) -> None:
                     problem = (error or ended) if child.returncode else ""
                     display.ended(config, problem or result)
                     problems += [f"seed {config.seed}: {problem}"] if problem else []
+                    with suppress(OSError):  # of a run that never began, so that the next one has its name
+                        config.folder.rmdir()
         except KeyboardInterrupt:  # a terminal sends it to the children itself
             processes.wait()
             raise
@@ -120,12 +123,12 @@ def _report(configs: list[RunConfig]) -> None:
     scores = np.array([json.loads((run / RESULT_NAME).read_text())["mean_return"] for run in runs])
     low, high = bootstrap_interval([scores])
     what = "mean, range" if is_mean_and_range(len(runs)) else "interquartile mean, 95% bootstrap interval"
-    print(
+    show(
         f"return {number(float(interquartile_mean(scores)))} [{number(low)}, {number(high)}] over {len(runs)} seeds "
         f"({what})"
     )
     plot = draw(runs, _figure_of(configs[0]), aggregate="iqm")
-    print(f"all seeds  {plot}" if plot else "")
+    show(f"all seeds  {plot}" if plot else "")
 
 
 def _figure_of(config: RunConfig) -> Path:

@@ -18,7 +18,8 @@ from holdfast.cli.flags import value_of
 from holdfast.cli.settings import defaults_from, parse_with_settings, require_one_source, typed_names
 from holdfast.config import PRESETS, RunConfig, imports
 from holdfast.distributed.processes import Processes, num_cores
-from holdfast.sweep.database import database_reason, require_shared, without_password
+from holdfast.shown_text import OutputError, show, without_password
+from holdfast.sweep.database import database_reason, require_no_links, require_shared
 
 WORKER = "HOLDFAST_SWEEP_WORKER"  # the number of a process that another one has started
 MOST_WORKERS, MOST_SEEDS = 1024, 1000
@@ -82,7 +83,7 @@ def main(argv: list[str]) -> int:
         for config, source in _named_by_files(base, space, flags, folder / SPACE_NAME):
             imports.require_allowed(config, source, flags.allow_imports, typed_names(argv, config))
     if flags.write_space:
-        print(folder / SPACE_NAME)
+        show(folder / SPACE_NAME)
         return 0
     seconds, workers = _seconds(flags.time), flags.workers or (1 if on_gpu else num_cores())
     if base.threads is None and not on_gpu:
@@ -92,6 +93,7 @@ def main(argv: list[str]) -> int:
     parent = os.getppid()
     with _study_errors(folder):
         require_shared(flags.storage, workers)
+        require_no_links(folder)
         sweep = Sweep(
             base,
             space,
@@ -104,12 +106,12 @@ def main(argv: list[str]) -> int:
             pruning=flags.prune,
             worker=worker,
             seconds=seconds,
-            notify=(lambda text: None) if worker else (lambda text: print(text, flush=True)),
+            notify=(lambda text: None) if worker else show,
             may_continue=lambda: not worker or os.getppid() == parent,
         )
     if not worker:
         count = f"{flags.trials} trial{'s' if flags.trials > 1 else ''}"
-        print(f"{count} in {folder}, {workers} at a time; trial 0 is {_start(flags, argv)}", flush=True)
+        show(f"{count} in {folder}, {workers} at a time; trial 0 is {_start(flags, argv)}")
     try:
         with Processes() as processes:  # the others run the same command, and end when this one does
             for number in range(1, 1 if worker else workers):
@@ -120,7 +122,7 @@ def main(argv: list[str]) -> int:
             processes.wait()
     except (KeyboardInterrupt, SystemExit):
         if not worker:
-            print(_go_on(argv), flush=True)
+            show(_go_on(argv))
         raise
     if not worker:
         with _study_errors(folder):
@@ -197,7 +199,7 @@ def _study_errors(folder: Path) -> Iterator[None]:
     try:
         with user_errors():
             yield
-    except UserError:
+    except (UserError, OutputError):
         raise
     except Exception as error:
         reason = database_reason(error)
@@ -216,20 +218,20 @@ def _conclude(sweep: Any, argv: list[str]) -> None:
 
     outcomes = sweep.search.outcomes()
     counts = {state: sum(outcome.state == state for outcome in outcomes) for state in ("complete", "pruned", "failed")}
-    print(", ".join(f"{count} {state}" for state, count in counts.items() if count) or "nothing is finished")
+    show(", ".join(f"{count} {state}" for state, count in counts.items() if count) or "nothing is finished")
     if len(outcomes) < sweep.trials or sweep.finals.num_open():
-        print(f"the time is over; {_go_on(argv)}")
+        show(f"the time is over; {_go_on(argv)}")
     if not any(outcome.score is not None for outcome in outcomes):
         failed = [outcome.error for outcome in outcomes if outcome.error]
         raise UserError(f"no trial has finished{': ' + failed[0] if failed else ''}")
     winner, fresh = sweep.winner(), sweep.fresh_scores()
     for index, scores in sorted(fresh.items()):
-        print(f"trial {index:<4} on fresh seeds: {', '.join(f'{score:.4g}' for score in scores)}")
+        show(f"trial {index:<4} on fresh seeds: {', '.join(f'{score:.4g}' for score in scores)}")
     best = sweep.write_best()
-    print(f"best is trial {winner.index}{', the settings it started from' if winner.index == 0 else ''}")
+    show(f"best is trial {winner.index}{', the settings it started from' if winner.index == 0 else ''}")
     train = f"holdfast train --preset {shlex.quote(str(best))}{allow_imports_flag(sweep.base)}"
     rows = [("settings", str(best)), ("train", train), *_plots(sweep)]
-    print("\n".join(f"{name:10}  {text}" for name, text in rows))
+    show(*(f"{name:10}  {text}" for name, text in rows))
 
 
 def _go_on(argv: list[str]) -> str:
@@ -253,5 +255,5 @@ def _plots(sweep: Any) -> list[tuple[str, str]]:
         if importances:
             rows.append(("importance", str(plot_importances(importances, sweep.folder / "importance.png"))))
     except ModuleNotFoundError as missing:
-        print(missing)
+        show(missing)
     return rows

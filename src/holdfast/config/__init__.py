@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from holdfast.config.off_policy import OffPolicyConfig
 from holdfast.config.on_policy import OnPolicyConfig
 from holdfast.config.ppo import PPOConfig
 from holdfast.config.pqn import PQNConfig
 from holdfast.config.presets import PRESETS
+from holdfast.config.r2d2 import R2D2Config
 from holdfast.config.run import BEFORE_ALGORITHMS, RunConfig, config_class
+from holdfast.config.sac import SACConfig
 from holdfast.config.settings import (
     Setting,
     flag_of,
@@ -21,7 +24,12 @@ from holdfast.config.settings import (
     settings_of,
 )
 
-ALGORITHMS: dict[str, type[RunConfig]] = {"ppo": PPOConfig, "pqn": PQNConfig}
+ALGORITHMS: dict[str, type[RunConfig]] = {
+    "ppo": PPOConfig,
+    "pqn": PQNConfig,
+    "sac": SACConfig,
+    "r2d2": R2D2Config,
+}
 """The config class of each algorithm of ours, by the name that `--algorithm` takes."""
 
 
@@ -36,10 +44,13 @@ TrainConfig = PPOConfig
 __all__ = [
     "ALGORITHMS",
     "PRESETS",
+    "OffPolicyConfig",
     "OnPolicyConfig",
     "PPOConfig",
     "PQNConfig",
+    "R2D2Config",
     "RunConfig",
+    "SACConfig",
     "Setting",
     "TrainConfig",
     "config_class",

@@ -17,7 +17,7 @@ from holdfast.named_objects import stands_for_object
 
 JAX_SUITES = ("gymnax", "craftax", "popgym-arcade", "brax")
 BRIDGES = ("popgym", "pettingzoo", "envpool", *JAX_SUITES)
-"""What else than a module of the user's stands before the colon of an environment."""
+"""What else than a module of the user's stands before the colon of an environment: packages that are installed."""
 _BASES = {
     "core": ("holdfast.cores.base", "Core"),
     "policy": ("holdfast.policies.base", "RecurrentPolicy"),
@@ -30,14 +30,19 @@ class ImportNotAllowedError(ValueError):
     """A file names a module that the user has not allowed to be imported."""
 
 
-def module_named(name: str) -> str | None:
-    """The module of the user's that a setting's value names; None if it names none.
+def module_named(name: str, kind: str) -> str | None:
+    """The module of the user's that a setting of this kind names; None if it names none.
 
-    >>> module_named("my_module:MyEnv-v0"), module_named("popgym:RepeatFirstEasy"), module_named("holdfast/TMaze-v0")
-    ('my_module', None, None)
+    >>> module_named("my_module:MyEnv-v0", "env"), module_named("holdfast/TMaze-v0", "env")
+    ('my_module', None)
+    >>> module_named("popgym:RepeatFirstEasy", "env"), module_named("popgym:RepeatFirstEasy", "policy")
+    (None, 'popgym')
     """
     module, colon, _ = name.rpartition(":")
-    return module if colon and module not in BRIDGES and not stands_for_object(name) else None
+    if kind == "env" and name.startswith("GymV2"):  # Shimmy's: its argument env_id names a module
+        return "named by env_id"
+    bridged = kind == "env" and module in BRIDGES
+    return module if colon and not bridged and not stands_for_object(name) else None
 
 
 def names_objects(config: type) -> dict[str, str]:
@@ -47,7 +52,8 @@ def names_objects(config: type) -> dict[str, str]:
 
 def allow_imports_flag(config: Any) -> str:
     """What a command that reads a run's files needs in addition if they name a module of the user's."""
-    return " --allow-imports" if any(map(module_named, named_in(config))) else ""
+    named = names_objects(type(config)).items()
+    return " --allow-imports" if any(module_named(str(getattr(config, name)), kind) for name, kind in named) else ""
 
 
 def named_in(config: Any) -> tuple[str, ...]:
@@ -74,7 +80,7 @@ def require_allowed(
 
 def require_name_allowed(kind: str, name: str, who_names: str, allowed: bool | Collection[str]) -> None:
     """Refuse a name `module:Name` that a file gives for an object of this kind."""
-    module = module_named(name)
+    module = module_named(name, kind)
     may = allowed if isinstance(allowed, bool) else name in allowed
     if module and not may and not _is_in_use(kind, name, module):
         raise ImportNotAllowedError(

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Collection
+import re
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -21,6 +22,7 @@ from holdfast.named_objects import import_named, is_import_name, name_of
 
 Config = TypeVar("Config", bound="RunConfig")
 
+ENV_OPTIONS = ("mask_velocity", "mask_position", "keep_obs", "env_kwargs")
 BEFORE_ALGORITHMS = "ppo"
 """What files without the setting `algorithm` were trained with."""
 
@@ -32,7 +34,7 @@ class RunConfig:
     env: str = setting("holdfast/RepeatPreviousEasy-v0", about="task", fixed=True, names="env")
     """Environment: ours (holdfast/...), any gymnasium id, popgym:Name, envpool:Name, or your own, my_module:MyEnv."""
     algorithm: str = setting("", fixed=True, names="algorithm")
-    """How it learns: ppo, pqn, or your own, my_module:MyAlgorithm."""
+    """How it learns: ppo, pqn, sac, r2d2, or your own, my_module:MyAlgorithm."""
     core: Literal["lstm", "gru", "mingru", "lru", "ffm", "mlstm", "window", "none"] | str | type = setting(
         "lstm", about="network", fixed=True, names="core"
     )
@@ -82,6 +84,10 @@ class RunConfig:
     """Seconds after which a step of the environments counts as hung (async and workers only); None: no limit."""
     mask_velocity: bool = setting(False, short="mask-velocity", about="task", fixed=True)
     """Hide velocities of known gymnasium tasks, so that memory is needed."""
+    mask_position: bool = setting(False, short="mask-position", about="task", fixed=True)
+    """Hide positions of known gymnasium tasks: the policy sees velocities only."""
+    keep_obs: tuple[str, ...] = setting((), short="keep", about="task", fixed=True)
+    """Hide all entries of a flat observation but these, such as 0:5 7."""
     env_kwargs: dict[str, Any] = setting({}, short="", about="task", fixed=True)
     """Arguments for the environment's constructor."""
 
@@ -153,6 +159,7 @@ class RunConfig:
                 f"{given('env_timeout', self.env_timeout)} needs {named('vectorization')} async or workers: a step can only be "
                 "timed out if the environments run in processes of their own"
             )
+        self.keep_obs = checked_entries(self.keep_obs)
         inputs = set(self.inputs)
         if (inputs and "obs" not in inputs) or not inputs <= {"obs", "prev_action", "prev_reward"}:
             raise ValueError(f"{given('inputs', self.inputs)} must be obs and optionally prev_action and prev_reward")
@@ -170,6 +177,24 @@ class RunConfig:
         if not (self.num_envs and self.num_steps):
             raise ValueError("num_envs and num_steps are chosen when the run is made; see trainer.config")
         return max(1, -(-self.total_steps // (self.num_envs * self.num_steps)))
+
+    @property
+    def env_options(self) -> dict[str, Any]:
+        """What `holdfast.envs.make` takes, besides the environment, to make the task of this run."""
+        return {name: getattr(self, name) for name in ENV_OPTIONS}
+
+    def without_env_options(self: Config) -> Config:
+        """For another environment: the arguments and masks of this one do not apply to it."""
+        return dataclasses.replace(self, **{name: settings.default_of(RunConfig, name) for name in ENV_OPTIONS})
+
+    @property
+    def hidden(self) -> tuple[str, str] | None:
+        """What of the observations is set to 0, and the wrapper that does it; None without a mask."""
+        if self.keep_obs:
+            return f"all but entries {' '.join(self.keep_obs)} hidden", f"KeepObs(env, {self.keep_obs})"
+        if self.mask_position:
+            return "positions hidden", "PositionMask(env)"
+        return ("velocities hidden", "VelocityMask(env)") if self.mask_velocity else None
 
     def require_envs_for(self, ranks: int) -> None:
         """Raise ValueError unless every rank gets enough environments."""
@@ -240,7 +265,8 @@ class RunConfig:
         if unknown:
             similar = get_close_matches(str(unknown[0]), known, 1)
             hint = f"did you mean {similar[0]}?" if similar else "`holdfast train --help` lists them, with - for _"
-            raise ValueError(f"unknown settings {unknown}; {hint}")
+            more = f" and {len(unknown) - 5} more" if len(unknown) > 5 else ""
+            raise ValueError(f"unknown settings {unknown[:5]}{more}; {hint}")
         settings.check_types(cls, d)
         return cls(**d)
 
@@ -316,6 +342,19 @@ class RunConfig:
             raise ValueError(
                 f"{named('name')} {self.name!r} leaves the folder runs/; use {named('run_dir')} for a folder elsewhere"
             )
+
+
+def checked_entries(parts: Iterable[str | int]) -> tuple[str, ...]:
+    """Entries of a flat observation as `keep_obs` names them: numbers and slices. ValueError for anything else.
+
+    >>> checked_entries(["0:5", 7])
+    ('0:5', '7')
+    """
+    texts = tuple(map(str, parts))
+    for text in texts:
+        if not re.fullmatch(r"[0-9]{1,9}|[0-9]{0,9}:[0-9]{0,9}(:[1-9][0-9]{0,8})?", text):
+            raise ValueError(f"{given('keep_obs', text)}: expected numbers and slices from 0 on, such as 7, 0:5 or 8:")
+    return texts
 
 
 def config_class(algorithm: Any, allow_imports: bool | Collection[str] = True) -> type[RunConfig]:

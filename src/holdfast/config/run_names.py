@@ -19,7 +19,9 @@ def kind_of(config: Any) -> str:
 
 def differences(config: Any, presets: Sequence[Mapping[str, Any]]) -> list[str]:
     """What differs from the defaults, or from one of these presets if that is closer; at most a few."""
-    task = {"mask_velocity": False, "env_kwargs": {}}  # named always: another task in the same environment's folder
+    # Named always: another task in the same environment's folder.
+    about = settings_of(type(config)).items()
+    task = {name: default_of(type(config), name) for name, declared in about if declared.about == "task"}
     found = min((_from(config, {**base, **task}) for base in ({}, *presets)), key=len)
     return found if len(found) <= MOST_NAMED else [*found[:MOST_NAMED], "etc"]
 

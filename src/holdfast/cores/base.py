@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from holdfast import state as state_ops
 from holdfast.checks import check_resets, is_debug, locate_nonfinite
 from holdfast.cores import lazy_gradient
+from holdfast.kernels.autocast import autocast_dtype
 from holdfast.state import RowShape, State
 
 RESET_MODES = ("zero", "learned", "detach", "never")
@@ -262,7 +263,7 @@ class Core(nn.Module):
             )
         if x.device != device:
             raise ValueError(f"{name} is on {device}, its input on {x.device}; move one of them with .to(...)")
-        if x.dtype != dtype and not (x.is_floating_point() and torch.is_autocast_enabled(device.type)):
+        if x.dtype != dtype and not (x.is_floating_point() and autocast_dtype(device) is not None):
             raise TypeError(
                 f"{name} has dtype {dtype}, its input {x.dtype}; convert one of them, or use torch.autocast"
             )

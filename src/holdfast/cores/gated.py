@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from holdfast import state as state_ops
 from holdfast.cores.base import Core, RowShape, check_precision, check_reset_mode, check_sizes
 from holdfast.kernels import dispatch
+from holdfast.kernels.autocast import autocast_dtype
 from holdfast.kernels.operands import Resets, Weights
 from holdfast.state import State
 
@@ -95,10 +96,7 @@ class GatedCore(Core):
 
     def compute_dtype(self, x: Tensor) -> torch.dtype:
         """The dtype of products: the module's, or autocast's. The state keeps the module's."""
-        kind = x.device.type
-        if kind != "meta" and torch.is_autocast_enabled(kind):  # torch refuses to say for meta tensors
-            return torch.get_autocast_dtype(kind)
-        return self.weight_hh_l0.dtype  # type: ignore[return-value]
+        return autocast_dtype(x.device) or self.weight_hh_l0.dtype  # type: ignore[return-value]
 
     def parameter_names(self, layer: int) -> list[str]:
         """The names of a layer's parameters, in the order of `Weights`."""
@@ -146,9 +144,9 @@ class GatedCore(Core):
 
     def _step(self, x: Tensor, state: State, resets: Tensor | None) -> tuple[Tensor, State]:
         kernel, dtype = dispatch.choose_step(self, x), self.compute_dtype(x)
-        if kernel is None and (dtype in _HALF or x.is_cuda or dispatch.is_transformed()):
+        if kernel is None and (dtype in _HALF or x.is_cuda or dispatch.needs_reference()):
             # A sequence of one: in half precision the order of roundings shows in the result, so both legs must run the
-            # same code to agree. And torch.vmap has no rule for torch's cells.
+            # same code to agree. And torch.vmap and ONNX have no rule for torch's cells.
             y, state = self._sequence(x.unsqueeze(0), state, None if resets is None else resets.unsqueeze(0))
             return y.squeeze(0), state
         if kernel is None:

@@ -8,11 +8,13 @@ states a backward that plays the sequence again, one differentiable step at a ti
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from holdfast.kernels.autocast import autocast_dtype
 from holdfast.state import State, from_leaves, leaves, tree_map
 
 Replay = Callable[[Tensor, State, Tensor | None], State]
@@ -26,7 +28,7 @@ def attach(states: State, module: nn.Module, replay: Replay, x: Tensor, start: S
     if not torch.is_grad_enabled() or not any(source.requires_grad for source in sources):
         return states
     floats = [leaf for leaf in leaves(states) if leaf.is_floating_point()]
-    call = _Call(replay, start, resets, len(floats), torch.is_autocast_enabled(x.device.type), x.device.type)
+    call = _Call(replay, start, resets, len(floats), x.device)
     attached = iter(_Replayed.apply(call, *floats, *sources))  # type: ignore[no-untyped-call]
     return tree_map(lambda leaf: next(attached) if leaf.is_floating_point() else leaf, states)
 
@@ -34,12 +36,12 @@ def attach(states: State, module: nn.Module, replay: Replay, x: Tensor, start: S
 class _Call:
     """What the backward needs besides tensors."""
 
-    def __init__(
-        self, replay: Replay, start: State, resets: Tensor | None, count: int, autocast: bool, device: str
-    ) -> None:
+    def __init__(self, replay: Replay, start: State, resets: Tensor | None, count: int, device: torch.device) -> None:
         self.replay, self.start, self.resets, self.count = replay, start, resets, count
-        self.device, self.autocast = device, autocast
-        self.dtype = torch.get_autocast_dtype(device)
+        self.device, self.dtype = device, autocast_dtype(device)
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self.dtype is None else torch.autocast(self.device.type, self.dtype)
 
 
 class _Replayed(torch.autograd.Function):
@@ -58,7 +60,7 @@ class _Replayed(torch.autograd.Function):
         needed = ctx.needs_input_grad[1 + call.count :]
         x, *rest = sources
         count = len(leaves(call.start))
-        with torch.enable_grad(), torch.autocast(call.device, call.dtype, enabled=call.autocast):
+        with torch.enable_grad(), call.autocast():
             inputs = [t.detach().requires_grad_(n) if n else t.detach() for t, n in zip((x, *rest[:count]), needed)]
             states = call.replay(inputs[0], from_leaves(inputs[1:], like=call.start), call.resets)
         floats = [leaf for leaf in leaves(states) if leaf.is_floating_point()]

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from holdfast import state as state_ops
 from holdfast.cores.base import Core, RowShape, check_precision, check_reset_mode
 from holdfast.kernels import dispatch
+from holdfast.kernels.autocast import autocast_dtype
 from holdfast.kernels.operands import Resets
 from holdfast.state import State
 
@@ -63,7 +64,7 @@ class LinearCore(Core):
         would keep casts made under no_grad, and the next pass would get no gradients."""
         dtype = x.dtype
         weight, bias = weight.to(dtype), None if bias is None else bias.to(dtype)
-        if x.is_cuda and dtype == torch.float32 and self.precision == "fast":
+        if x.is_cuda and dtype == torch.float32 and self.precision == "fast" and not dispatch.needs_reference():
             from holdfast.kernels.gpu import products  # imported only where there is a GPU
 
             return products.linear(x, weight, bias)
@@ -74,8 +75,7 @@ class LinearCore(Core):
 
     def _compute_dtype(self, x: Tensor) -> torch.dtype:
         """The dtype of products: the module's, or autocast's."""
-        kind = x.device.type
-        return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else self.state_dtype()
+        return autocast_dtype(x.device) or self.state_dtype()
 
     # --- the contract of Core --------------------------------------------------------------------------------------
 

@@ -28,6 +28,7 @@ from holdfast.deploy.exported_signature import KEY, Signature, sample_observatio
 from holdfast.deploy.feedback import WithPreviousAction
 from holdfast.deploy.runner import Runner
 from holdfast.policies.base import RecurrentPolicy
+from holdfast.runs.writing import write_whole
 from holdfast.state import leaves, ordered_leaves, tree_map
 
 FORMATS = ("onnx", "pt2")
@@ -82,7 +83,7 @@ def export_policy(
             difference = compare(policy, unchecked, examples)
         os.replace(unchecked, path)
     usage = path.with_name(f"{path.stem}_{format}_usage.py")
-    usage.write_text(usage_program(path.name, format, signature))
+    write_whole(usage, [usage_program(path.name, format, signature).encode()])
     return Exported(path, usage, signature, difference)
 
 

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from holdfast.cores import Core
 from holdfast.deploy.exported_signature import Port, Signature, nest, next_name, observation_ports, unique_names
+from holdfast.engines.cuda_graph import unchecked_distributions
 from holdfast.policies import heads
 from holdfast.policies.base import RecurrentPolicy
 from holdfast.state import from_leaves, ordered_leaves, paths
@@ -102,7 +103,7 @@ def distribution_parameters(dist: Any) -> tuple[dict[str, Any], dict[str, Tensor
         }
     if isinstance(dist, heads.Gaussian):
         shape = (-1, *dist.shape)
-        return {"kind": "gaussian"}, {"mean": dist.mean.view(shape), "std": dist.log_std.exp().reshape(shape)}
+        return {"kind": "gaussian"}, {"mean": dist.mean.float().view(shape), "std": dist.log_std.exp().reshape(shape)}
     inner = dist.base_dist if isinstance(dist, torch.distributions.Independent) else dist
     if isinstance(inner, torch.distributions.Normal):
         return {"kind": "gaussian"}, {"mean": inner.mean.clone(), "std": inner.stddev.clone()}
@@ -126,7 +127,7 @@ def trace(
     graph = StepGraph(portable, signature, action_space).eval()
     inputs = example_inputs(signature, examples, batch=3)
     batch = torch.export.Dim("batch")
-    with torch.no_grad(), _unchecked_distributions():
+    with torch.no_grad(), unchecked_distributions():
         outputs = list(graph.step(dict(inputs)))  # what is wrong with the policy itself shows here
         about = {name: part.tolist() if isinstance(part, Tensor) else part for name, part in graph.action.items()}
         try:
@@ -229,17 +230,6 @@ def quietly(*loggers: str) -> Iterator[None]:
     finally:
         for log, level in zip(logs, levels):
             log.setLevel(level)
-
-
-@contextmanager
-def _unchecked_distributions() -> Iterator[None]:
-    """torch.distributions check the values of their arguments; a trace has none."""
-    checks = torch.distributions.Distribution._validate_args
-    torch.distributions.Distribution.set_default_validate_args(False)
-    try:
-        yield
-    finally:
-        torch.distributions.Distribution.set_default_validate_args(checks)
 
 
 def _refuse_foreign_operators(program: torch.export.ExportedProgram, policy: RecurrentPolicy) -> None:

@@ -34,7 +34,8 @@ def save_pretrained(
     title of the card; the folder's name by default. The folder is read back and compared before this returns.
     """
     folder = Path(folder)
-    return _write(policy, folder, run, evaluation, name or folder.resolve().name, str(folder))
+    base = folder.resolve().name  # a path says something about the machine
+    return _write(policy, folder, run, evaluation, name or base, base)
 
 
 def push_to_hub(

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from holdfast.config import RunConfig
+from holdfast.shown_text import markdown
 
 _POINTS_IN_TABLE = 8
 
@@ -59,9 +60,9 @@ def card(
     arguments = policy.get("arguments", {})
     units = arguments.get("hidden_size")
     kind = f"{arguments['core']} of {units} unit{'s' * (units != 1)}" if arguments else policy["class"]
-    about = f", trained on `{_plain(env)}`" if env else ""
-    if config is not None and config.mask_velocity:
-        about += " with velocities hidden: wrap the environment in `holdfast.envs.VelocityMask`"
+    about = f", trained on `{markdown(env)}`" if env else ""
+    if config is not None and config.hidden:
+        about += f" with {config.hidden[0]}: wrap the environment in `holdfast.envs.{config.hidden[1]}`"
     rows = [
         ("class", policy["class"]),
         ("parameters", f"{num_parameters:,}"),
@@ -72,8 +73,8 @@ def card(
     return _TEMPLATE.format(
         tags=f"- {json.dumps(env)}\n" if env else "",
         index=_model_index(title, env, evaluation),
-        title=_plain(title),
-        summary=f"A policy with memory ({_plain(kind)}){about}, made with Holdfast.",
+        title=markdown(title),
+        summary=f"A policy with memory ({markdown(kind)}){about}, made with Holdfast.",
         source=json.dumps(source),
         policy=_table(("", ""), rows),
         result=_result(evaluation),
@@ -130,10 +131,5 @@ def _training(config: RunConfig | None, steps: int | None) -> str:
 
 
 def _table(head: tuple[str, str], rows: list[tuple[str, str]]) -> str:
-    lines = [head, ("---", "---"), *((_plain(name), _plain(value)) for name, value in rows)]
+    lines = [head, ("---", "---"), *((markdown(name), markdown(value)) for name, value in rows)]
     return "".join(f"| {name} | {value} |\n" for name, value in lines)
-
-
-def _plain(text: Any) -> str:
-    """One line that Markdown shows as it is."""
-    return " ".join(str(text).split()).replace("|", "\\|").replace("<", "&lt;").replace("`", "'")

@@ -43,11 +43,18 @@ def find_record(policy: RecurrentPolicy, run: Path) -> TrainingRecord | None:
         if _equal(saved["policy"], weights):
             config = saved_policy.settings(file, saved)
             steps = int(saved["steps"])
-            # Folders and names say something about the machine, and nothing about the policy.
-            config = replace(config, run_dir=None, name=None, threads=None, device="auto")
+            # Folders and names say something about the machine, and nothing about the policy. A text that the environment
+            # takes may be a path or a token.
+            told = {name: value for name, value in config.env_kwargs.items() if _is_number(value)}
+            config = replace(config, run_dir=None, name=None, threads=None, device="auto", env_kwargs=told)
             result = _result(run, steps, config.final_eval_episodes)
             return TrainingRecord(run, config, steps, saved_policy.spaces(saved), _curve(run, steps), result)
     return None
+
+
+def _is_number(value: Any) -> bool:
+    """Or several, or true, false and none."""
+    return all(map(_is_number, value)) if isinstance(value, list) else value is None or isinstance(value, (int, float))
 
 
 def _equal(saved: Any, weights: dict[str, torch.Tensor]) -> bool:

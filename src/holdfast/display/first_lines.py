@@ -27,7 +27,7 @@ def _policy(name: str) -> str:
 
 def _task(config: RunConfig) -> str:
     arguments = [f"{name}={value}" for name, value in config.env_kwargs.items()]
-    hidden = ["velocities hidden"] if config.mask_velocity else []
+    hidden = [config.hidden[0]] if config.hidden else []
     return ", ".join([config.env, *arguments, *hidden, f"seed {config.seed}"])
 
 

@@ -36,9 +36,9 @@ class Display:
         self.quiet = config.quiet
         if self.quiet:
             return
-        from rich.console import Console
+        from holdfast.display.terminal import Terminal
 
-        self._console = Console(highlight=False, soft_wrap=False, emoji=False) if console is None else console
+        self._console = Terminal(highlight=False, soft_wrap=False) if console is None else console
         self._folder = config.folder
         self.progress = dashboard.RunView(
             title=_title(config),

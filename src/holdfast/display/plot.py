@@ -11,7 +11,7 @@ It reads only `progress.csv` and `config.json` of run folders.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -20,7 +20,8 @@ import numpy as np
 
 from holdfast.display.aggregate import bootstrap_interval, interquartile_mean, is_mean_and_range
 from holdfast.display.dashboard import compact
-from holdfast.display.plot_labels import differing, labels, values
+from holdfast.display.figures import new_figure, save_figure
+from holdfast.display.plot_labels import differing, given_name, labels, values
 from holdfast.runs.log import CSV_NAME, read_progress
 
 # 97.5% quantiles of Student's t by degrees of freedom, from 1; beyond the table, that of the normal distribution.
@@ -104,18 +105,11 @@ def plot_runs(
     between the runs. aggregate: how the runs of a group become one line, "mean" or "iqm". notify: is told which folders
     have nothing to draw; if none has, that is a ValueError.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as missing:
-        raise ModuleNotFoundError("plots need matplotlib: pip install 'holdfast[plot]'") from missing
     panels = group_runs(_read_runs(run_dirs, metric, notify), group, aggregate)
-    figure = Figure(figsize=_size(list(panels.values())), layout="constrained")
+    figure = new_figure(_size(list(panels.values())))
     for axes, (env, curves) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items()):
         _draw_panel(axes, env, curves, metric)
-    out = Path(out)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(out, dpi=150, bbox_inches="tight")
-    return out
+    return save_figure(figure, Path(out), bbox_inches="tight")
 
 
 def _size(panels: list[list[Curve]]) -> tuple[float, float]:
@@ -168,6 +162,8 @@ def read_run(folder: str | Path, metric: str) -> Run:
         raise ValueError(f"{folder} has no values of {metric!r} yet")
     config_file = folder / "config.json"
     config = json.loads(config_file.read_text()) if config_file.exists() else {}
+    if not isinstance(config, dict):
+        raise ValueError(f"{config_file} holds no settings")
     return Run(folder, config, pairs[:, 0], pairs[:, 1])
 
 
@@ -197,8 +193,14 @@ def _curves(runs: list[Run], names: list[str], aggregate: Aggregate, automatic: 
     members: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
         members.setdefault(values(run.config, names), []).append(run)
-    lines = labels([group[0].config for group in members.values()], None if automatic else names)
+    lines = labels([_common(group) for group in members.values()], None if automatic else names)
     return [Curve(label, group, aggregate) for label, group in zip(lines, members.values())]
+
+
+def _common(group: list[Run]) -> Mapping[str, Any]:
+    """The settings of a group; its name only if all its runs were given it."""
+    named = {given_name(run.config) for run in group}
+    return group[0].config if len(named) == 1 else {**group[0].config, "name": None}
 
 
 def _draw_panel(axes: Any, env: str, curves: list[Curve], metric: str) -> None:

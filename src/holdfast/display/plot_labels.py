@@ -52,8 +52,11 @@ def values(config: Config, names: Sequence[str]) -> tuple[str, ...]:
 
 
 def labels(lines: Sequence[Config], names: Sequence[str] | None = None) -> list[str]:
-    """A label per line from the settings of each. names: the settings to show; None: those that differ, at most four, but
-    as many as it takes to tell the lines apart. "…" stands for others."""
+    """A label per line from the settings of each. names: the settings to show; None: the names that all runs were given, or
+    the settings that differ, at most four, but as many as it takes to tell the lines apart. "…" stands for others."""
+    given = [given_name(line) for line in lines]
+    if names is None and all(given) and len(set(given)) == len(given) > 1:
+        return given
     shown, more = (list(names), False) if names is not None else _shown(lines)
     found = []
     for line in lines:
@@ -66,7 +69,8 @@ def _shown(lines: Sequence[Config]) -> tuple[list[str], bool]:
     """The settings to show, and whether others differ too."""
     names = differing(lines)
     needed: list[str] = []
-    for name in names:
+    # Sizes come last: they are chosen for the task, so they often differ because something else does.
+    for name in sorted(names, key=lambda name: (_is_bookkeeping(name), _declared(name).about == "size")):
         if _num_different(lines, [*needed, name]) > _num_different(lines, needed):
             needed.append(name)
     telling = [name for name in names if not _is_bookkeeping(name)]
@@ -77,6 +81,11 @@ def _shown(lines: Sequence[Config]) -> tuple[list[str], bool]:
     if "policy" in shown and "core" not in shown:
         shown.insert(shown.index("policy") + 1, "core")  # what a line without a policy of its own is called
     return shown, more
+
+
+def given_name(line: Config) -> str:
+    """What --name said, without the seed that --seeds adds."""
+    return str(line.get("name") or "").removesuffix(f"-seed{line.get('seed')}")
 
 
 def _num_different(configs: Sequence[Config], names: Sequence[str]) -> int:

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from holdfast.display.figures import new_figure, save_figure
+
 
 class Axis(NamedTuple):
     """A setting: its name, its values in order if it has a few, and whether its scale is logarithmic."""
@@ -23,7 +25,7 @@ class Axis(NamedTuple):
 
 def plot_importances(importances: dict[str, float], out: Path) -> Path:
     """Bars, the most important setting on top."""
-    figure = _figure((6.4, 0.9 + 0.34 * len(importances)))
+    figure = new_figure((6.4, 0.9 + 0.34 * len(importances)))
     axes = figure.subplots()
     names = sorted(importances, key=lambda name: importances[name])
     bars = axes.barh(names, [importances[name] for name in names], color="#4c72b0", edgecolor="black", linewidth=0.6)
@@ -31,7 +33,7 @@ def plot_importances(importances: dict[str, float], out: Path) -> Path:
     axes.set_xlabel("importance for being among the best trials (PED-ANOVA, sum 1)")
     axes.set_xlim(0, 1.12 * max(importances.values()) if any(importances.values()) else 1)
     axes.spines[["top", "right"]].set_visible(False)
-    return _save(figure, out)
+    return save_figure(figure, out)
 
 
 def plot_parallel(axes_of: Sequence[Axis], trials: Sequence[tuple[float, Sequence[Any]]], out: Path) -> Path:
@@ -43,7 +45,7 @@ def plot_parallel(axes_of: Sequence[Axis], trials: Sequence[tuple[float, Sequenc
     columns = [_positions(axis, [values[i] for _, values in trials]) for i, axis in enumerate(axes_of)]
     low, high = scores.min(), scores.max()
     span = high - low if high > low else 1.0
-    figure = _figure((1.2 + 1.25 * (len(axes_of) + 1), 4.4))
+    figure = new_figure((1.2 + 1.25 * (len(axes_of) + 1), 4.4))
     axes = figure.subplots()
     rank = np.argsort(np.argsort(scores)) / max(1, len(scores) - 1)  # 0 is the worst, 1 the best
     for i in np.argsort(scores):
@@ -61,7 +63,7 @@ def plot_parallel(axes_of: Sequence[Axis], trials: Sequence[tuple[float, Sequenc
     axes.set_ylim(-0.12, 1.08)
     axes.set_axis_off()
     axes.set_title("trials of the sweep: darker is better, red is the best", fontsize=10)
-    return _save(figure, out)
+    return save_figure(figure, out)
 
 
 def _positions(axis: Axis, values: list[Any]) -> tuple[list[float], list[tuple[float, str]]]:
@@ -86,17 +88,3 @@ def _draw_scale(axes: Any, at: int, name: str, ticks: list[tuple[float, str]]) -
             at + 0.04, height, text, ha="left", va="center", fontsize=7, zorder=4,
             bbox=dict(facecolor="white", edgecolor="none", pad=0.5, alpha=0.8),
         )  # fmt: skip
-
-
-def _figure(size: tuple[float, float]) -> Any:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as missing:
-        raise ModuleNotFoundError("plots need matplotlib: pip install 'holdfast[plot]'") from missing
-    return Figure(figsize=size, layout="constrained")
-
-
-def _save(figure: Any, out: Path) -> Path:
-    out.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(out, dpi=150)
-    return out

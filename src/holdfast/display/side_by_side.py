@@ -14,6 +14,7 @@ from typing import Any
 from holdfast.config import RunConfig
 from holdfast.display import chart, dashboard
 from holdfast.runs.log import CSV_NAME
+from holdfast.shown_text import show
 
 PLAIN_LINES = 10
 """Lines per run without a terminal."""
@@ -31,9 +32,9 @@ class SideBySide:
         self._live: Any = None
         if self._quiet and console is None:
             return
-        from rich.console import Console
+        from holdfast.display.terminal import Terminal
 
-        self._console = Console(highlight=False, soft_wrap=True, emoji=False) if console is None else console
+        self._console = Terminal(highlight=False, soft_wrap=True) if console is None else console
         self._is_live = self._console.is_terminal and not self._console.is_dumb_terminal
 
     def refresh(self) -> None:
@@ -56,7 +57,7 @@ class SideBySide:
         if self._live is not None:
             self._live.console.print(f"seed {config.seed}  {text}", markup=False, soft_wrap=True)
         else:
-            print(f"seed {config.seed}  {text}", flush=True)
+            show(*f"seed {config.seed}  {text}".splitlines())
 
     def close(self) -> None:
         if self._live is not None:

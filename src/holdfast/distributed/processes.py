@@ -37,7 +37,9 @@ class Child(Popen[str]):
     def __init__(self, number: int, arguments: Sequence[str], **options: Any) -> None:
         self.number = number  # 1 for the first
         self._files = {name: TemporaryFile("w+", errors="replace") for name in ("stdout", "stderr")}  # noqa: SIM115
-        super().__init__([sys.executable, *arguments], text=True, errors="replace", **{**self._files, **options})
+        # A command that is started as `holdfast` does not look for modules in the current folder, and neither do its children.
+        safe = ["-P"] if sys.version_info >= (3, 11) and not {"", os.getcwd()} & set(sys.path) else []
+        super().__init__([sys.executable, *safe, *arguments], text=True, errors="replace", **{**self._files, **options})
 
     def send(self, line: str) -> None:
         """To its standard input, which is a pipe."""

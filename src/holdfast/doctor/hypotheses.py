@@ -96,7 +96,7 @@ def _rules(script: Script) -> list[Hypothesis]:
     terminated, truncated, true = script.terminated, script.truncated, script.resets
     ends = terminated | truncated
     by_value = _by_value(ends)
-    return [
+    rules = [
         Hypothesis(("truncation-ignored",), "truncations clear nothing", terminated.clone()),
         Hypothesis(("termination-ignored",), "terminations clear nothing", truncated.clone()),
         Hypothesis(("late-by-one",), "each end clears the state one step late", _late(true)),
@@ -107,6 +107,8 @@ def _rules(script: Script) -> list[Hypothesis]:
         ),
         Hypothesis(("resets-everybody",), "one end clears every environment", _anyone(ends)),
     ]
+    # With one environment, a rule that clears nothing is the one of a policy that never resets.
+    return [rule for rule in rules if script.rows > 1 or bool(rule.resets[1:].any())]
 
 
 def _pairs(script: Script) -> list[Hypothesis]:

@@ -57,7 +57,7 @@ class Recordings:
         #: filled by the gradient check, for the report
         self.credit: CreditMap | None = None
         #: where that check found gradients (`credit_probes.Probe`)
-        self.probe: Callable[[Recordings, RecordedSegment], Any] | None = None
+        self.probe: Callable[..., Any] | None = None
 
     @property
     def rows(self) -> int:

@@ -80,9 +80,15 @@ Terms = dict[str, Tensor]
 
 def make_adam(parameters: list[nn.Parameter], config: RunConfig) -> torch.optim.Adam:
     """The optimizer of a run: fused; on a GPU its rate is a tensor, so that a captured step reads the current one."""
-    on_gpu = parameters[0].is_cuda
-    rate = torch.tensor(config.learning_rate, device=parameters[0].device) if on_gpu else config.learning_rate
-    return torch.optim.Adam(parameters, lr=rate, eps=config.adam_eps, fused=True, capturable=on_gpu)
+    return adam_of_groups([{"params": parameters, "lr": config.learning_rate}], config)
+
+
+def adam_of_groups(groups: list[dict[str, Any]], config: RunConfig) -> torch.optim.Adam:
+    """As `make_adam`, for parameters with rates of their own."""
+    device = groups[0]["params"][0].device
+    if device.type == "cuda":
+        groups = [{**group, "lr": torch.tensor(group["lr"], device=device)} for group in groups]
+    return torch.optim.Adam(groups, eps=config.adam_eps, fused=True, capturable=device.type == "cuda")
 
 
 class Minibatches:

@@ -19,7 +19,7 @@ from holdfast.algorithms.ppo import ClippedLoss
 from holdfast.config import RunConfig
 from holdfast.distributed.ranks import ALONE, Ranks
 from holdfast.engines import fused_policy, graph_rollout, graph_step, graph_update, native
-from holdfast.engines.autograd import Minibatches, copy_weights_from_leader, make_adam
+from holdfast.engines.autograd import Minibatches, adam_of_groups, copy_weights_from_leader
 from holdfast.engines.cuda_graph import NotCapturable, exclusive_gpu, read_later
 from holdfast.engines.fused_policy import FusedPolicy
 from holdfast.engines.fused_update import FusedMinibatches
@@ -148,21 +148,20 @@ class Engines:
 
     def _fused_policy(self, policy: RecurrentPolicy, algorithm: Algorithm) -> FusedPolicy | None:
         """For a captured rollout that records what the fused kernels give."""
-        if (
-            algorithm.records - {"log_prob", "value"}
-            or fused_policy.obstacle(policy, self.config.precision) is not None
-        ):
+        more = algorithm.records - {"log_prob", "value"}
+        if more or fused_policy.obstacle(policy, self.config.precision) is not None:
             return None
         assert isinstance(policy, ActorCritic)
         return FusedPolicy(policy)
 
     # --- updates ------------------------------------------------------------------------------------------------------
 
-    def optimizer(self, parameters: list[torch.nn.Parameter], config: RunConfig) -> torch.optim.Adam:
-        """Adam, fused; ranks start from equal weights."""
+    def optimizer(self, groups: list[dict[str, Any]], config: RunConfig) -> torch.optim.Adam:
+        """Adam, fused, for groups of parameters ("params") and their rates ("lr"); ranks start from equal weights."""
         if self.ranks.joined:
-            copy_weights_from_leader(parameters, self.ranks)
-        return make_adam(parameters, config)
+            for group in groups:
+                copy_weights_from_leader(group["params"], self.ranks)
+        return adam_of_groups(groups, config)
 
     def minibatches(
         self, policy: RecurrentPolicy, config: Any, optimizer: torch.optim.Adam
@@ -210,10 +209,8 @@ class _MinibatchEngines:
         """loss None: not known yet; PPO's on an ActorCritic is expected."""
         engines = self.engines
         if engines.on_gpu:
-            obstacle = graph_update.obstacle(sequences, self.config.minibatches, masked) or engines._refused.get(
-                "update"
-            )
-            fast = GRAPH
+            obstacle, fast = graph_update.obstacle(sequences, self.config.minibatches, masked), GRAPH
+            obstacle = obstacle or engines._refused.get("update")
         else:
             obstacle, fast = self._native_obstacle(loss), NATIVE
         engines.update = Choice(fast) if obstacle is None else Choice(AUTOGRAD, obstacle)

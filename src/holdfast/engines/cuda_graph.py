@@ -65,7 +65,7 @@ def rehearsal() -> Iterator[None]:
         warnings.simplefilter("ignore")  # that this mode may miss something
         torch.cuda.set_sync_debug_mode("error")
     try:
-        with _arguments_unchecked():
+        with unchecked_distributions():
             yield
     except RuntimeError as error:
         if "synchronizing CUDA operation" not in str(error):
@@ -84,8 +84,8 @@ def _place_of(error: BaseException) -> str:
 
 
 @contextmanager
-def _arguments_unchecked() -> Iterator[None]:
-    """Distributions of torch look at their arguments by default, which waits for the GPU."""
+def unchecked_distributions() -> Iterator[None]:
+    """Distributions of torch look at their arguments by default, which waits for the GPU, and a trace has no values to look at."""
     before = Distribution._validate_args
     Distribution.set_default_validate_args(False)
     try:
@@ -105,7 +105,7 @@ def capturing(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
     cuBLAS gets a workspace of its own from the graph's memory. torch keeps one for all captures, and in versions after 2.11 gives
     it back when any of these graphs is freed: the others would go on to use it (pytorch/pytorch#193402).
     """
-    with _turn, _arguments_unchecked():
+    with _turn, unchecked_distributions():
         gc.collect()
         enabled = gc.isenabled()
         gc.disable()
@@ -149,9 +149,8 @@ def _abandon(pool: Any, stream: torch.cuda.Stream, generator: torch.Generator, s
     fresh.set_state(state)
     generator.graphsafe_set_state(fresh)
     with suppress(RuntimeError, AttributeError):
-        torch._C._cuda_endAllocateToPool(
-            generator.device.index, pool
-        )  # refused if torch has done it: the graph releases its pool
+        # Refused if torch has done it: the graph releases its pool.
+        torch._C._cuda_endAllocateToPool(generator.device.index, pool)
         torch._C._cuda_releasePool(generator.device.index, pool)
 
 

@@ -63,6 +63,8 @@ def _outputs(policy: ActorCritic) -> str | None:
         return "actor or critic is not a plain Linear layer"
     if policy.squash_actions:
         return "actions are squashed"
+    if policy.scale_actions and policy.action_center.dtype == torch.float64:
+        return "the bounds of actions are far from 0, so actions are float64"
     if policy.core.output_size > LARGEST_FEATURES:
         return f"the core has more than {LARGEST_FEATURES} outputs"
     outputs = num_outputs(policy.action_space)
@@ -224,7 +226,7 @@ def _first_layer(policy: ActorCritic, kernels: Any) -> Any:
 
 def _part(encoder: OneHot | Vector, make: Any, device: torch.device) -> Any:
     if isinstance(encoder, Vector):
-        statistics = {"mean": encoder.mean, "var": encoder.var} if encoder.normalize else {}
+        statistics = {"shift": encoder.shift, "scale": encoder.scale} if encoder.normalize else {}
         return make(encoder.size, encoder.size, **statistics)
     part = [i for i, n in enumerate(encoder.nvec) for _ in range(n)]
     choice = [start + j for start, n in zip(encoder.starts, encoder.nvec) for j in range(n)]

@@ -23,15 +23,8 @@ from holdfast.rollout.segment import Segment
 class FusedMinibatches(Minibatches):
     """As `Minibatches`, for one rank. `columns_backward` and `finish_step` are called in turn."""
 
-    names = (
-        "policy_loss",
-        "value_loss",
-        "entropy",
-        "grad_norm",
-        "approx_kl",
-        "clip_fraction",
-        "skipped",
-    )  # the kernel's order
+    # In the kernel's order.
+    names = ("policy_loss", "value_loss", "entropy", "grad_norm", "approx_kl", "clip_fraction", "skipped")
 
     def __init__(self, *args: Any) -> None:
         from holdfast.kernels.triton.adam import ClippedAdam  # imports Triton

@@ -12,14 +12,7 @@ import torch
 from torch import Tensor
 
 from holdfast import state as state_ops
-from holdfast.engines.cuda_graph import (
-    NotCapturable,
-    capturing,
-    copy_into,
-    exclusive_gpu,
-    rehearsal,
-    side_stream,
-)
+from holdfast.engines.cuda_graph import NotCapturable, capturing, copy_into, exclusive_gpu, rehearsal, side_stream
 from holdfast.engines.fused_policy import FusedPolicy, FusedSteps
 from holdfast.envs.base import TorchVectorEnv
 from holdfast.policies.base import autocast
@@ -130,9 +123,8 @@ class GraphCollector(Collector):
             return
         self._prefetched = None
         for generator, (before, after) in zip(self._generators(), self._random):
-            if torch.equal(
-                generator.get_state(), after
-            ):  # otherwise another run of this process has drawn from it since
+            # Otherwise another run of this process has drawn from it since.
+            if torch.equal(generator.get_state(), after):
                 generator.set_state(before)
         assert self._captured is not None
         self._set(tree_map(torch.clone, self._captured.inputs[0]))

@@ -188,19 +188,6 @@ class NativeMinibatch:
         return PPOTerms(*(term.detach() for term in terms))
 
 
-class NativeGradient:
-    """`NativeGradient(policy, settings)(segment)` leaves gradients in the policy's parameters."""
-
-    def __init__(self, policy: ActorCritic, settings: LossSettings) -> None:
-        self.policy, self.settings = policy, settings
-
-    @torch.no_grad()
-    def __call__(self, segment: Segment) -> PPOTerms:
-        batch = NativeBatch.of(self.policy, segment).everything(self.policy)
-        gradients = FlatGradients(list(self.policy.parameters()))
-        return NativeMinibatch(self.policy, self.settings, batch, gradients).run()
-
-
 # --- rollouts -----------------------------------------------------------------------------------------------------------
 
 

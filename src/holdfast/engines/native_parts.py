@@ -41,7 +41,7 @@ class LayerPasses:
     def __init__(self, x: Tensor, passes: Passes, *modules: nn.Module) -> None:
         layers = [layer for module in modules for layer in layers_of(module) or []]
         self.parameters = [p for linear, _ in layers for p in (linear.weight, linear.bias)]
-        self._prepared = Perceptron(layers).prepare(x) if layers else None
+        self._prepared = Perceptron(layers, x) if layers else None
         self.out = x
         if self._prepared is not None:
             self.out = self._prepared.out

@@ -8,7 +8,7 @@ is not an id. What the trainer does with an environment is in `rollout/vector_en
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from difflib import SequenceMatcher, get_close_matches
 from functools import partial
 from pathlib import Path
@@ -16,12 +16,12 @@ from typing import Any, Literal, get_args
 
 import gymnasium as gym
 
-from holdfast.config.imports import BRIDGES, JAX_SUITES
-from holdfast.envs import user_envs
+from holdfast.config.imports import BRIDGES
+from holdfast.envs import observation_masks, user_envs
 from holdfast.envs.catalog import CATALOG, register_all
 from holdfast.envs.jax.protocol import is_jax_env, keep_jax_from_preallocating
-from holdfast.envs.velocity_mask import require_known_velocities
-from holdfast.named_objects import import_module
+from holdfast.envs.observation_masks import Wrapper
+from holdfast.named_objects import import_module, installed_only
 
 Vectorization = Literal["sync", "async", "workers"]
 EnvSpec = gym.envs.registration.EnvSpec
@@ -39,6 +39,8 @@ def make(
     seed: int | None = None,
     vectorization: Vectorization = "sync",
     mask_velocity: bool = False,
+    mask_position: bool = False,
+    keep_obs: Sequence[str | int] = (),
     env_kwargs: dict[str, Any] | None = None,
 ) -> gym.vector.VectorEnv[Any, Any, Any]:
     """A vector environment with `num_envs` copies of `env`.
@@ -52,7 +54,8 @@ def make(
     With `seed` the environments are reset once with it, so that a later `reset()` without a seed and
     `action_space.sample()` are reproducible. `vectorization` says how gymnasium environments run: "sync", one after
     another; "async", each in its own process; or "workers", in a process per core, several in each. `env_kwargs` are the
-    arguments of the environment's constructor.
+    arguments of the environment's constructor. `mask_velocity`, `mask_position` and `keep_obs` set entries of flat
+    observations to 0: velocities, positions, or all but those named, as in `keep_obs=("0:5", 7)`.
 
     >>> env = make("holdfast/TMaze-v0", 2, seed=0, env_kwargs={"length": 5})
     >>> env.reset()[0].shape
@@ -61,21 +64,22 @@ def make(
     if vectorization not in get_args(Vectorization):
         raise ValueError(f'vectorization is {vectorization!r}; expected "sync", "async" or "workers"')
     user_envs.check_num_envs(num_envs)
+    mask = observation_masks.wrapper(mask_velocity, mask_position, keep_obs)
     source, kwargs = find(env) if isinstance(env, str) else env, dict(env_kwargs or {})
     if is_jax_env(source):
         source = _jax_maker(source)
     if isinstance(source, EnvSpec):
         with user_envs.constructor_errors(env, kwargs):
-            made = _from_spec(source, num_envs, device, vectorization, mask_velocity, kwargs)
+            made = _from_spec(source, num_envs, device, vectorization, mask, kwargs)
     elif user_envs.can_be_made_again(source):
         if isinstance(env, str) and env.startswith("envpool:") and vectorization == "async":
             from holdfast.envs import envpool
 
             kwargs.setdefault("batch_size", envpool.default_batch(num_envs))
         with user_envs.constructor_errors(env, kwargs):
-            made = user_envs.from_callable(source, num_envs, device, vectorization, mask_velocity, kwargs)
+            made = user_envs.from_callable(source, num_envs, device, vectorization, mask, kwargs)
     else:
-        made = user_envs.from_object(source, num_envs, vectorization, mask_velocity, kwargs)
+        made = user_envs.from_object(source, num_envs, vectorization, mask, kwargs)
     if seed is not None:
         made.reset(seed=seed)
         made.action_space.seed(seed)
@@ -83,13 +87,11 @@ def make(
 
 
 def _from_spec(
-    spec: EnvSpec, num_envs: int, device: Any, vectorization: str, mask_velocity: bool, kwargs: dict[str, Any]
+    spec: EnvSpec, num_envs: int, device: Any, vectorization: str, mask: Wrapper | None, kwargs: dict[str, Any]
 ) -> gym.vector.VectorEnv[Any, Any, Any]:
     ours = spec.id.startswith("holdfast/")
-    vector_only = ours or spec.entry_point is None
-    if mask_velocity:
-        require_known_velocities(spec.id if vector_only else spec.name)
-    if vector_only:
+    if ours or spec.entry_point is None:
+        observation_masks.require_single(mask)
         if ours:
             assert isinstance(spec.vector_entry_point, str)
             user_envs.check_arguments(gym.envs.registration.load_env_creator(spec.vector_entry_point), kwargs)
@@ -98,13 +100,13 @@ def _from_spec(
     if spec.id.startswith("popgym-"):
         kwargs.setdefault("disable_env_checker", True)  # it warns about info dicts that some of them share
     if vectorization == "workers":
-        return user_envs.vectorize([partial(gym.make, spec, **kwargs)] * num_envs, vectorization, mask_velocity)
+        return user_envs.vectorize([partial(gym.make, spec, **kwargs)] * num_envs, vectorization, mask)
     return gym.make_vec(
         spec,
         num_envs,
         vectorization_mode=vectorization,
         vector_kwargs={"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP},
-        wrappers=user_envs.wrappers(mask_velocity),
+        wrappers=user_envs.wrappers(mask),
         **kwargs,
     )
 
@@ -112,18 +114,9 @@ def _from_spec(
 def find(env_id: str) -> EnvSpec | Callable[..., Any]:
     """The gymnasium spec, class or function of an id that `make` accepts, or an error that names the most similar ids."""
     register_all()
-    if env_id.startswith("popgym:"):
-        return _popgym_spec(env_id)
-    if env_id.startswith("pettingzoo:"):
-        return _pettingzoo_maker(env_id)
-    if env_id.startswith("envpool:"):
-        from holdfast.envs import envpool
-
-        return envpool.named(env_id)
-    if env_id.partition(":")[0] in JAX_SUITES:
-        from holdfast.envs.jax import suites
-
-        return suites.find(env_id)
+    if env_id.partition(":")[0] in BRIDGES:
+        with installed_only():
+            return _find_bridged(env_id)
     user_envs.refuse_object_name(env_id)
     module_name, colon, name = env_id.rpartition(":")
     module = None
@@ -157,6 +150,21 @@ def find(env_id: str) -> EnvSpec | Callable[..., Any]:
             ) from unknown
         known = [*gym.registry, *_popgym_names().values()]
         raise UnknownEnvError(f"no environment {env_id!r}{_nearest(name, known)}") from unknown
+
+
+def _find_bridged(env_id: str) -> EnvSpec | Callable[..., Any]:
+    """What makes an environment of another package."""
+    if env_id.startswith("popgym:"):
+        return _popgym_spec(env_id)
+    if env_id.startswith("pettingzoo:"):
+        return _pettingzoo_maker(env_id)
+    if env_id.startswith("envpool:"):
+        from holdfast.envs import envpool
+
+        return envpool.named(env_id)
+    from holdfast.envs.jax import suites
+
+    return suites.find(env_id)
 
 
 def _pettingzoo_maker(env_id: str) -> Callable[..., Any]:
@@ -196,7 +204,8 @@ def _popgym_spec(env_id: str) -> gym.envs.registration.EnvSpec:
 def _popgym_names() -> dict[str, str]:
     """POPGym's environments: gymnasium's id to the name that `make` accepts. Empty if POPGym is not installed."""
     try:
-        import popgym.envs  # noqa: F401  (registers its environments)
+        with installed_only():
+            import popgym.envs  # noqa: F401  (registers its environments)
     except ModuleNotFoundError:
         return {}
     ids = [name for name in gym.registry if name.startswith("popgym-")]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -36,11 +37,7 @@ def named(env_id: str) -> Callable[..., Any]:
         likely = get_close_matches(task, envpool.list_all_envs(), 1)
         hint = f"; did you mean {PREFIX}{likely[0]}?" if likely else ""
         raise ValueError(f"EnvPool has no environment {task!r}{hint}")
-
-    def make(num_envs: int, **options: Any) -> EnvPoolVectorEnv:
-        return EnvPoolVectorEnv(task, num_envs, **options)
-
-    return make
+    return partial(EnvPoolVectorEnv, task)
 
 
 def default_batch(num_envs: int) -> int:
@@ -54,9 +51,8 @@ class EnvPoolVectorEnv(VectorEnv[Any, Any, Any]):
     EnvPool takes a seed only when a pool is made, so `reset(seed=...)` makes a new one. `options` are EnvPool's.
     """
 
-    _pool: Any = (
-        None  # gymnasium closes an environment that is deleted, also one whose constructor refused its arguments
-    )
+    # gymnasium closes an environment that is deleted, also one whose constructor refused its arguments.
+    _pool: Any = None
 
     def __init__(self, task: str, num_envs: int, batch_size: int | None = None, **options: Any) -> None:
         if batch_size is not None and (not isinstance(batch_size, int) or batch_size < 1 or num_envs % batch_size):

@@ -22,7 +22,7 @@ import numpy as np
 
 from holdfast.config.imports import JAX_SUITES
 from holdfast.envs.jax.protocol import is_jax_env
-from holdfast.envs.velocity_mask import VelocityMask
+from holdfast.envs.observation_masks import Wrapper, require_single
 from holdfast.envs.workers import WorkersVectorEnv, draw_other_numbers, global_entropy
 from holdfast.named_objects import OWN_ENV, name_of
 
@@ -92,7 +92,7 @@ def from_callable(
     num_envs: int,
     device: Any,
     vectorization: str,
-    mask_velocity: bool,
+    mask: Wrapper | None,
     kwargs: dict[str, Any],
 ) -> gym.vector.VectorEnv[Any, Any, Any]:
     """From a class, or a function that makes one environment; with a parameter `num_envs`, from a vector environment's."""
@@ -101,13 +101,11 @@ def from_callable(
     if isinstance(make_env, type) and callable(getattr(make_env, "observation_space", None)):  # a space per agent
         from holdfast.envs.pettingzoo import from_pettingzoo
 
+        require_single(mask)
         return from_pettingzoo(partial(make_env, **kwargs), num_envs)
     if "num_envs" not in parameters:
-        return vectorize([partial(make_env, **kwargs)] * num_envs, vectorization, mask_velocity)
-    if mask_velocity:
-        raise ValueError(
-            "mask_velocity needs an environment that is made one copy at a time, this one is a vector environment"
-        )
+        return vectorize([partial(make_env, **kwargs)] * num_envs, vectorization, mask)
+    require_single(mask)
     if "device" in parameters:
         kwargs.setdefault("device", device)
     env = make_env(num_envs=num_envs, **kwargs)
@@ -117,10 +115,10 @@ def from_callable(
 
 
 def from_object(
-    env: Any, num_envs: int, vectorization: str, mask_velocity: bool, kwargs: dict[str, Any]
+    env: Any, num_envs: int, vectorization: str, mask: Wrapper | None, kwargs: dict[str, Any]
 ) -> gym.vector.VectorEnv[Any, Any, Any]:
     """From one environment, which is row 0 and is copied for the others; a vector environment stays as it is."""
-    unused = [name for name, value in {"env_kwargs": kwargs, "mask_velocity": mask_velocity}.items() if value]
+    unused = [name for name, value in {"env_kwargs": kwargs, "a mask": mask}.items() if value]
     if unused and (is_env(env) or is_vector_env(env)):
         raise ValueError(
             f"{' and '.join(unused)} cannot change a {type(env).__name__} that is already made; leave it out"
@@ -141,7 +139,7 @@ def from_object(
             f"{type(env.unwrapped).__name__} cannot be copied for num_envs={num_envs} ({type(error).__name__}: {error}); "
             "pass a function that makes one, env=lambda: MyEnv(...), or set num_envs=1"
         ) from error
-    return vectorize([partial(_same, one) for one in copies], vectorization, False)
+    return vectorize([partial(_same, one) for one in copies], vectorization, None)
 
 
 def _same(env: Any) -> Any:
@@ -149,10 +147,10 @@ def _same(env: Any) -> Any:
 
 
 def vectorize(
-    makers: list[Callable[[], Any]], vectorization: str, mask_velocity: bool
+    makers: list[Callable[[], Any]], vectorization: str, mask: Wrapper | None
 ) -> gym.vector.VectorEnv[Any, Any, Any]:
     """A vector environment of what `makers` make, each in the usual wrappers."""
-    around = wrappers(mask_velocity)  # here and not in a worker, whose random numbers they decide
+    around = wrappers(mask)  # here and not in a worker, whose random numbers they decide
 
     def wrapped(make_one: Callable[[], Any]) -> Any:
         env = make_one()
@@ -247,11 +245,11 @@ def _is_env_class(kind: type, module: ModuleType) -> bool:
 # --- wrappers of each copy --------------------------------------------------------------------------------------------
 
 
-def wrappers(mask_velocity: bool) -> list[Any]:
+def wrappers(mask: Wrapper | None) -> list[Any]:
     """What every copy of a gymnasium environment is wrapped in."""
     return [
         _require_spaces,
-        *([VelocityMask] if mask_velocity else []),
+        *([mask] if mask is not None else []),
         _tuple_to_array,
         NoneRefused,
         partial(_prepare_worker, entropy=global_entropy()),

@@ -359,10 +359,7 @@ def _work(make: Any, pipe: Any, entropy: int) -> None:
             pipe.send(("done", getattr(worker, question)(argument)))
     except (EOFError, BrokenPipeError):  # the process that trains is gone
         pass
-    except (
-        Exception,
-        KeyboardInterrupt,
-    ):  # an environment may raise anything; exit() ends the process, and is seen there
+    except (Exception, KeyboardInterrupt):  # anything may be raised; exit() ends the process, and is seen there
         seen = getattr(worker.env, "_env_obs", None) if worker is not None else None
         with suppress(OSError):
             pipe.send(("error", (traceback.format_exc(), seen)))

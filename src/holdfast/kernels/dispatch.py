@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from holdfast.checks import is_rewritten, is_without_numbers
 from holdfast.kernels import cpu, portable, reference
 from holdfast.kernels.cpu.recurrence import in_use
 
@@ -43,14 +44,11 @@ def choose(core: GatedCore, x: Tensor) -> ModuleType:
 
 def _choose(core: GatedCore, x: Tensor) -> tuple[str, ModuleType]:
     if known_kernel(core.kernel) != "auto":
-        if core.kernel != "reference" and is_transformed():
-            raise RuntimeError(
-                f"kernel={core.kernel!r} cannot run under torch.func (jvp, grad, vmap) or forward-mode differentiation; "
-                'use kernel="reference", or "auto"'
-            )
-        return core.kernel, KERNELS[core.kernel]
-    if is_transformed():
+        return core.kernel, _named(core.kernel)
+    if needs_reference():
         return "reference", reference
+    if is_without_numbers(x):
+        return "portable", portable
     if x.is_cuda:
         from holdfast.kernels import gpu  # imported only where there is a GPU
 
@@ -69,13 +67,26 @@ def by_name(cell: str, kernel: str) -> ModuleType:
 def choose_linear(kernel: str, b: Tensor) -> ModuleType:
     """The module whose `sequence` runs a linear recurrence over b [T, B, W]. kernel: "auto" or a key of `KERNELS`."""
     if known_kernel(kernel) == "auto":
+        if needs_reference():
+            return reference.linear
+        if is_without_numbers(b):
+            return portable.linear
         if b.is_cuda and b.dtype == torch.float32:
             from holdfast.kernels import gpu  # imported only where there is a GPU
 
             return gpu.linear
         native = b.device.type == "cpu" and b.dtype == torch.float32 and in_use()
         return cpu.linear if native else portable.linear
-    return KERNELS[kernel].linear
+    return _named(kernel).linear
+
+
+def _named(kernel: str) -> ModuleType:
+    if kernel != "reference" and needs_reference():
+        raise RuntimeError(
+            f"kernel={kernel!r} cannot run under torch.func (jvp, grad, vmap), forward-mode differentiation, torch.jit.trace or an "
+            'export to ONNX; use kernel="reference", or "auto"'
+        )
+    return KERNELS[kernel]
 
 
 def choose_step(core: GatedCore, x: Tensor) -> ModuleType | None:
@@ -83,7 +94,7 @@ def choose_step(core: GatedCore, x: Tensor) -> ModuleType | None:
 
     None on a GPU: there a step is a sequence of length 1, so that it computes bit for bit what training computes.
     """
-    if torch.is_grad_enabled() or core.kernel == "reference" or is_transformed():
+    if torch.is_grad_enabled() or core.kernel == "reference" or needs_reference() or is_without_numbers(x):
         return None
     if core.kernel != "portable" and _runs_natively(core, x):
         return getattr(cpu, core.cell)
@@ -99,8 +110,13 @@ def is_transformed() -> bool:
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
+def needs_reference() -> bool:
+    """Whether only the plain operations of the reference are right: torch differentiates, maps or records them."""
+    return is_transformed() or is_rewritten()
+
+
 def _runs_natively(core: GatedCore, x: Tensor) -> bool:
     """Whether the C kernel runs this: on a CPU, everything in float32, and the library is available."""
-    if x.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
+    if x.device.type != "cpu" or torch.is_autocast_enabled("cpu") or is_without_numbers(x):
         return False
     return x.dtype == core.state_dtype() == torch.float32 and in_use()

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple, Optional, Protocol
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.library import custom_op
 
-from holdfast.kernels.operands import Resets
+from holdfast.checks import is_without_numbers
+from holdfast.kernels.operands import Resets, refuse_second_derivative
 
 
 class Kept(NamedTuple):
@@ -130,8 +130,8 @@ def make_operator(name: str, run_forward: Forward, run_backward: Backward) -> Li
             return output
 
         @staticmethod
-        @once_differentiable
         def backward(ctx: Any, dh: Tensor | None, dh_n: Tensor | None) -> tuple[Any, ...]:
+            refuse_second_derivative()
             if dh is None and dh_n is None:
                 return (None,) * 7
             a, b, h0, mask, fill, h = ctx.saved_tensors
@@ -143,7 +143,7 @@ def make_operator(name: str, run_forward: Forward, run_backward: Backward) -> Li
         mask, fill, _, detach = resets
         if mask is None or detach:
             fill = None
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or is_without_numbers(b):
             return forward(a, b, h0, mask, fill, detach, form)
         tensors = (a, b, h0, fill)
         if torch.is_grad_enabled() and any([t is not None and t.requires_grad for t in tensors]):

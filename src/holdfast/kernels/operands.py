@@ -9,7 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
+
+
+def refuse_second_derivative() -> None:
+    """For a backward without a backward. `once_differentiable` lets a constant incoming gradient through, with a wrong result."""
+    if torch.is_grad_enabled():
+        raise RuntimeError(
+            "the fast kernels have no second derivative (backward was called with create_graph=True); "
+            'use kernel="reference"'
+        )
 
 
 class Weights(NamedTuple):
@@ -89,18 +99,11 @@ class Gradients(NamedTuple):
 
     def of_inputs(self, flags: Sequence[bool]) -> tuple[Tensor | None, ...]:
         """What autograd expects, in the order of an operator's inputs; `flags` is its `needs_input_grad`."""
-        x, h0, c0, reset_h, reset_c, w_ih, w_hh, b_ih, b_hh = self
-        return (
-            x if flags[0] else None,
-            h0 if flags[1] else None,
-            c0 if flags[2] else None,
+        in_order = (
+            *self[:3],
             None,
-            reset_h if flags[4] else None,
-            reset_c if flags[5] else None,
-            w_ih if flags[6] else None,
-            w_hh if flags[7] else None,
-            b_ih if flags[8] else None,
-            b_hh if flags[9] else None,
+            *self[3:],
             None,
             None,
-        )
+        )  # no gradient of the mask, of `detach_at_reset` and of `keep`
+        return tuple(gradient if flag else None for gradient, flag in zip(in_order, flags))

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,9 @@ from holdfast.cores.base import Core
 from holdfast.policies import heads
 from holdfast.policies.base import RecurrentPolicy
 from holdfast.state import State, leaves, tree_map
+
+FAR = 4.0
+"""Bounds whose middle is more than this times half their distance from 0 are far."""
 
 
 class Actor(RecurrentPolicy):
@@ -33,8 +37,10 @@ class Actor(RecurrentPolicy):
     actor_head: nn.Module
     actor: nn.Module
     log_std: nn.Parameter  # Box actions only
-    action_center: Tensor  # [num_outputs], Box actions with scale_actions only
+    action_center: Tensor  # [num_outputs], Box actions with scale_actions or squash_actions only
     action_half_range: Tensor  # likewise
+    log_std_range: tuple[float, float] | None = None
+    """Box actions: where the log std lies that the last layer gives beside the mean; None: it is the parameter `log_std`."""
 
     def __init__(
         self,
@@ -82,12 +88,17 @@ class Actor(RecurrentPolicy):
             return heads.Bernoulli(out, mask)
         if mask is not None:
             raise ValueError("Box actions take no action mask")
-        log_std = self.log_std.float()
+        if self.log_std_range is None:
+            log_std = self.log_std.float()
+        else:
+            out, free = out.chunk(2, -1)
+            log_std = _within(free, *self.log_std_range)
         if self.squash_actions:
             return heads.SquashedGaussian(out, log_std, self.action_center, self.action_half_range, space.shape)
         if self.scale_actions:  # in units of the action space's bounds
             out = self.action_center + self.action_half_range * out
-            log_std = log_std + self.action_half_range.log()
+            log_std = log_std + self.action_half_range.log().float()
+            return heads.Gaussian(out, log_std, space.shape, self.action_half_range)
         return heads.Gaussian(out, log_std, space.shape)
 
     @torch.no_grad()
@@ -150,12 +161,22 @@ def num_outputs(space: spaces.Space[Any]) -> int:
 
 
 def _center_and_half_range(space: spaces.Box) -> tuple[Tensor, Tensor]:
-    """The middle of each action's bounds and the distance to them; 0 and 1 where there are no bounds."""
+    """The middle of each action's bounds and the distance to them; 0 and 1 where there are no bounds.
+
+    In float64 where the bounds are far from 0 compared with their distance, and so are actions then: float32 has 16 numbers between
+    1e6 and 1e6 + 1. What is computed from them is exact to float32 in units of the bounds.
+    """
     low, high = (torch.as_tensor(bound, dtype=torch.float64).flatten() for bound in (space.low, space.high))
     bounded = low.isfinite() & high.isfinite() & (high > low)
     center = torch.where(bounded, low / 2 + high / 2, 0.0)
     half_range = torch.where(bounded, high / 2 - low / 2, 1.0)
-    return center.float(), half_range.float()
+    dtype = torch.float64 if bool((center.abs() > FAR * half_range).any()) else torch.float32
+    return center.to(dtype), half_range.to(dtype)
+
+
+def _within(free: Tensor, low: float, high: float) -> Tensor:
+    """Numbers between the bounds, smoothly; 0 stays 0."""
+    return low + (high - low) * torch.sigmoid(free + math.log(-low / high))
 
 
 def _as_a_batch(mask: Any) -> Any:

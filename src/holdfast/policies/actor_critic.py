@@ -134,7 +134,7 @@ class ActorCritic(Actor):
         for size in (*(encoder_sizes or ()), *head_sizes):
             check_sizes(**{"each of encoder_sizes and head_sizes": size})
         # Do not reorder: seeds and state_dict keys depend on it.
-        asymmetric = actor_obs is not None or critic_obs is not None
+        asymmetric = actor_obs is not None or critic_obs is not None or self._has_own_encoder(critic_core, core)
         actor_space = encoders.part_of(observation_space, actor_obs, "actor_obs")
         encoder = encoders.for_space(actor_space, normalize_obs)
         sizes = (hidden_size,) if encoder_sizes is None else tuple(encoder_sizes)
@@ -162,6 +162,11 @@ class ActorCritic(Actor):
         if normalize_value:
             self.value_scale = ValueScale()
             nn.init.zeros_(self.critic.weight)  # type: ignore[arg-type]
+
+    @staticmethod
+    def _has_own_encoder(critic_core: str, core: Any) -> bool:
+        """Whether the critic has an encoder of its own, also if it sees what the actor sees."""
+        return False
 
     def _make_heads(self, head_sizes: Sequence[int], activation: str, initial_std: float) -> None:
         whole = slice(0, self.core.output_size)

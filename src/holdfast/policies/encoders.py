@@ -48,11 +48,16 @@ def mlp(size: int, hidden: Sequence[int], activation: str = "tanh") -> tuple[nn.
 
 
 class Vector(nn.Module):
-    """A numeric Box, flattened; optionally normalized by running statistics that only `update` changes."""
+    """A numeric Box, flattened; optionally normalized by running statistics that only `update` changes.
+
+    Statistics are float64, so numbers from 1e-30 to 1e30 have a variance; what `forward` reads is made from them.
+    """
 
     mean: Tensor  # [size]
     var: Tensor  # [size]
     count: Tensor  # observations seen
+    shift: Tensor  # [size], of the module's dtype: (x - shift) * scale is normalized
+    scale: Tensor
 
     def __init__(self, space: spaces.Box, normalize: bool) -> None:
         super().__init__()
@@ -60,16 +65,18 @@ class Vector(nn.Module):
         self.size = int(np.prod(space.shape)) if space.shape else 1
         self.normalize = normalize
         if normalize:
-            self.register_buffer("mean", torch.zeros(self.size))
-            self.register_buffer("var", torch.ones(self.size))
-            self.register_buffer("count", torch.tensor(1e-4, dtype=torch.float64))
+            self.register_buffer("mean", torch.zeros(self.size, dtype=torch.float64))
+            self.register_buffer("var", torch.ones(self.size, dtype=torch.float64))
+            self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+            self.register_buffer("shift", torch.zeros(self.size), persistent=False)
+            self.register_buffer("scale", torch.ones(self.size), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         x = _rows(x, self.shape).reshape(x.shape[0], self.size)
         if not self.normalize:
             return x
-        x = x.to(self.mean.dtype) if x.dtype == torch.bool else x  # numbers are converted in the difference
-        return ((x - self.mean) * torch.rsqrt(self.var + 1e-8)).clamp(-10.0, 10.0)
+        x = x.to(self.shift.dtype) if x.dtype == torch.bool else x  # numbers are converted in the difference
+        return ((x - self.shift) * self.scale).clamp(-10.0, 10.0)
 
     @torch.no_grad()
     def update(self, x: Tensor, ranks: Ranks | None = None) -> None:
@@ -89,13 +96,48 @@ class Vector(nn.Module):
         n = torch.where((mean.isfinite() & var.isfinite()).all(), n, 0.0)
         mean, var = (torch.nan_to_num(part, 0.0, 0.0, 0.0) for part in (mean, var))
         total = self.count + n
+        share = n / total.clamp(min=1e-4)  # 1 for the first observations: mean 0 and variance 1 were a guess
         delta = mean - self.mean.double()
-        new_mean = self.mean.double() + delta * (n / total)
-        m2 = self.var.double() * self.count + var * n + delta**2 * (self.count * n / total)
         # In place: a captured CUDA graph reads these addresses.
-        self.mean.copy_(new_mean)
-        self.var.copy_(m2 / total)
+        self.var.copy_(self.var.double() * (1 - share) + var * share + delta**2 * share * (1 - share))
+        self.mean.add_(delta * share)
         self.count.copy_(total)
+        self._prepare()
+
+    @torch.no_grad()
+    def _prepare(self) -> None:
+        """Float32 numbers that differ by less than _FLAT of their size are constant."""
+        deviation = torch.maximum(self.var.double().sqrt(), _FLAT * self.mean.double().abs())
+        self.shift.copy_(self.mean)
+        self.scale.copy_(1.0 / deviation.clamp(min=_SMALLEST))
+
+    def _load_from_state_dict(self, *args: Any, **options: Any) -> None:
+        super()._load_from_state_dict(*args, **options)
+        if self.normalize:
+            self._prepare()
+
+
+_FLAT = 1e-6
+_SMALLEST = 1e-36  # 1 / it is a float32
+
+
+class Bounded(nn.Module):
+    """A Box with bounds, flattened, in units of them: -1 to 1."""
+
+    center: Tensor  # [size]
+    half_range: Tensor  # [size]
+
+    def __init__(self, space: spaces.Box) -> None:
+        super().__init__()
+        self.shape = space.shape
+        low, high = (torch.as_tensor(bound, dtype=torch.float64).flatten() for bound in (space.low, space.high))
+        half_range = high / 2 - low / 2
+        self.register_buffer("center", (low / 2 + high / 2).float(), persistent=False)
+        self.register_buffer("half_range", torch.where(half_range > 0, half_range, 1.0).float(), persistent=False)
+        self.size = len(low)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (_rows(x, self.shape).reshape(x.shape[0], self.size) - self.center) / self.half_range
 
 
 class OneHot(nn.Module):
@@ -217,6 +259,14 @@ def for_space(space: spaces.Space[Any], normalize: bool = False) -> nn.Module:
     raise ValueError(
         f"no encoder for the observation space {space}; subclass hf.RecurrentPolicy and write encode(self, obs) for it"
     )
+
+
+def with_bounded_action(encoder: nn.Module, space: spaces.Space[Any], action_space: spaces.Space[Any]) -> nn.Module:
+    """The same encoder, which reads a previous action in units of its bounds."""
+    if isinstance(encoder, Composite) and isinstance(space, spaces.Dict) and isinstance(action_space, spaces.Box):  # noqa: SIM102
+        if space.spaces.get("prev_action") == action_space:
+            encoder.parts[encoder.keys.index("prev_action")] = Bounded(action_space)  # type: ignore[arg-type]
+    return encoder
 
 
 def update_normalizers(encoder: nn.Module, obs: Any, ranks: Ranks | None = None) -> None:

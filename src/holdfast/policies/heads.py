@@ -84,6 +84,8 @@ class Categorical:
 
     def __init__(self, logits: Tensor, mask: Tensor | None = None, start: int = 0) -> None:
         self.start = start
+        self.params = logits
+        """What it is made from, [N, n]: also of forbidden actions."""
         if mask is not None:
             check_mask(mask, tuple(logits.shape), f"for {logits.shape[-1]} actions")
             logits = logits.masked_fill(~mask, -torch.inf)
@@ -303,16 +305,26 @@ class Greedy:
 
 
 class Gaussian:
-    """Independent normals (Box of `shape`); mean [N, n], log_std [n] or [N, n]. Actions are raw, not clipped."""
+    """Independent normals (Box of `shape`); mean [N, n], log_std [n] or [N, n]. Actions are raw, not clipped.
 
-    def __init__(self, mean: Tensor, log_std: Tensor, shape: tuple[int, ...] | None = None) -> None:
-        self.mean, self.log_std = mean, log_std.expand_as(mean)
+    Actions have the dtype of mean, probabilities that of log_std. unit [n]: what 1 in the network's outputs means in actions.
+    """
+
+    def __init__(
+        self, mean: Tensor, log_std: Tensor, shape: tuple[int, ...] | None = None, unit: Tensor | float = 1.0
+    ) -> None:
+        self.mean, self.log_std, self.unit = mean, log_std.expand_as(mean), unit
         self.shape = tuple(mean.shape[1:]) if shape is None else tuple(shape)
 
     def sample(self, noise: Tensor | None = None) -> Tensor:
         """noise: standard normal numbers [N, n] to use; None: drawn here."""
-        noise = torch.randn_like(self.mean) if noise is None else noise
+        noise = torch.randn_like(self.log_std) if noise is None else noise
         return (self.mean + self.log_std.exp() * noise).view(-1, *self.shape)
+
+    @property
+    def deviation(self) -> Tensor:
+        """In units of the network's outputs, [N, n]."""
+        return self.log_std.exp() / self.unit
 
     @property
     def mode(self) -> Tensor:
@@ -320,7 +332,7 @@ class Gaussian:
 
     def log_prob(self, action: Tensor) -> Tensor:
         _require_shape(action, (len(self.mean), *self.shape), "Box actions")
-        z = (action.reshape(self.mean.shape) - self.mean) * torch.exp(-self.log_std)
+        z = (action.reshape(self.mean.shape) - self.mean).to(self.log_std.dtype) * torch.exp(-self.log_std)
         return (-0.5 * z * z - self.log_std - _HALF_LOG_2PI).sum(-1)
 
     def entropy(self) -> Tensor:
@@ -330,7 +342,8 @@ class Gaussian:
 class SquashedGaussian:
     """center + half_range * tanh(u) with u normal: actions that keep their bounds (Box of `shape`).
 
-    mean, log_std: of u, [N, n] and [n]. The entropy is a quadrature with fixed points: nothing in it is random.
+    mean, log_std: of u, [N, n] and [n] or [N, n]. Actions have the dtype of center. The entropy is a quadrature with fixed points:
+    nothing in it is random.
     """
 
     def __init__(
@@ -353,6 +366,24 @@ class SquashedGaussian:
         noise = torch.randn_like(self.mean) if noise is None else noise
         return self._action(self.mean + self.log_std.exp() * noise)
 
+    def rsample(self) -> tuple[Tensor, Tensor]:
+        """An action and its log-probability, with gradients. Both come from u: through the action, which float32 rounds to its
+        bounds, gradients would be wrong."""
+        noise = torch.randn_like(self.mean)
+        u = self.mean + self.log_std.exp() * noise
+        log_prob = -0.5 * noise * noise - self.log_std - _HALF_LOG_2PI - _log_slope(u) - self.half_range.log()
+        return self._action(u), log_prob.sum(-1)
+
+    @property
+    def params(self) -> Tensor:
+        """What it is made from, [N, 2 n]: mean and log std of u."""
+        return torch.cat([self.mean, self.log_std], -1)
+
+    @property
+    def deviation(self) -> Tensor:
+        """Of u, [N, n]."""
+        return self.log_std.exp()
+
     @property
     def mode(self) -> Tensor:
         """The most likely u, squashed."""
@@ -361,15 +392,18 @@ class SquashedGaussian:
     def log_prob(self, action: Tensor) -> Tensor:
         _require_shape(action, (len(self.mean), *self.shape), "Box actions")
         squashed = (action.reshape(self.mean.shape) - self.center) / self.half_range
-        u = torch.atanh(squashed.clamp(-_INSIDE, _INSIDE))
+        u = torch.atanh(squashed.clamp(-_INSIDE, _INSIDE)).to(self.mean.dtype)
         z = (u - self.mean) * torch.exp(-self.log_std)
-        return (-0.5 * z * z - self.log_std - _HALF_LOG_2PI - _log_slope(u) - self.half_range.log()).sum(-1)
+        return (-0.5 * z * z - self.log_std - _HALF_LOG_2PI - _log_slope(u) - self._log_range()).sum(-1)
 
     def entropy(self) -> Tensor:
         std, slope = self.log_std.exp(), torch.zeros_like(self.mean)
         for point, weight in _QUADRATURE:  # numbers, not a tensor: a captured graph copies nothing from the host
             slope = slope + weight * _log_slope(self.mean + std * point)
-        return (self.log_std + 0.5 + _HALF_LOG_2PI + slope + self.half_range.log()).sum(-1)
+        return (self.log_std + 0.5 + _HALF_LOG_2PI + slope + self._log_range()).sum(-1)
+
+    def _log_range(self) -> Tensor:
+        return self.half_range.log().to(self.mean.dtype)
 
 
 _INSIDE = 1 - 1e-6  # float32 rounds tanh to 1 from about 9 on

@@ -19,6 +19,7 @@ from holdfast.profiling import report
 from holdfast.profiling.clock import SpanClock
 from holdfast.profiling.recording import TraceRecorder, prepare_for_graphs
 from holdfast.profiling.trace import Trace
+from holdfast.runs.writing import write_whole
 from holdfast.spans import listening
 from holdfast.training.callbacks import Callback
 
@@ -85,7 +86,7 @@ class Profile(Callback):
         self.report = "\n".join(self._lines) or "the run ended before an update could be timed"
         trainer.notify(self.report)
         try:
-            (folder / TABLE_NAME).write_text(self.report + "\n")
+            write_whole(folder / TABLE_NAME, [f"{self.report}\n".encode()])
             self.table = folder / TABLE_NAME
         except OSError as error:
             trainer.notify(f"the table could not be written: {error}")
@@ -161,6 +162,7 @@ class _Tracing(_Stage):
         if updates < 1:
             return []
         try:
+            path.unlink(missing_ok=True)  # it may be a link
             self._recorder.save(path)
             trace, megabytes = Trace.load(path), path.stat().st_size / 2**20
         except (OSError, RuntimeError) as error:

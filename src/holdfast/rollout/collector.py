@@ -256,6 +256,9 @@ class Collector:
         for name in ("value", "log_prob"):
             if name in parts:
                 parts[name] = parts[name].float()
+        if played.failed:
+            steps = torch.tensor(played.failed, device=parts["terminated"].device)
+            parts["failed"] = torch.zeros_like(parts["terminated"]).index_fill(0, steps, True)
         segment = Segment(**parts, start_state=chunks[0], chunk_states=chunks, **known)
         if not self.adapter.has_dummy_steps:
             segment.mark_all_valid()

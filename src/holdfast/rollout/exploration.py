@@ -38,8 +38,17 @@ class EpsilonNoise(Noise):
         self.value = torch.zeros(num_envs, 1 + actions, device=device)
 
     def draw(self, before: Tensor, resets: Tensor) -> Tensor:
-        drawn = torch.rand_like(before)
-        epsilon = self.epsilon[: len(before)]
+        return self._drawn(before, self.epsilon)
+
+    def advance(self, resets: Tensor, rows: Tensor | None = None) -> Tensor:
+        if rows is None:
+            return super().advance(resets)
+        drawn = self._drawn(self.value.index_select(0, rows), self.epsilon.index_select(0, rows))
+        self.value = self.value.index_copy(0, rows, drawn)
+        return drawn
+
+    def _drawn(self, like: Tensor, epsilon: Tensor) -> Tensor:
+        drawn = torch.rand_like(like)
         return torch.cat([drawn[:, :1] - epsilon.unsqueeze(1), drawn[:, 1:]], 1)
 
 

@@ -16,11 +16,12 @@ class RewardScale:
     def __init__(self, num_envs: int, gamma: float, device: torch.device | str = "cpu") -> None:
         self.num_envs, self.gamma = num_envs, gamma
         self.open_return = torch.zeros(num_envs, dtype=torch.float64, device=device)
-        self.count, self.mean, self.var = 1e-4, 0.0, 1.0
+        self.count, self.mean, self.var = 0.0, 0.0, 0.0
 
     @property
     def value(self) -> float:
-        return 1.0 / max(self.var, 1e-8) ** 0.5
+        """1 as long as all returns were 0. Returns that differ by less than 1e-6 of their size are all the same."""
+        return 1.0 / (max(self.var**0.5, 1e-6 * abs(self.mean)) or 1.0)
 
     def update(self, rewards: Tensor, dones: Tensor, valid: Tensor, ranks: Ranks = ALONE) -> None:
         """Add a rollout's raw rewards and ends, [T, B], of this rank; the deviation is that of all `ranks`.

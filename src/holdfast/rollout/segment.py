@@ -98,8 +98,10 @@ class Segment:
     final_value: Any = field(
         default=None, metadata=_NUMBERS
     )  # [T, B]: V(final observation) where truncated; None: nowhere
+    failed: Any = field(default=None, metadata=_NUMBERS)  # [T, B]: the environments were rebuilt; None: nowhere
     last_value: Any = None  # [B]: after the last step
     end_state: State = None  # leaves [B, ...]: after the last step, if somebody asked for it
+    index: Any = None  # [B]: which sequences of a buffer these are
     advantage: Any = _Target()
     returns: Any = _Target()
     chunk_states: list[State] = field(default_factory=list)  # before each training chunk; the first is start_state
@@ -201,7 +203,8 @@ class Segment:
         """Some environments (columns) only."""
         steps = self.map_steps(lambda x: x.index_select(1, columns))
         start = state_ops.select(self.start_state, columns)
-        return self._cut(**steps, start_state=start, chunk_states=[start])
+        index = None if self.index is None else self.index.index_select(0, columns)
+        return self._cut(**steps, start_state=start, chunk_states=[start], index=index)
 
     def steps(self, begin: int, end: int) -> Segment:
         """The steps from `begin` up to `end`; `start_state` stays that of step 0."""
@@ -220,7 +223,7 @@ class Segment:
 PER_STEP = (*(f.name for f in fields(Segment) if f.metadata.get("per") == "step"), "advantage", "returns")
 """The fields that are [T, B, ...]."""
 _PER_STEP = {f.name for f in fields(Segment) if f.metadata.get("numbers")} | {"advantage", "returns"}
-_TENSORS = {*PER_STEP, "start_state", "chunk_states", "last_value"}
+_TENSORS = {*PER_STEP, "start_state", "chunk_states", "last_value", "index"}
 
 
 class Turn(NamedTuple):

@@ -176,10 +176,14 @@ class VectorEnvAdapter:
         if self._bounds is not None:
             action = action.clamp(*self._bounds)
         if self._returns_tensors:
-            return action
+            return self._as_in_space(action)
         array = action.cpu().numpy()
         dtype = self.action_space.dtype
         return array.astype(dtype, copy=False) if dtype is not None else array
+
+    def _as_in_space(self, action: Tensor) -> Tensor:
+        """Actions between far bounds are float64 (`policies/actor.py`), whatever the environment takes."""
+        return action.float() if action.dtype == torch.float64 and self.action_space.dtype == np.float32 else action
 
     # --- saving ------------------------------------------------------------------------------------------------------
 
@@ -279,7 +283,7 @@ class VectorEnvAdapter:
             first = int(getattr(self.action_space, "start", 0)) if isinstance(self.action_space, spaces.Discrete) else 0
             action = action.masked_fill(fresh.view(-1, *(1,) * (action.dim() - 1)), first)
             reward = reward.masked_fill(fresh, 0.0)
-        parts = {"obs": obs, "prev_action": action, "prev_reward": reward}
+        parts = {"obs": obs, "prev_action": self._as_in_space(action), "prev_reward": reward}
         return {name: parts[name] for name in self.inputs}
 
     def _final_obs(self, obs: Any, info: dict[str, Any], truncated: Tensor) -> Any:

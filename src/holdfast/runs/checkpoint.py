@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from holdfast.runs.writing import TEMPORARY, write_whole
+from holdfast.shown_text import printable
 
 MAGIC = b"holdfast checkpoint "
 VERSION = 1
@@ -38,7 +39,7 @@ def refusals(file: Path, what: str = "its contents do not fit a run") -> Iterato
     except CheckpointError:
         raise
     except Exception as error:
-        text = " ".join(str(error).split())
+        text = printable(" ".join(str(error).split()))
         reason = text if isinstance(error, ValueError) else f"{type(error).__name__}: {text}"
         raise CheckpointError(f"{file}: {what} ({reason[:300]})") from error
 

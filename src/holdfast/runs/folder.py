@@ -6,6 +6,7 @@ A disk that refuses does not end the run.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shlex
@@ -21,18 +22,26 @@ from holdfast.runs import checkpoint
 from holdfast.runs.lock import LOCK_NAME, FolderInUseError, RunLock
 from holdfast.runs.log import RESULT_NAME, RunFolderError, read_progress, removed_folder, write_json, write_metadata
 from holdfast.runs.retry_schedule import RetrySchedule
-from holdfast.runs.writing import new_folder, rescue_folder
+from holdfast.runs.writing import RESCUE_PLACES, rescue_folder
 from holdfast.spans import span
+
+BEFORE_THE_FIRST_UPDATE = {"config.json", "meta.json", LOCK_NAME}
 
 
 class RunFolder:
-    """save: writes a checkpoint to a path, or to none; every rank calls it. notify: shows the user a line."""
+    """save: writes a checkpoint to a path, or to none; every rank calls it. notify: shows the user a line. alert: a line that
+    even a quiet run shows."""
 
     def __init__(
-        self, config: RunConfig, ranks: Ranks, save: Callable[[Path | None], None], notify: Callable[[str], None]
+        self,
+        config: RunConfig,
+        ranks: Ranks,
+        save: Callable[[Path | None], None],
+        notify: Callable[[str], None],
+        alert: Callable[[str], None] | None = None,
     ) -> None:
         self._config, self._keep, self._ranks = config, config.keep_checkpoints, ranks
-        self._save, self._notify = save, notify
+        self._save, self._notify, self._alert = save, notify, alert or notify
         self._retry, self._retry_best = RetrySchedule(notify), RetrySchedule(notify)
         self._lock: RunLock | None = None
         self._metadata: tuple[Mapping[str, Any], Mapping[str, str]] = ({}, {})
@@ -81,11 +90,31 @@ class RunFolder:
         config = self._config
         # All ranks of a job, and the job restarted, must use the same folder.
         if new and config.run_dir is None and config.name is None and self._ranks.size == 1 and not launched():
-            config.run_dir = str(new_folder(config.folder))
+            self._claim_free()
+            return
         if self.path.exists() and not self.path.is_dir():
             raise FileExistsError(f"{self.path} is a file, expected a folder for the run; choose another --run-dir")
         self._lock = RunLock(self.path)
         self._lock.claim()
+
+    def _claim_free(self) -> None:
+        """Take the first folder of this name that does not exist, or whose run ended before its first update."""
+        first = self._config.folder
+        first.parent.mkdir(parents=True, exist_ok=True)
+        for number in itertools.count(1):
+            path = first.with_name(f"{first.name}-{number}") if number > 1 else first
+            made = False
+            with suppress(FileExistsError):
+                path.mkdir()
+                made = True
+            if made or _never_began(path):
+                lock = RunLock(path)
+                with suppress(FolderInUseError):
+                    lock.claim()
+                    if made or _never_began(path):
+                        self._config.run_dir, self._lock = str(path), lock
+                        return
+                    lock.release()
 
     def _require_no_run(self, settings: Mapping[str, Any]) -> None:
         """The folder of a new run holds no other. A run that died before its first checkpoint may start again."""
@@ -188,13 +217,31 @@ class RunFolder:
         return self._retry.should_retry(update)
 
     def save_at_the_end(self, update: int) -> None:
-        """The last checkpoint; in the system's temporary folder if the run's own cannot be written."""
+        """The last checkpoint; where there is room if the run's own folder cannot be written."""
         if self.save(update):
             return
-        instead = rescue_folder(self.path) / checkpoint.path_for(self.path, update).name if self._ranks.leads else None
-        self._save(instead)
-        self.saved_elsewhere = instead
-        self._notify(f"the run's folder could not be written to the end; the last checkpoint is {instead}")
+        for place in RESCUE_PLACES:
+            instead, problem = None, None
+            try:
+                if self._ranks.leads:
+                    instead = rescue_folder(self.path, place) / checkpoint.path_for(self.path, update).name
+            except OSError as error:
+                problem = str(error)
+            try:
+                self._save(instead)  # all ranks take part
+            except OSError as error:
+                problem = str(error)
+                if instead is not None:
+                    instead.parent.rmdir()
+            if self._ranks.from_leader(problem) is None:
+                self.saved_elsewhere = instead
+                self._notify(f"the run's folder could not be written to the end; the last checkpoint is {instead}")
+                return
+        last = self.last_checkpoint()
+        self._alert(
+            f"the checkpoint of update {update} is lost: no disk has room for it; "
+            + (f"the last one is {last}" if last else "there is no other")
+        )
 
     def last_checkpoint(self) -> Path | None:
         return next(iter(checkpoint.rolling(self.path)[::-1]), None)
@@ -225,6 +272,13 @@ def _difference(old: Mapping[str, Any], new: Mapping[str, Any], names: set[str])
         if old[name] != new[name]:
             return f"its {name} is {old[name]!r}, this run's {new[name]!r}"
     return ""
+
+
+def _never_began(path: Path) -> bool:
+    """Whether a folder holds only what a run writes before its first update."""
+    names = {file.name for file in path.iterdir()} if path.is_dir() and not path.is_symlink() else set()
+    begun = [name for name in names if name not in BEFORE_THE_FIRST_UPDATE and not name.startswith("env_failures-")]
+    return "config.json" in names and not begun
 
 
 def _makes_a_run(config: type) -> set[str]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.runs.checkpoint import CheckpointError
+from holdfast.shown_text import printable
 
 PREFIX = "hub:"
 NEEDS_HUB = "hub:... needs huggingface_hub: pip install 'holdfast[hub]'"
@@ -81,7 +82,7 @@ def one_line_errors(what: str) -> Iterator[None]:
             raise CheckpointError(
                 f"{what}: the cache cannot be written ({error.strerror}); free space, or set HF_HOME to another folder"
             ) from error
-        text = " ".join(str(error).split())
+        text = printable(" ".join(str(error).split()))
         raise CheckpointError(
             f"{what}: the hub refused or the transfer failed ({type(error).__name__}: {text[:200]})"
         ) from error

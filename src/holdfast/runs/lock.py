@@ -17,6 +17,8 @@ import weakref
 from pathlib import Path
 from typing import IO, Any
 
+from holdfast.runs.writing import unlinked
+
 try:
     import fcntl
 except ImportError:  # Windows
@@ -40,8 +42,7 @@ class RunLock:
         """Make the folder if needed and take it, or raise `FolderInUseError` with the owner and what to do."""
         while self._file is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
-            file = open(os.open(self.path, flags, 0o666), "r+b", buffering=0)  # noqa: SIM115  (open as long as it is held)
+            file = open(self.path, "a+b", buffering=0, opener=unlinked)  # noqa: SIM115  (open as long as it is held)
             try:
                 locked = _lock(file)
                 if locked is False:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import functools
 import importlib.util
 import json
+import re
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from holdfast.runs.metadata import describe_process
 from holdfast.runs.record import CSV_NAME, MAX_ROWS, Record, read_progress
 from holdfast.runs.retry_schedule import RetrySchedule
 from holdfast.runs.tensorboard import EventFile
-from holdfast.runs.writing import new_folder, rescue_folder, write_whole
+from holdfast.runs.writing import RESCUE_PLACES, new_folder, rescue_folder, write_whole
 
 __all__ = ["CSV_NAME", "MAX_ROWS", "RESULT_NAME", "RunFolderError", "RunLog", "read_progress", "write_json"]
 
@@ -87,13 +89,21 @@ class RunLog:
         self._purge_step = int(float(rows[-1].get("steps") or update)) + 1 if rows else 0
 
     def close(self) -> Path | None:
-        """Flush and close everything. If rows still wait, writes them elsewhere and returns that file."""
+        """Flush and close everything. If rows still wait, writes them elsewhere and returns that file.
+
+        `num_waiting` rows are lost then, if no disk has room for them.
+        """
         self._write_waiting()
         self._close_writers()
         if self._wandb is not None:
             self._wandb.finish()
             self._wandb = None
         return self._put_elsewhere(record.csv_of(self._waiting)) if self._waiting else None
+
+    @property
+    def num_waiting(self) -> int:
+        """Rows that are in memory only."""
+        return len(self._waiting)
 
     # --- inside -----------------------------------------------------------------------------------------
 
@@ -111,14 +121,18 @@ class RunLog:
         self._record.append(row)
 
     def _put_elsewhere(self, rows: bytes) -> Path | None:
-        """Rows in a file of their own, in the system's temporary folder; None if that is full too."""
-        try:
-            path = rescue_folder(self.folder) / CSV_NAME
-            write_whole(path, [rows])
-        except OSError:
-            return None
-        self._waiting.clear()
-        return path
+        """Rows in a file of their own, where there is room; None if there is none."""
+        for place in RESCUE_PLACES:
+            with suppress(OSError):
+                folder = rescue_folder(self.folder, place)
+                try:
+                    write_whole(folder / CSV_NAME, [rows])
+                except OSError:
+                    folder.rmdir()
+                    raise
+                self._waiting.clear()
+                return folder / CSV_NAME
+        return None
 
     def _write_tensorboard(self, row: Mapping[str, float], step: int) -> None:
         """The CSV is the record: rows that the disk refuses here are dropped, and retries become rarer."""
@@ -146,8 +160,10 @@ class RunLog:
 
             resumed = self._purge_step is not None
             id_file = self.folder / "wandb_id"
-            run_id = id_file.read_text().strip() if resumed and id_file.exists() else wandb.util.generate_id()
-            id_file.write_text(run_id)
+            run_id = id_file.read_text().strip() if resumed and id_file.is_file() else ""
+            if not re.fullmatch(r"[\w-]{1,64}", run_id):
+                run_id = wandb.util.generate_id()
+            write_whole(id_file, [run_id.encode()])
             self._wandb = wandb.init(
                 project="holdfast",
                 name="/".join(self.folder.parts[-2:]),

@@ -11,6 +11,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from holdfast.shown_text import without_password
+
 REQUIRED = ("holdfast", "torch", "numpy", "gymnasium", "tyro", "rich")
 _HASH = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
 # Optional packages and what they are for.
@@ -36,7 +38,7 @@ def describe_process() -> dict[str, Any]:
     import torch
 
     return {
-        "command": sys.argv,
+        "command": [without_password(argument) for argument in sys.argv],
         "git": git_state(),
         "python": platform.python_version(),
         "platform": platform.platform(),

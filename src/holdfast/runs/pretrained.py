@@ -250,7 +250,7 @@ def _require_sizes(kind: Any, options: dict[str, Any], spaces: list[Any], weight
         expected = kind(*spaces, **options).state_dict()
     for name, tensor in expected.items():
         if name in found:  # missing and unknown names are load_state_dict's to judge
-            plain_checks.tensor(found[name], name, tensor.shape, tensor.dtype)
+            plain_checks.weight(found[name], name, tensor)
 
 
 def _own_policy(

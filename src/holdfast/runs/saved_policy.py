@@ -138,4 +138,4 @@ def require_weights_of(config: RunConfig, file: Path, saved: dict[str, Any]) -> 
         plain_checks.integer(config.num_layers, "num_layers", 1, max(64, len(weights)))
         for name, expected in algorithms.make_policy(config, *spaces(saved)).state_dict().items():
             if name in weights:  # missing and unknown names are load_state_dict's to judge
-                plain_checks.tensor(weights[name], f"policy {name}", expected.shape, expected.dtype)
+                plain_checks.weight(weights[name], f"policy {name}", expected)

@@ -13,6 +13,7 @@ import os
 import socket
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ class EventFile:
 
         name = f"{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{next(_number):06d}"
         self.path = folder / f"events.out.tfevents.{name}"
-        self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115  (open until the run ends)
+        self._file = open(self.path, "xb", buffering=0)  # noqa: SIM115  (open until the run ends)
         self._has_points = False
         try:
             start = SessionLog(status=SessionLog.START)
@@ -48,9 +49,11 @@ class EventFile:
 
     def close(self) -> None:
         """Close the file, and remove it if it holds no points."""
-        self._file.close()
+        with suppress(OSError):  # a disk that fails; what it holds is not the record
+            self._file.close()
         if not self._has_points:
-            self.path.unlink(missing_ok=True)
+            with suppress(OSError):
+                self.path.unlink()
 
     def _write(self, event: Any) -> None:
         from tensorboard.summary.writer.record_writer import RecordWriter

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 from collections.abc import Iterable
@@ -27,9 +28,24 @@ def write_whole(path: Path, chunks: Iterable[bytes | bytearray | memoryview]) ->
     _sync_folder(path.parent)
 
 
-def rescue_folder(run: Path) -> Path:
-    """A new folder that only this user can open, in the system's temporary folder: for what a run's own folder refuses."""
-    return Path(tempfile.mkdtemp(prefix=f"holdfast-{run.name}-"))
+def unlinked(path: str, flags: int) -> int:
+    """`open(path, mode, opener=unlinked)` does not follow a link, which somebody else may have put there."""
+    try:
+        return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, "this is a link, which is not followed; remove it", path) from error
+        raise
+
+
+RESCUE_PLACES = ("", "/var/tmp", "~")
+"""Where to put what a run's own folder refuses, in this order: the temporary folder, and places on other disks."""
+
+
+def rescue_folder(run: Path, place: str = "") -> Path:
+    """A new folder that only this user can open, in one of RESCUE_PLACES. OSError if it cannot be made."""
+    parent = os.path.expanduser(place) or tempfile.gettempdir()
+    return Path(tempfile.mkdtemp(prefix=f"holdfast-{run.name}-", dir=parent))
 
 
 def new_folder(path: Path) -> Path:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from holdfast.shown_text import passwords_in, printable, without_password
+
 ATTEMPTS_TO_OPEN = 5
 NEEDS_OPTUNA = "sweeps need Optuna: pip install 'holdfast[sweep]'"
-# The password of a user, up to the last @, or one among the options of an address.
-_PASSWORDS = (re.compile(r"(://[^:/?@\s]*:)(\S*)(?=@)"), re.compile(r"(?i)([?&](?:password|passwd|pwd)=)([^&\s]*)"))
 
 
 def require_optuna() -> Any:
@@ -34,10 +33,17 @@ def open_database(url: str) -> Any:
             return optuna.storages.RDBStorage(url, engine_kwargs=options)
         except Exception as error:  # SQLAlchemy's, or the database driver's
             if attempt == ATTEMPTS_TO_OPEN - 1:
-                reason = database_reason(error, _secrets(url))
+                reason = database_reason(error, passwords_in(url))
                 raise ValueError(f"--storage {without_password(url)} cannot be opened: {reason}") from error
             time.sleep(0.2 * (attempt + 1))
     raise AssertionError
+
+
+def require_no_links(folder: Path) -> None:
+    """Refuse a sweep's folder with links in it: a database, its journal or a trial would be written where they lead."""
+    for path in (*folder.glob("study.db*"), folder / "trials", *folder.glob("trials/*")):
+        if path.is_symlink():
+            raise ValueError(f"{path} is a link, and a sweep writes only into its own folder; remove it")
 
 
 def is_in_memory(url: str) -> bool:
@@ -54,24 +60,9 @@ def require_shared(url: str | None, workers: int) -> None:
     """Refuse a database in memory for several processes; None is the sweep's own file."""
     if url is not None and is_in_memory(url) and workers > 1:
         raise ValueError(
-            f"--storage {url} is in the memory of one process, so {workers} workers cannot share it; give it a file "
+            f"--storage {without_password(url)} is in the memory of one process, so {workers} workers cannot share it; give it a file "
             "(sqlite:///study.db), or use --workers 1"
         )
-
-
-def without_password(text: str) -> str:
-    """A text with addresses of databases, to be shown.
-
-    >>> without_password("--storage postgresql://me:secret@host/db?x=1")
-    '--storage postgresql://me:***@host/db?x=1'
-    """
-    for password in _PASSWORDS:
-        text = password.sub(r"\1***", text)
-    return text
-
-
-def _secrets(url: str) -> list[str]:
-    return [found for password in _PASSWORDS for _, found in password.findall(url) if found]
 
 
 def database_reason(error: BaseException, secrets: Iterable[str] = ()) -> str:
@@ -81,4 +72,4 @@ def database_reason(error: BaseException, secrets: Iterable[str] = ()) -> str:
     text = without_password(str(error))
     for secret in secrets:
         text = text.replace(secret, "***")
-    return f"{type(error).__name__}: {' '.join(text.split())[:200]}"
+    return f"{type(error).__name__}: {printable(' '.join(text.split()))[:200]}"

@@ -20,6 +20,7 @@ from typing import Any, Literal
 from holdfast import plain_checks
 from holdfast.config import RunConfig, named, settings_of
 from holdfast.config.settings import Around, Between, Doubling, NearOne, is_whole
+from holdfast.runs.writing import write_whole
 
 Scale = Literal["linear", "log", "log(1-x)"]
 SCALES = ("linear", "log", "log(1-x)")
@@ -55,7 +56,17 @@ class Parameter:
             return number
         low, high = self.bounds()
         short = min(max(_shortened(number, high - low), low), high)
-        return round(1 - short, 15) if self.scale == "log(1-x)" else short
+        return min(max(round(1 - short, 15), self.low), self.high) if self.scale == "log(1-x)" else short
+
+    def require(self, setting: Any) -> None:
+        """Raise a ValueError for a value that is not one of the choices, or not in the range."""
+        if self.choices:
+            if self.number(setting) not in map(json.dumps, self.choices):
+                raise ValueError(f"{self.name} is {setting!r:.40}, which is not one of the choices of the search space")
+        elif self.whole:
+            plain_checks.integer(setting, self.name, int(self.low), int(self.high))
+        else:
+            plain_checks.number(setting, self.name, self.low, self.high)
 
     def bounds(self) -> tuple[float, float]:
         """The range of what is sampled."""
@@ -145,7 +156,7 @@ def _halves_and_doubles(value: int) -> tuple[int, ...]:
 def write_space(space: Space, path: Path) -> None:
     lines = [f' "{parameter.name}": {json.dumps(parameter.to_data())}' for parameter in space]
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    write_whole(path, [("{\n" + ",\n".join(lines) + "\n}\n").encode()])
 
 
 def read_space(path: Path, kind: type[RunConfig]) -> Space:

@@ -18,7 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from holdfast import plain_checks
 from holdfast.runs.lock import may_live, this_process
+from holdfast.runs.writing import unlinked
 from holdfast.sweep.database import is_in_memory, open_database, require_optuna
 from holdfast.sweep.space import Parameter, Space
 
@@ -99,7 +101,7 @@ class Study:
         trial.set_user_attr("owner", {**this_process(), "beat": time.time()})
         earlier = [other for other in self._trials() if other.number < trial.number]
         if "index" in trial.user_attrs:  # queued; twice, if two processes have found it at the same time
-            surplus = any(_key(other) == _key(trial) and other.state != states.FAIL for other in earlier)
+            surplus = any(key_of(other) == key_of(trial) and other.state != states.FAIL for other in earlier)
         else:
             surplus = len(_indices(earlier)) >= (trials or 0)  # another process was faster
         if surplus:
@@ -111,9 +113,18 @@ class Study:
         return trial
 
     def settings(self, trial: Any) -> dict[str, Any]:
-        """What a trial tries; sampled here if it is a new one."""
+        """What a trial tries; sampled here if it is a new one. A ValueError if it is not in the search space."""
         found = {parameter.name: parameter.setting(self._suggest(trial, parameter)) for parameter in self.space}
-        return {**found, **_queued(trial)}
+        return self._in_space({**found, **_queued(trial)})
+
+    def _in_space(self, settings: dict[str, Any]) -> dict[str, Any]:
+        """Whoever can write the database can queue a trial and call it done. It may only vary what this command varies."""
+        by_name = {parameter.name: parameter for parameter in self.space}
+        for name, value in settings.items():
+            if name not in by_name:
+                raise ValueError(f"the study's database sets {name!r:.40}, which is not in the search space")
+            by_name[name].require(value)
+        return settings
 
     def _suggest(self, trial: Any, parameter: Parameter) -> Any:
         if parameter.choices:
@@ -148,7 +159,7 @@ class Study:
             return
         import fcntl
 
-        with self._lock_file.open("w") as handle:
+        with open(self._lock_file, "a+", opener=unlinked) as handle:
             fcntl.flock(handle, fcntl.LOCK_EX)  # until it is closed
             yield
 
@@ -187,8 +198,8 @@ class Study:
     def _left_behind(self) -> list[Any]:
         """The last attempts of trials that have failed without an error, and are not queued again."""
         failed, found = self._optuna.trial.TrialState.FAIL, self._trials()
-        alive = {_key(trial) for trial in found if trial.state != failed or "error" in trial.user_attrs}
-        last = {_key(trial): trial for trial in found if not _is_surplus(trial) and _key(trial) not in alive}
+        alive = {key_of(trial) for trial in found if trial.state != failed or "error" in trial.user_attrs}
+        last = {key_of(trial): trial for trial in found if not _is_surplus(trial) and key_of(trial) not in alive}
         return list(last.values())
 
     def _requeue(self, trial: Any, attempts: int) -> None:
@@ -215,7 +226,7 @@ class Study:
 
     def known(self) -> set[tuple[int, int | None]]:
         """(index, seed) of all trials, whatever became of them."""
-        return {_key(trial) for trial in self._trials() if not _is_surplus(trial)}
+        return {key_of(trial) for trial in self._trials() if not _is_surplus(trial)}
 
     def outcomes(self) -> list[Outcome]:
         """The finished trials by index."""
@@ -223,15 +234,27 @@ class Study:
         given_up = {trial.number for trial in self._left_behind() if _attempts(trial) >= MOST_ATTEMPTS}
         for trial in self._trials():
             died = "its process died repeatedly" if trial.number in given_up else ""
-            error = trial.user_attrs.get("error", died)
+            error = str(trial.user_attrs.get("error", died))
             failed = "failed" if error else ""
             state = {states.COMPLETE: "complete", states.PRUNED: "pruned", states.FAIL: failed}.get(trial.state)
             if state and not _is_surplus(trial):
-                settings = {p.name: p.setting(trial.params[p.label]) for p in self.space if p.label in trial.params}
-                settings |= {name: value for name, value in _queued(trial).items() if name in settings}
+                try:
+                    settings = self._found(trial)
+                except (ValueError, TypeError) as error_in_it:
+                    settings, state, error = {}, "failed", error or str(error_in_it)
+                index, seed = key_of(trial)
+                if state == "complete" and len(settings) < len(self.space):
+                    raise ValueError(
+                        f"the study {self.name!r} cannot be used: it does not say which settings trial {index} had"
+                    )
                 score = trial.value if state == "complete" else None
-                found.append(Outcome(_index(trial), settings, score, state, error, trial.user_attrs.get("seed")))
+                found.append(Outcome(index, settings, score, state, error, seed))
         return sorted(found, key=lambda outcome: (outcome.index, outcome.seed or 0))
+
+    def _found(self, trial: Any) -> dict[str, Any]:
+        """The settings of a trial that is not sampled any more, as far as the database has them."""
+        sampled = {p.name: p.setting(trial.params[p.label]) for p in self.space if p.label in trial.params}
+        return self._in_space({**sampled, **_queued(trial)})
 
     def importances(self) -> dict[str, float]:
         """What matters for being among the best trials, as shares of 1 (PED-ANOVA); {} if there are too few trials to say."""
@@ -240,22 +263,25 @@ class Study:
             warnings.simplefilter("ignore")
             try:
                 evaluator = optuna.importance.PedAnovaImportanceEvaluator()
-                return dict(optuna.importance.get_param_importances(self._study, evaluator=evaluator))
+                found = optuna.importance.get_param_importances(self._study, evaluator=evaluator)
+                return {p.label: found[p.label] for p in self.space if p.label in found}
             except (ValueError, RuntimeError):
                 return {}
 
 
-def _index(trial: Any) -> int:
-    return int(trial.user_attrs.get("index", trial.number))
-
-
 def _queued(trial: Any) -> dict[str, Any]:
     """The settings of a trial that was queued; a sampled one has none."""
-    return dict(trial.user_attrs.get("settings", {}))
+    return plain_checks.mapping(trial.user_attrs.get("settings", {}), "settings")
 
 
-def _key(trial: Any) -> tuple[int, int | None]:
-    return _index(trial), trial.user_attrs.get("seed")
+def key_of(trial: Any) -> tuple[int, int | None]:
+    """The index of a trial, and its seed if it is a fresh one. Folders are named after them."""
+    index, seed = trial.user_attrs.get("index", trial.number), trial.user_attrs.get("seed")
+    where = f"trial {trial.number} in the study's database"
+    return (
+        plain_checks.integer(index, f"the index of {where}", 0),
+        None if seed is None else plain_checks.integer(seed, f"the seed of {where}", 0, 2**63 - 1),
+    )
 
 
 def _attempts(trial: Any) -> int:
@@ -268,7 +294,7 @@ def _is_surplus(trial: Any) -> bool:
 
 
 def _indices(trials: list[Any]) -> set[int]:
-    return {_index(trial) for trial in trials if not _is_surplus(trial)}
+    return {key_of(trial)[0] for trial in trials if not _is_surplus(trial)}
 
 
 def _is_abandoned(trial: Any) -> bool:

@@ -18,7 +18,7 @@ from holdfast.config import RunConfig, imports, names_about
 from holdfast.distributed.termination import Terminated
 from holdfast.runs import checkpoint, saved_policy
 from holdfast.runs.log import read_progress
-from holdfast.sweep.study import REPORTS, Study
+from holdfast.sweep.study import REPORTS, Study, key_of
 from holdfast.training.callbacks import Callback
 from holdfast.training.trainer import Trainer
 
@@ -75,7 +75,7 @@ def run_trial(
 
 
 def trial_config(study: Study, trial: Any, base: RunConfig, folder: Path, objective: Objective) -> RunConfig:
-    seed, index = trial.user_attrs.get("seed"), trial.user_attrs["index"]
+    index, seed = key_of(trial)
     name = f"{index:04d}" if seed is None else f"{index:04d}-seed{seed}"
     return replace(
         base,
@@ -84,7 +84,6 @@ def trial_config(study: Study, trial: Any, base: RunConfig, folder: Path, object
         run_dir=str(folder / "trials" / name),
         name=None,
         quiet=True,
-        tensorboard=False,
         track=False,
         keep_checkpoints=1,
         final_eval_episodes=base.final_eval_episodes if objective == "final" else 1,

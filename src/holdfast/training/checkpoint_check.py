@@ -72,7 +72,7 @@ def _check_weights(trainer: Trainer, saved: Any) -> None:
     check.mapping(saved, "policy")
     for name, own in trainer.policy.state_dict().items():
         if name in saved:
-            check.tensor(saved[name], f"policy {name}", own.shape, own.dtype)
+            check.weight(saved[name], f"policy {name}", own)
 
 
 def _collectors(saved: dict[str, Any]) -> list[tuple[str, Any]]:

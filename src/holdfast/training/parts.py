@@ -52,7 +52,7 @@ def with_own(config: RunConfig, env: Any, policy: Any) -> RunConfig:
     if env is not None:
         config = replace(config, env=recorded_name(env))
         if not can_be_made_again(env):  # it is already made
-            config = replace(config, env_kwargs={}, mask_velocity=False)
+            config = config.without_env_options()
     if policy is not None:
         config = replace(config, policy=user_policies.recorded_name(policy))
     return config
@@ -101,7 +101,7 @@ def _build(
 
     env = make_env(len(share))
     _require_copies(env, share, config, ranks)
-    config = auto_sizes.choose_inputs(config, env, own_policy=policy_given is not None)
+    config = auto_sizes.choose_inputs(config, env, own_policy=policy_given is not None, usual=kind.inputs)
     failures.config = config  # whose folder is chosen when the run starts
     policy = _make_policy(config, env, policy_given)
     policy.to(device)

@@ -7,11 +7,13 @@ memory. `checkpoint.py` writes the file; this module knows what is in it.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from holdfast import __version__
+from holdfast.config import named
 from holdfast.runs import rng_state, space_data
 from holdfast.state import tree_map
 from holdfast.training.checkpoint_check import check_fit
@@ -22,9 +24,10 @@ if TYPE_CHECKING:
 COUNTERS = ("update", "steps", "best_return")
 
 
-def payload(trainer: Trainer) -> dict[str, Any]:
-    """What a checkpoint holds. Every rank takes part; the result is whole on rank 0 and empty elsewhere."""
-    parts = trainer.ranks.gather(_part(trainer))
+def payload(trainer: Trainer, files: dict[str, Any] | None) -> dict[str, Any]:
+    """What a checkpoint holds. Every rank takes part; the result is whole on rank 0 and empty elsewhere. files: what the
+    algorithm says about files of its own, on this rank."""
+    parts = trainer.ranks.gather({**_part(trainer), "files": files})
     if not parts:
         return {}
     first, *others = parts
@@ -39,6 +42,7 @@ def payload(trainer: Trainer) -> dict[str, Any]:
         algorithm.name: algorithm.state_dict(),
         "collector": first["collector"],
         "reward_scale": None if scale is None else scale.state_dict(),
+        "files": first["files"],
         "rng": first["rng"],
         "env_failures": first["env_failures"],
         "other_ranks": others,
@@ -75,8 +79,8 @@ def _part(trainer: Trainer) -> dict[str, Any]:
     }
 
 
-def restore(trainer: Trainer, saved: dict[str, Any]) -> bool:
-    """Restore a trainer from a checkpoint; False if its environments had to restart their episodes."""
+def restore(trainer: Trainer, saved: dict[str, Any], folder: Path) -> bool:
+    """Restore a trainer from a checkpoint in a folder; False if its environments had to restart their episodes."""
     ranks, config, algorithm = trainer.ranks, trainer.config, trainer.algorithm
     updates = [int(update) for (update,) in ranks.all_gather([float(saved["update"])], trainer.device)]
     if len(set(updates)) > 1:
@@ -94,9 +98,12 @@ def restore(trainer: Trainer, saved: dict[str, Any]) -> bool:
         "generator": learned.get("generator"),
         "env_failures": saved.get("env_failures", 0),
         "rng": saved["rng"],
+        "files": saved.get("files"),
     }
     parts = [first, *saved.get("other_ranks", [])]
     mine = parts[ranks.rank] if len(parts) == ranks.size else _redistributed(trainer, parts, saved["update"])
+    if algorithm.keeps_files:
+        _restore_files(trainer, folder, mine.get("files"))
     if mine["generator"] is not None:
         algorithm.generator.set_state(mine["generator"])
     else:
@@ -121,6 +128,26 @@ def restore(trainer: Trainer, saved: dict[str, Any]) -> bool:
     else:
         rng_state.seed(ranks.seed(config.seed, saved["update"]))
     return exact
+
+
+def files_folder(checkpoints: Path, rank: int) -> Path:
+    """Where a rank keeps what is too large for the checkpoints in a folder."""
+    return checkpoints / f"buffer-rank{rank}"
+
+
+def _restore_files(trainer: Trainer, folder: Path, manifest: dict[str, Any] | None) -> None:
+    config: Any = trainer.config
+    if config.refill_buffer:
+        config.refill_buffer = False  # this time only
+        trainer.notify("the buffer starts empty and is filled again")
+        return
+    again = f"add {named('refill_buffer')} to continue with an empty buffer"
+    if manifest is None:
+        raise ValueError(f"its buffer was not saved with it, or the number of ranks has changed; {again}")
+    try:
+        trainer.algorithm.load_files(files_folder(folder, trainer.ranks.rank), manifest)
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{error}; {again}") from error
 
 
 # --- another number of ranks -----------------------------------------------------------------------------------------

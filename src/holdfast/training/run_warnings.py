@@ -48,15 +48,14 @@ class Warnings:
                     "the first fifth of the run. Raise entropy_coef or lower learning_rate.",
                 )
             )
-        length = self.config.sequence_length
+        length = getattr(self.config, "train_length", self.config.sequence_length)
         episode = row.get("rollout/ep_len_mean", 0.0)
         if self.config.core != "none" and episode > 2 * length:
             found.append(
                 (
                     "bptt",
                     f"episodes last {episode:.0f} steps on average, but gradients reach only {length} steps back. "
-                    "If the task needs longer memory, raise num_steps"
-                    + (" or bptt." if length < self.config.num_steps else "."),
+                    f"If the task needs longer memory, raise {self._raises()}.",
                 )
             )
         stuck = self._progress.after_update(row, segment.episode_returns)
@@ -65,6 +64,12 @@ class Warnings:
         new = [text for name, text in found if name not in self._said]
         self._said |= {name for name, _ in found}
         return new
+
+    def _raises(self) -> str:
+        """The settings on which the reach of gradients depends."""
+        if hasattr(self.config, "train_length"):
+            return "train_length"
+        return "num_steps or bptt" if self.config.sequence_length < self.config.num_steps else "num_steps"
 
 
 def _max_entropy(space: spaces.Space[Any] | None) -> float | None:

@@ -35,6 +35,7 @@ from holdfast.rollout.segment import Segment
 from holdfast.runs import checkpoint, saved_policy
 from holdfast.runs.folder import RunFolder
 from holdfast.runs.log import RunLog
+from holdfast.shown_text import show
 from holdfast.spans import span
 from holdfast.training import parts as run_parts
 from holdfast.training import run_state
@@ -109,7 +110,7 @@ class Trainer:
         if self.eval_env is not None and not is_vector_env(self.eval_env):
             num_envs = min(config.num_envs, config.final_eval_episodes)
             self.eval_env = training_env(config, num_envs, self.device, self.env_failures, self.eval_env)
-        self.folder = RunFolder(config, self.ranks, self._save, self._notify_of_update)
+        self.folder = RunFolder(config, self.ranks, self._save, self._notify_of_update, self._alert)
         self.nonfinite_guard = NonFiniteGuard(config, self.ranks.rank, self._notify_of_update)
         self._iteration = Iteration(config, parts, self.progress, self.hooks, self._may_prefetch)
 
@@ -161,7 +162,7 @@ class Trainer:
                 return self._result()
             except Terminated:
                 if self.ranks.leads and self.print_resume_hint:
-                    print(self._resume_hint(), file=sys.stderr, flush=True)
+                    show(self._resume_hint(), file=sys.stderr)
                 raise
             except RuntimeError as error:
                 if not (self.ranks.joined and is_lost_rank(error)):
@@ -352,17 +353,26 @@ class Trainer:
             self.stop_signal.reason = reason  # the run is over: nothing is left to stop
             if self.log is not None and (elsewhere := self.log.close()) is not None:
                 self._notify_of_update(f"rows of the log that the run's folder could not take are in {elsewhere}")
+            elif self.log is not None and self.log.num_waiting:
+                self._alert(f"{self.log.num_waiting} rows of the log are lost: no disk has room for them")
             if self.display is not None:
                 self.display.close()
 
     def notify(self, text: str) -> None:
         """Show the user a line: in the display, or from the other ranks with their number."""
         if self.display is None:
-            print(text, flush=True)
+            show(*text.splitlines())
         elif self.ranks.leads:
             self.display.note(text)
         elif not self.config.quiet:
-            print(f"rank {self.ranks.rank}, {text}", flush=True)
+            show(f"rank {self.ranks.rank}, {text}")
+
+    def _alert(self, text: str) -> None:
+        """Show a line that says what was lost, also if the run is quiet."""
+        if self.config.quiet and self.ranks.leads:
+            show(f"update {self.update}: {text}", file=sys.stderr)
+        else:
+            self._notify_of_update(text)
 
     def _notify_of_update(self, text: str) -> None:
         self.notify(f"update {self.update}: {text}")
@@ -379,9 +389,24 @@ class Trainer:
 
     def _save(self, path: Path | None) -> None:
         with self.parts.engines.exclusive():
-            data = run_state.payload(self)
+            data = run_state.payload(self, self._save_files(path))
         if self.ranks.leads and path is not None:
             checkpoint.save(path, data)
+
+    def _save_files(self, path: Path | None) -> dict[str, Any] | None:
+        """What is too large for a checkpoint, beside a rolling one of this run; None beside others. What the checkpoint says of it."""
+        if not self.algorithm.keeps_files:
+            return None
+        own = path is not None and path == checkpoint.path_for(self.folder.path, self.update)
+        folder = self.ranks.from_leader(str(path.parent) if own and path is not None else None)
+        if folder is None:
+            return None
+        try:
+            return self.algorithm.save_files(run_state.files_folder(Path(folder), self.ranks.rank))
+        except OSError:
+            if not self.ranks.joined:
+                raise
+            return None  # the others wait for this rank
 
     def _save_what_was_learned(self) -> Path | None:
         """The last checkpoint of a run whose environments are gone; one of the last update, where no other rank waits."""
@@ -435,7 +460,7 @@ class Trainer:
             with checkpoint.refusals(file, "its run cannot be built here"):  # everything came from the file
                 raise error
         with checkpoint.refusals(file), trainer.parts.engines.exclusive():
-            trainer.episodes_restarted = not run_state.restore(trainer, saved)
+            trainer.episodes_restarted = not run_state.restore(trainer, saved, file.parent)
         trainer.resumed_from = file
         return trainer
 

@@ -19,6 +19,7 @@ from holdfast.envs.user_envs import can_be_made_again
 from holdfast.envs.workers import what_happened
 from holdfast.rollout.env_failures import BrokenEnvError, EnvFailedError, RebuildingEnv
 from holdfast.rollout.vector_env import autoreset_mode
+from holdfast.runs.writing import unlinked
 
 
 class FailureLog:
@@ -35,7 +36,7 @@ class FailureLog:
 
     def __call__(self, number: int, text: str) -> None:
         self.count += 1
-        with contextlib.suppress(OSError), open(self.file, "a") as log:
+        with contextlib.suppress(OSError), open(self.file, "a", opener=unlinked) as log:
             log.write(f"--- failure {self.count}\n{text.rstrip()}\n\n")
         if number <= self.limit:
             self.notify(
@@ -75,8 +76,7 @@ def training_env(
             num_envs,
             device=device,
             vectorization=config.vectorization,
-            mask_velocity=config.mask_velocity,
-            env_kwargs=config.env_kwargs,
+            **config.env_options,
         )
 
     env = make()

@@ -43,9 +43,9 @@ def record_episodes(
         raise ValueError(
             f"{config.env} has nothing to render; --video works with environments that draw rgb_array frames"
         )
-    kwargs = {**config.env_kwargs, "render_mode": "rgb_array"}
+    rendering = {"env_kwargs": {**config.env_kwargs, "render_mode": "rgb_array"}}
     try:
-        env = envs.make(config.env, 1, mask_velocity=config.mask_velocity, env_kwargs=kwargs)
+        env = envs.make(config.env, 1, **{**config.env_options, **rendering})
     except (ValueError, TypeError) as error:
         if "argument 'render_mode'" not in str(error):
             raise
@@ -64,6 +64,7 @@ def record_episodes(
     for i, frames in enumerate(recorder.episodes[:episodes], 1):
         images = [Image.fromarray(frame) for frame in frames]
         path = folder / f"episode_{i}.gif"
+        path.unlink(missing_ok=True)  # it may be a link
         images[0].save(path, save_all=True, append_images=images[1:], duration=milliseconds, loop=0)
         paths.append(path)
     return paths

@@ -6,6 +6,7 @@ from torch import nn
 
 from broken.base import OBS
 from broken.cleanrl_agents import Agent, DetachesEveryStep
+from broken.sparse_memories import HEALTHY as SPARSE
 from holdfast import doctor
 from holdfast.doctor.subjects import CleanRL, Module
 
@@ -206,3 +207,36 @@ def test_without_a_place_to_measure_at_the_check_does_not_pass():
 def test_dead_units_of_a_relu_network_are_no_cut(seed):
     torch.manual_seed(seed)
     assert _flow(nn.RNN(OBS, 8, nonlinearity="relu"), seed)[0] == []
+
+
+@pytest.mark.parametrize("make", SPARSE.values(), ids=SPARSE)
+def test_a_memory_that_sees_only_some_of_the_past_is_healthy(make):
+    torch.manual_seed(3)
+    report = doctor.assert_healthy(make(), seed=3)
+    assert not [o for o in report.outcomes if o.status == "not examined"], report.to_text()
+
+
+class DetachesTheCell(Agent):
+    """Training detaches c and not h."""
+
+    def sequence(self, x, state, done):
+        outputs = []
+        for x_t, done_t in zip(x, done):
+            y, (h, c) = self.lstm(x_t.unsqueeze(0), self.reset(state, done_t))
+            outputs.append(y)
+            state = h, c.detach()
+        return torch.cat(outputs), state
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_state_that_is_detached_in_part_has_gradients_of_the_wrong_size(seed):
+    torch.manual_seed(seed)
+    assert _flow(CleanRL(DetachesTheCell(), (OBS,)), seed)[0] == ["gradient-distorted"]
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_critic_that_does_not_train_the_memory_is_no_cut(seed):
+    torch.manual_seed(seed)
+    agent = Agent()
+    agent.critic.register_forward_pre_hook(lambda layer, args: (args[0].detach(),))
+    assert _flow(CleanRL(agent, (OBS,)), seed)[0] == []

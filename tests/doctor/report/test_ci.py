@@ -1,5 +1,6 @@
 """Formats of continuous integration: annotations, SARIF, JUnit."""
 
+from dataclasses import replace
 from xml.etree import ElementTree
 
 from holdfast.doctor.report import ci
@@ -40,3 +41,18 @@ def test_junit_has_a_case_for_each_check_and_counts_them(reports):
     assert cases["environment-ids"].find("skipped") is not None
     assert cases["remembers"].find("failure") is None
     assert int(suite.get("failures")) == sum(case.find("failure") is not None for case in suite)
+
+
+def test_junit_is_well_formed_if_an_exception_has_colors(reports):
+    report = reports["leaking"]
+    (failed, *_) = [o for o in report.outcomes if o.status == "failed"]
+    colored = replace(failed, status="not examined", said="Error: \x1b[31mred\x1b[0m \x00\x07", findings=[])
+    suite = ElementTree.fromstring(ci.junit(replace(report, outcomes=(colored,))).split("?>", 1)[1])[0]
+    assert suite[0].find("skipped").get("message").strip() == "Error: red"
+
+
+def test_warnings_can_be_errors_and_causes_can_be_ignored(reports):
+    report = reports["leaking"]
+    assert not report.ok and report.judged(ignore=[f.cause for f in report.findings]).ok
+    warned = replace(report, findings=(replace(report.findings[0], severity="warning"),))
+    assert warned.ok and not warned.judged(strict=True).ok

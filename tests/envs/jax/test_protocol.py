@@ -100,7 +100,7 @@ def test_a_prefix_with_a_typing_error_is_answered_with_the_right_one(typed):
 
 
 def test_these_prefixes_name_no_module_of_the_users_and_are_listed(capsys):
-    assert [module_named(env_id) for env_id in SUITES] == [None] * 4
+    assert [module_named(env_id, "env") for env_id in SUITES] == [None] * 4
     holdfast_command(["envs"])
     said = capsys.readouterr().out
     assert all(f"{env_id.partition(':')[0]}:" in said for env_id in [*SUITES, "envpool:", "pettingzoo:", "popgym:"])

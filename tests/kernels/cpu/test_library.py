@@ -35,14 +35,14 @@ WRONG = {
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
 @pytest.mark.parametrize("wrong", WRONG)
 def test_an_array_of_another_size_dtype_device_or_layout_never_reaches_c(cell: str, wrong: str):
-    library.run("forward", False, arguments(cell))
+    library.PreparedCall("forward", False, arguments(cell))()
     for name in arguments(cell):
         if name in ("x", "w_hh") and wrong.startswith("too"):
             continue  # they say what the sizes are
         tensors = arguments(cell)
         tensors[name] = WRONG[wrong](tensors[name])
         with pytest.raises(ValueError, match="the native kernel takes"):
-            library.run("forward", False, tensors)
+            library.PreparedCall("forward", False, tensors)
 
 
 @pytest.mark.parametrize("call", ["forward", "backward", "step"])
@@ -51,7 +51,7 @@ def test_a_missing_array_is_named(call: str):
         tensors = arguments()
         del tensors[name]
         with pytest.raises(ValueError, match=rf"the native kernel's {call} needs {name}"):
-            library.run(call, False, tensors)
+            library.PreparedCall(call, False, tensors)
 
 
 JOBS: dict[str, Any] = {
@@ -78,12 +78,13 @@ def test_every_function_of_c_refuses_a_job_without_arrays_or_with_negative_sizes
 
 def test_the_gradient_of_a_perceptrons_input_is_right_for_an_input_that_is_not_contiguous():
     linear = torch.nn.Linear(4, 3)
-    chain = update.Perceptron([(linear, 0)])
-    x = torch.randn(4, 6).t()
-    (out,) = chain.forward(x)
-    dx = chain.backward(torch.ones(6, 3), x, [out], need_dx=True)
+    chain = update.Perceptron([(linear, 0)], torch.randn(4, 6).t())
+    gradients = [torch.empty_like(p) for p in linear.parameters()]
+    dx = chain.prepare_backward(torch.ones(6, 3), gradients, need_dx=True)
+    chain.forward()
+    chain.backward()
     torch.testing.assert_close(dx, torch.ones(6, 3) @ linear.weight.detach())
-    with pytest.raises(ValueError, match="2 outputs came for 1 layers"):
-        chain.backward(torch.ones(6, 3), x, [out, out], need_dx=True)
-    with pytest.raises(ValueError, match="an output is"):
-        chain.backward(torch.ones(6, 3), x, [out[:2]], need_dx=True)
+    with pytest.raises(ValueError, match=r"zip\(\) argument 2 is longer"):
+        chain.prepare_backward(torch.ones(6, 3), gradients[:1], need_dx=True)
+    with pytest.raises(ValueError, match="d_out is"):
+        chain.prepare_backward(torch.ones(2, 3), gradients, need_dx=True)

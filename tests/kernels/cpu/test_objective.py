@@ -7,7 +7,7 @@ import torch
 
 from holdfast.algorithms.ppo import LossSettings, clipped_objective
 from holdfast.kernels.cpu import library
-from holdfast.kernels.cpu.update import StoredSteps, clipped
+from holdfast.kernels.cpu.update import PreparedObjective, StoredSteps
 from holdfast.policies.heads import Categorical
 from holdfast.rollout.segment import Segment
 
@@ -29,7 +29,9 @@ def test_the_objective_and_its_gradient_are_autograds(
     valid = torch.rand(n) < 0.7 if some_valid else None
     options = (0.2, clip_value, 0.03, 0.7)
     steps = StoredSteps(old_log_prob, old_value, advantage, returns, valid)
-    d_logits, d_value, terms = clipped(logits, chosen, value, steps, options)
+    objective = PreparedObjective(logits, chosen, value, steps, options)
+    objective()
+    d_logits, d_value, terms = objective.d_logits, objective.d_value, objective.terms
 
     exact_logits, exact_value = logits.double().requires_grad_(), value.double().requires_grad_()
     dist = Categorical(exact_logits)
@@ -51,5 +53,6 @@ def test_probabilities_far_apart_stay_finite(isa: str):
     logits = torch.tensor([[0.0, -500.0, 80.0], [1e30, 0.0, -1e30]])
     one = torch.ones(2)
     old = StoredSteps(0 * one, one, one, one, None)
-    d_logits, _, terms = clipped(logits, torch.tensor([2, 0]), one, old, (0.2, None, 0.01, 0.5))
-    assert d_logits.isfinite().all() and terms.isfinite().all()
+    objective = PreparedObjective(logits, torch.tensor([2, 0]), one, old, (0.2, None, 0.01, 0.5))
+    objective()
+    assert objective.d_logits.isfinite().all() and objective.terms.isfinite().all()

@@ -38,14 +38,16 @@ def test_layers_and_their_gradients_are_torchs(
 
     found = layers_of(chain)
     assert found is not None
-    perceptron = Perceptron(found)
-    outputs = perceptron.forward(x)
-    dx = perceptron.backward(d, x, outputs, True)
-    assert relative_error(outputs[-1], y.detach()) < 2e-6
+    perceptron = Perceptron(found, x)
+    gradients = [torch.full_like(p, torch.nan) for p in chain.parameters()]
+    dx = perceptron.prepare_backward(d, gradients, True)
+    perceptron.forward()
+    perceptron.backward()
+    assert relative_error(perceptron.out, y.detach()) < 2e-6
     assert dx is not None and x64.grad is not None and relative_error(dx, x64.grad) < 2e-6
-    for p, q in zip(chain.parameters(), exact.parameters()):
-        assert p.grad is not None and q.grad is not None and relative_error(p.grad, q.grad) < 2e-6
-    assert perceptron.backward(d, x, outputs, False) is None
+    for found_gradient, q in zip(gradients, exact.parameters()):
+        assert q.grad is not None and relative_error(found_gradient, q.grad) < 2e-6
+    assert perceptron.prepare_backward(d, gradients, False) is None
 
 
 def test_nan_stays_in_its_row(isa: str):
@@ -54,7 +56,9 @@ def test_nan_stays_in_its_row(isa: str):
     x[7] = torch.nan
     found = layers_of(chain)
     assert found is not None
-    y = Perceptron(found).forward(x)[-1]
+    perceptron = Perceptron(found, x)
+    perceptron.forward()
+    y = perceptron.out
     assert y[7].isnan().all() and torch.cat([y[:7], y[8:]]).isfinite().all()
 
 
@@ -67,8 +71,8 @@ def test_what_is_no_plain_chain_of_layers_is_refused():
 
 
 def test_another_size_or_dtype_never_reaches_c():
-    perceptron = Perceptron(layers_of(nn.Linear(4, 2)) or [])
+    layers = layers_of(nn.Linear(4, 2)) or []
     with pytest.raises(ValueError, match="12 elements"):
-        perceptron.forward(torch.zeros(3, 5))
+        Perceptron(layers, torch.zeros(3, 5))
     with pytest.raises(ValueError, match=r"float64.*float32"):
-        perceptron.forward(torch.zeros(3, 4, dtype=torch.float64))
+        Perceptron(layers, torch.zeros(3, 4, dtype=torch.float64))

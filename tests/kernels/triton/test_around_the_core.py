@@ -45,8 +45,8 @@ class Source(NamedTuple):
             if not self.normalized:
                 return Part(self.vector, self.vector), obs, obs.double()
             mean, var = randn(self.vector), 0.5 + randn(self.vector).square()
-            x = ((obs.double() - mean) / (var.double() + 1e-8).sqrt()).clamp(-10, 10)
-            return Part(self.vector, self.vector, mean=mean, var=var), obs, x
+            x = ((obs.double() - mean) / var.double().sqrt()).clamp(-10, 10)
+            return Part(self.vector, self.vector, shift=mean, scale=var.rsqrt()), obs, x
         sizes = torch.tensor(self.choices, device=DEVICE)
         obs = (torch.rand(steps, batch, len(sizes), device=DEVICE) * sizes).long()
         one_hot = [torch.nn.functional.one_hot(obs[..., i], n) for i, n in enumerate(self.choices)]

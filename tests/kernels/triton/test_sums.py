@@ -31,7 +31,7 @@ def first_layer(few: bool, rows: int, warps: int, features: int = 128) -> int:
     from holdfast.kernels.triton.first_layer import backward_kernel
 
     return products(
-        backward_kernel, warps, mean=None, var=None, obs2=None, part2=None, choice2=None, mean2=None, var2=None, D=4,
+        backward_kernel, warps, shift=None, scale=None, obs2=None, part2=None, choice2=None, shift2=None, scale2=None, D=4,
         DP=4 if few else 16, PARTS=1, ONE_HOT=True, D2=0, PARTS2=0, ONE_HOT2=False, F=features, FP=features, ACTIVATION=0,
         FEW=few, BLOCK=rows,
     )  # fmt: skip

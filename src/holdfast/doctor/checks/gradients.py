@@ -7,13 +7,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast.cores import WindowAttention
 from holdfast.doctor.checks.base import CARRIES_ON, Case, NotApplicable, check, place
-from holdfast.doctor.credit_probes import Probe, differentiable, is_recurrent, probes, score_of
+from holdfast.doctor.credit_probes import (
+    Slopes,
+    changes_in_rollout,
+    differentiable,
+    is_recurrent,
+    probes,
+    score_of,
+    slopes,
+)
 from holdfast.doctor.report.credit import CreditMap
 from holdfast.doctor.script import STEPS
 from holdfast.doctor.subjects.base import RecordedSegment
-from holdfast.doctor.trees import tensors_in
+from holdfast.doctor.trees import map_tensors, tensors_in
 
 
 @check("gradient-flow", "inside an episode, the outcome of a step teaches the steps before it")
@@ -26,34 +33,60 @@ def gradient_flow(case: Case) -> str:
     found = _where_credit_arrives(case, segment)
     if found is None:
         return _flow_from_the_start(case, segment)
-    where, recordings.probe, values = found
+    number, values = found
+    where, recordings.probe = probes(recordings)[number]
     if not bool((values > 0).any()):
         case.report("gradients-severed", f"no output has a gradient with respect to {where}, at any step")
         return ""
     recordings.credit = CreditMap(values, recordings.script.resets[first:last].cpu(), first)
-    joined = recordings.credit.same_episode & _in_sight(case, len(values))
-    said = _judge_flow(case, values, joined, recordings.subject.bptt)
+    found_here, fits = _fitting_slopes(case, segment, number)
+    same = recordings.credit.same_episode
+    unseen = (
+        same & torch.ones(values.shape[:2], dtype=torch.bool).tril(-1).unsqueeze(2) & (values == 0) & ~found_here.lost
+    )
+    legs_agree = not recordings.compare(recordings.replayed(first, last), recordings.rollout().cut(first, last)).any
+    if number == 0 and bool(unseen.any()) and legs_agree:
+        found_here = found_here.with_changes(unseen & changes_in_rollout(recordings, first, last))
+    said = _judge_flow(case, found_here, fits, same)
     return said if where == "the observations" else f"{said}, measured at {where}"
 
 
-def _where_credit_arrives(case: Case, segment: RecordedSegment) -> tuple[str, Probe, Tensor] | None:
-    """The first place with a gradient, in words and as a probe, and the credit `[T, T, B]` there.
+def _where_credit_arrives(case: Case, segment: RecordedSegment) -> tuple[int, Tensor] | None:
+    """The first place of `probes` with a gradient, and the credit `[T, T, B]` there.
 
     Without any, the first place behind the observations. None if there is no such place.
     """
     silent = []
-    for where, probe in probes(case.recordings):
-        measured = probe(case.recordings, segment)
+    for number, (where, probe) in enumerate(probes(case.recordings)):
+        measured = probe(case.recordings, segment, ())
         if measured is None:
             continue
         values = measured.credit()
         if bool((values > 0).any()):
-            return where, probe, values
+            return number, values
         if where != "the observations":
-            silent.append((where, probe, values))
+            silent.append((number, values))
     if "memoryless" in case.earlier:
         raise NotApplicable("it remembers nothing")
     return silent[0] if silent else None
+
+
+def _fitting_slopes(case: Case, segment: RecordedSegment, first: int) -> tuple[Slopes, bool]:
+    """The slopes at the first place where gradients inside a step are right, and whether there is one.
+
+    Where an encoder is frozen or a number is rounded on purpose, gradients before it say nothing about time.
+    """
+    found = None
+    for number, (_, probe) in enumerate(probes(case.recordings)):
+        if number < first or probe(case.recordings, segment, ()) is None:
+            continue
+        here = slopes(case.recordings, number, segment)
+        found = found or here
+        known, right = (x.diagonal(0, 0, 1) for x in (here.smooth, here.smooth & here.agree))
+        if bool((here.credit > 0).any()) and int(right.sum()) >= 0.9 * int(known.sum()):
+            return here, True
+    assert found is not None
+    return found, False
 
 
 def _flow_from_the_start(case: Case, segment: RecordedSegment) -> str:
@@ -62,7 +95,11 @@ def _flow_from_the_start(case: Case, segment: RecordedSegment) -> str:
     start, leaves = differentiable(segment.start)
     if not leaves:
         raise NotApplicable(nowhere)
-    score = score_of(case.recordings.replay_with_graph(segment.with_(marks=(start, *segment.marks[1:]))))
+
+    def score_from(start: Any) -> Tensor:
+        return score_of(case.recordings.replay_with_graph(segment.with_(marks=(start, *segment.marks[1:]))))
+
+    score = score_from(start)
     same = segment.resets.long().cumsum(0) == 0  # [T, B] still in the episode that the segment starts in
     steps = [t for t in range(len(score)) if bool(same[t].any())]
     reach = -1
@@ -72,20 +109,15 @@ def _flow_from_the_start(case: Case, segment: RecordedSegment) -> str:
             reach = t
     if reach < 0 or len(steps) < 2:
         raise NotApplicable(nowhere)
+    moved = score_from(map_tensors(lambda x: x * 1.01 + 0.01 if x.is_floating_point() else x, start))
+    changes = same & ((moved - score).abs() > 1e-5 * score.abs().max())
+    furthest = max([t for t in steps if bool(changes[t].any())], default=-1)
     said = f"{_reaches(reach)} back in a segment of {len(score)}, measured at the state that it starts from"
     bptt = case.recordings.subject.bptt
-    if reach < steps[-1]:
-        declared = bptt is not None and reach >= min(bptt - 1, steps[-1])
+    if reach < furthest:
+        declared = bptt is not None and reach >= min(bptt - 1, furthest)
         case.report("truncated-bptt" if declared else "over-detached", said)
     return said
-
-
-def _in_sight(case: Case, T: int) -> Tensor:
-    """Pairs of steps [T, T, 1] that a window of attention can join, if the policy has one; otherwise all."""
-    modules = [m for part in case.recordings.subject.modules() for m in part.modules()]
-    sight = max((m.window - 1 for m in modules if isinstance(m, WindowAttention)), default=T)
-    steps = torch.arange(T)
-    return (steps.unsqueeze(1) - steps <= sight).unsqueeze(2)
 
 
 def _reaches_parameters(case: Case, segment: RecordedSegment) -> bool:
@@ -114,40 +146,51 @@ def _reaches_parameters(case: Case, segment: RecordedSegment) -> bool:
     return True
 
 
-def _judge_flow(case: Case, values: Tensor, same: Tensor, bptt: int | None) -> str:
-    """Look for zeros where credit belongs, lag by lag. Steps without any gradient (dead units) do not count.
+def _judge_flow(case: Case, found: Slopes, fits: bool, same: Tensor) -> str:
+    """Compare gradients with what really happens if a step changes, lag by lag. A zero is a fault only if it should not be.
 
-    `bptt`: the number of steps that were declared. A cut after every `bptt` steps leaves credit for `bptt - 1` steps back.
+    A cut after every `bptt` steps, if declared, leaves credit for `bptt - 1` steps back. `fits`: gradients are right
+    inside a step, so that their sign and size through time can be judged.
     """
-    inside = same & (values > 0)
-    eligible = same & inside.any(1)[:, None, :] & inside.any(0)[None, :, :]
-    zero = eligible & (values == 0)
-    reach, missing, total = 0, 0, 0
-    for lag in range(1, len(values)):
-        cells = eligible.diagonal(-lag, 0, 1)
-        if not bool(cells.any()):
-            continue
-        lost = int(zero.diagonal(-lag, 0, 1).sum())
-        missing, total = missing + lost, total + int(cells.sum())
-        if lost < 0.9 * int(cells.sum()):
-            reach = lag
-    if total and (missing > 0.2 * total or reach < _longest(eligible)):
-        as_declared = bptt is not None and reach >= min(bptt - 1, _longest(eligible))
+    bptt = case.recordings.subject.bptt
+    lost, alive = same & found.lost, same & (found.credit > 0)
+    lags = range(1, len(same))
+    missing, present = ([int(x.diagonal(-lag, 0, 1).sum()) for lag in lags] for x in (lost, alive))
+    total, longest = (
+        sum(missing) + sum(present),
+        max([lag for lag, *n in zip(lags, missing, present) if any(n)], default=0),
+    )
+    reach = max([lag for lag, n, m in zip(lags, present, missing) if n > 0.1 * (n + m)], default=0)
+    if total and (sum(missing) > 0.2 * total or reach < longest):
+        as_declared = bptt is not None and reach >= min(bptt - 1, longest)
         declared = f"; bptt={bptt} is declared" if bptt is not None else ""
         case.report(
             "truncated-bptt" if as_declared else "over-detached",
-            f"{missing} of {total} pairs of steps inside one episode have a gradient of exactly 0; in a segment of "
-            f"{len(values)} steps {_reaches(reach)} back{declared}",
+            f"{sum(missing)} of {total} pairs of steps inside one episode have a gradient of exactly 0, though the later "
+            f"output changes with the earlier step; in a segment of {len(same)} steps {_reaches(reach)} back{declared}",
         )
-    return f"{_reaches(reach)} back in a segment of {len(values)}"
+    elif fits:
+        _judge_sizes(case, found, alive)
+    return f"{_reaches(reach)} back in a segment of {len(same)}"
+
+
+def _judge_sizes(case: Case, found: Slopes, alive: Tensor) -> None:
+    """Signs and sizes of gradients from one step to a later one."""
+    known = alive & found.smooth & torch.ones(alive.shape[:2], dtype=torch.bool).tril(-1).unsqueeze(2)
+    wrong = known & ~found.agree
+    if int(known.sum()) < 5 or int(wrong.sum()) <= 0.2 * int(known.sum()):
+        return
+    t, s, row = wrong.nonzero()[0].tolist()
+    case.report(
+        "gradient-distorted",
+        f"{int(wrong.sum())} of {int(known.sum())} gradients from one step to an earlier one differ from what a small change "
+        f"of the earlier step does; from step {t} to step {s} of a segment, env {row}, the gradient says "
+        f"{float(found.by_gradient[t, s, row]):.2g} and the change {float(found.by_difference[t, s, row]):.2g}",
+    )
 
 
 def _reaches(reach: int) -> str:
     return f"credit reaches {reach} step{'' if reach == 1 else 's'}"
-
-
-def _longest(eligible: Tensor) -> int:
-    return max(lag for lag in range(len(eligible)) if bool(eligible.diagonal(-lag, 0, 1).any()))
 
 
 @check("gradient-isolation", "no gradient crosses an episode's start, or goes from one environment to another")
@@ -178,7 +221,7 @@ def _start_state_and_rows(case: Case, floor: float) -> str:
     segment = recordings.segment(first, last)
     start, leaves = differentiable(segment.start)
     assert recordings.probe is not None
-    measured = recordings.probe(recordings, segment.with_(marks=(start, *segment.marks[1:])))
+    measured = recordings.probe(recordings, segment.with_(marks=(start, *segment.marks[1:])), ())
     assert measured is not None
     score = measured.score
     after = recordings.script.resets[first:last].cpu().long().cumsum(0) > 0  # [T, B] past the first episode start

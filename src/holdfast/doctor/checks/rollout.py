@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -82,6 +85,12 @@ def rollout_resets(case: Case) -> str:
     difference = recordings.compare(rollout, recordings.alone(recordings.true_resets))
     ends = int(recordings.true_resets.sum()) - recordings.rows
     if not difference.any:
+        together = _all_at_once(recordings)
+        if together.any:
+            case.report(
+                "common-ends-ignored", f"{_first_difference(together)}, where all environments start an episode"
+            )
+            return ""
         return f"{ends} episode ends, each followed by a fresh start (largest difference {difference.largest:.1g})"
     for guess in hypotheses.of_a_rollout(recordings.script):
         if not recordings.compare(rollout, recordings.alone(guess.resets)).any:
@@ -94,6 +103,16 @@ def rollout_resets(case: Case) -> str:
     cause, evidence = _unexplained(recordings, difference)
     case.report(cause, evidence)
     return ""
+
+
+def _all_at_once(recordings: Recordings) -> Difference:
+    """The same run with one more end, of all environments at the same step, compared with episodes played alone."""
+    t = TOTAL - 5
+    truncated = recordings.script.truncated.clone()
+    truncated[t] = True
+    other = copy.copy(recordings)
+    other.script = replace(recordings.script, truncated=truncated)
+    return recordings.compare(other.run(0, t + 3), recordings.alone(other.script.resets, 0, t + 3))
 
 
 def _unexplained(recordings: Recordings, difference: Difference) -> tuple[str, str]:

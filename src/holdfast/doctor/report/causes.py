@@ -89,6 +89,10 @@ CAUSES: dict[str, Cause] = {
         "0/1 flags are used as row numbers: environments 0 and 1 are cleared, whichever episode ended.",
         "Convert the flags to bool before indexing (`state[done.bool()]`), or use torch.where.",
     ),
+    "common-ends-ignored": Cause(
+        "Nothing is cleared if all environments start an episode at the same step, as at a common time limit.",
+        "Do not treat flags that are all set as a special case: reset every row whose flag is set.",
+    ),
     "resets-everybody": Cause(
         "When one environment's episode ends, the memory of all environments is cleared.",
         "Reset only the rows whose flag is set: torch.where(flag, 0, state).",
@@ -176,6 +180,11 @@ CAUSES: dict[str, Cause] = {
         "Gradients are cut after the number of steps that was declared: truncated backpropagation through time.",
         "Nothing, if this is intended. The policy cannot learn to remember for more steps than this.",
         "note",
+    ),
+    "gradient-distorted": Cause(
+        "Gradients through time have the wrong sign or size: they are not the derivative of what the policy computes.",
+        "Between the steps of a segment look for a part of the state that is detached (c but not h), for a backward pass of "
+        "your own, and for expressions such as 2 * h.detach() - h.",
     ),
     "gradients-severed": Cause(
         "The training leg gives no gradient to the recurrent weights at all.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
@@ -108,4 +109,13 @@ def junit(report: Report) -> str:
     suite.attrib.update({key: str(count) for key, count in counts.items()})
     root = ElementTree.Element("testsuites")
     root.append(suite)
+    for element in root.iter():
+        element.text = _allowed_in_xml(element.text) if element.text else None
+        element.attrib.update({key: _allowed_in_xml(value) for key, value in element.attrib.items()})
     return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def _allowed_in_xml(text: str) -> str:
+    """Without colors and control characters, which an exception's text may have and XML 1.0 forbids."""
+    text = re.sub(r"\x1b\[[0-9;?]*[ -/]*[@-~]", "", text)
+    return re.sub(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "", text)

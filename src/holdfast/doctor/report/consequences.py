@@ -11,18 +11,18 @@ def _words(text: str) -> frozenset[str]:
 
 _RESETS = _words("""
     never-resets truncation-ignored termination-ignored late-by-one early-by-one partial-reset index-not-mask
-    resets-everybody reset-dropped-in-training boundary-lost-at-segment-start
+    resets-everybody common-ends-ignored reset-dropped-in-training boundary-lost-at-segment-start
 """)
 _STARTS = _words("starts-from-zeros wrong-start-state late-by-one depends-on-chunking state-of-another-step")
 _GAPS = _RESETS | _STARTS | _words("legs-differ eval-differs eval-never-resets eval-memoryless")
 _ANYTHING = _GAPS | _words("""
     wrong-environment layout-swapped sees-the-future padding-leaks shared-between-agents gradient-crosses-reset
-    over-detached bootstrap-after-reset bootstrap-of-another-step bootstrap-moves-memory reset-does-nothing
+    over-detached gradient-distorted bootstrap-after-reset bootstrap-of-another-step bootstrap-moves-memory reset-does-nothing
     memory-lost-on-resume nan-survives
     missing-flags-reset start-state-aliased memoryless check-failed-to-run not-repeatable random-training-leg
     training-moves-memory
 """)
-_SCATTERED = _words("wrong-environment over-detached")
+_SCATTERED = _words("wrong-environment over-detached gradient-distorted")
 _AT_A_RESET = _words("gradient-crosses-reset nan-survives depends-on-chunking")
 
 #: cause: the causes that it produces in later checks
@@ -36,7 +36,7 @@ FOLLOWS: dict[str, frozenset[str]] = {
     "wrong-environment": _ANYTHING,
     "layout-swapped": _ANYTHING,
     "sees-the-future": _GAPS | {"gradient-crosses-reset"},
-    "gradients-severed": frozenset({"over-detached"}),
+    "gradients-severed": frozenset({"over-detached", "gradient-distorted"}),
     "graph-kept": frozenset({"check-failed-to-run"}),
     "starts-from-zeros": frozenset({"depends-on-chunking", "state-of-another-step"}),
     "late-by-one": _AT_A_RESET | {"state-of-another-step"},

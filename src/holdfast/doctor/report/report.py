@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,6 +65,17 @@ class Report:
             return f"{self.subject} is healthy in {_count(checked, 'check')}, with {_count(warnings, 'warning')}"
         return f"{self.subject} is healthy: {_count(checked, 'check')} passed"
 
+    def judged(self, *, strict: bool = False, ignore: Collection[str] = ()) -> Report:
+        """The report with other severities: warnings are errors if `strict`; findings of the causes in `ignore` are notes."""
+
+        def judge(found: Finding) -> Finding:
+            if found.cause in ignore:
+                return replace(found, severity="note")
+            return replace(found, severity="error") if strict and found.severity == "warning" else found
+
+        outcomes = tuple(replace(o, findings=[judge(f) for f in o.findings]) for o in self.outcomes)
+        return replace(self, findings=tuple(map(judge, self.findings)), outcomes=outcomes)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         return {
@@ -98,19 +110,20 @@ class Report:
         """The report as plain text."""
         from io import StringIO
 
-        from rich.console import Console
+        from holdfast.display.terminal import Terminal
 
-        console = Console(file=StringIO(), width=110, no_color=True, emoji=False)
+        console = Terminal(file=StringIO(), width=110, no_color=True)
         self.print(console)
         text: str = console.file.getvalue()  # type: ignore[attr-defined]
         return text
 
     def print(self, console: Console | None = None) -> None:
         """Print to a terminal, in color if it has colors."""
-        from rich.console import Console
         from rich.markup import escape
 
-        console = console or Console(emoji=False)  # names such as module:boom: stay as they are
+        from holdfast.display.terminal import Terminal
+
+        console = console or Terminal()
         console.print(
             f"[bold {'green' if self.ok else 'red'}]{escape(self.verdict)}[/] [dim](seed {self.seed}, "
             f"{self.seconds:.1f} s)[/]"

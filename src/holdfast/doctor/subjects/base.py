@@ -147,6 +147,13 @@ class Subject:
             self.space = Observations(observation_space)
         self.name = name or type(self).__name__
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if callable(getattr(Subject, name, None)) and not callable(value):
+            raise AttributeError(
+                f"`{name}` is a method of a subject; call the attribute something else, such as `_{name}`"
+            )
+        super().__setattr__(name, value)
+
     # --- what every subject has ------------------------------------------------------------------------
     def begin(self, num_envs: int) -> None:
         """Start a new run with this many environments and an empty memory."""

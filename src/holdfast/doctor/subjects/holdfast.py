@@ -59,6 +59,7 @@ class Holdfast(Subject):
         self._draw_masks = action_masks
         self._memory: Any = None
         self._rows = 0
+        self._has_value = True
 
     def begin(self, num_envs: int) -> None:
         self._memory, self._rows = Memory(self.policy.core), num_envs
@@ -67,6 +68,7 @@ class Holdfast(Subject):
         resets = None if terminated is None else terminated | truncated
         with self._outputs_of("step") as outputs:
             step = self.policy.act(obs, resets, env_ids, memory=self._memory, action_mask=self.action_mask)
+        self._has_value = step.value is not None
         return SubjectStep(spread(outputs[0].dist, step.value), step.action, step.log_prob)
 
     def mark(self) -> Any:
@@ -78,8 +80,8 @@ class Holdfast(Subject):
     def replay(self, segment: RecordedSegment) -> Replay:
         with self._outputs_of("unroll") as outputs:
             result = self.training_call(segment)
-        output = spread(outputs[0].dist, result.value.flatten())
-        return Replay(output.reshape(*result.value.shape, -1), result.log_prob, result.state)
+        output = spread(outputs[0].dist, None if result.value is None else result.value.flatten())
+        return Replay(output.reshape(*result.log_prob.shape, -1), result.log_prob, result.state)
 
     def training_call(self, segment: RecordedSegment) -> Any:
         resets = segment.terminated | segment.truncated
@@ -96,6 +98,8 @@ class Holdfast(Subject):
         self._memory.write(state, [row])
 
     def peek_value(self, obs: Any, env_ids: Tensor) -> Tensor:
+        if not self._has_value:
+            raise NotOffered("the policy gives no values of states")
         value: Tensor = self.policy.peek_value(obs, env_ids, memory=self._memory)
         return value
 

@@ -98,9 +98,10 @@ class Module(Subject):
         return self._state
 
     def poison(self, row: int) -> None:
-        if not tensors_in(self._state):
-            raise NotOffered("it has no state before its first step")
-        for tensor in tensors_in(self._state):
+        numbers = [x for x in tensors_in(self._state) if x.is_floating_point()]
+        if not numbers:
+            raise NotOffered("it has no state of floating-point numbers before its first step")
+        for tensor in numbers:
             tensor.select(self.batch_dim, row).fill_(float("nan"))
 
     def notes(self) -> list[tuple[str, str]]:

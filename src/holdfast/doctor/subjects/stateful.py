@@ -24,9 +24,10 @@ class Stateful(Subject):
     state. `reset`: how it learns of a new episode: the name of a keyword of `act` that takes a `[B]` bool mask, or of a
     method of the module. The method is called with the mask; if it takes no argument, it is called when every
     environment starts an episode. `train`: the method for a stored segment, called with `[T, B, ...]` observations and,
-    if it has a parameter for them, `[T, B]` resets; None steps through `act` with gradients. `detach`: a method called
-    between segments. `forget`: a method that clears all memory. `no_grad`: True if the project always steps under
-    `torch.no_grad()`; otherwise the doctor also trains through live steps, segment after segment, as such scripts do.
+    if it has a parameter for them, `[T, B]` resets; None, or the name of `act` with a reset method, steps through `act`.
+    `detach`: a method called between segments. `forget`: a method that clears all memory. `no_grad`: True if the project
+    always steps under `torch.no_grad()`; otherwise the doctor also trains through live steps, segment after segment, as
+    such scripts do.
     """
 
     framework = "stateful"
@@ -97,7 +98,7 @@ class Stateful(Subject):
         resets = segment.terminated | segment.truncated
         steps, rows = resets.shape
         with torch.enable_grad():
-            if self.train is not None:
+            if self.train is not None and (self.train != self.act or self._is_keyword(self.act) or self.reset is None):
                 result = self._call(self.train, segment.obs, resets)
                 return Replay(self._columns(result, steps * rows).reshape(steps, rows, -1))
             outputs = []
@@ -111,7 +112,7 @@ class Stateful(Subject):
             getattr(self.module, self.detach)()
 
     def poison(self, row: int) -> None:
-        for tensor in tensors_in(self.state()):
+        for tensor in (x for x in tensors_in(self.state()) if x.is_floating_point()):
             batch = 1 if tensor.dim() == 3 else 0
             with torch.no_grad():
                 tensor.select(batch, row).fill_(float("nan"))
@@ -126,7 +127,7 @@ class Stateful(Subject):
             return getattr(self.module, method)(obs)
         if self._is_keyword(method):
             return getattr(self.module, method)(obs, **{self.reset: resets})
-        if method == self.train:
+        if method == self.train and method != self.act:
             return getattr(self.module, method)(obs, *([resets] if self._count(method) > 1 else []))
         if not self.takes_mask:
             if bool(resets.all()):

@@ -144,9 +144,8 @@ class GymnaxEnv:
 
         obs, state, reward, done, info = self.env.step_env(key, state, action, self.params)
         done = jnp.asarray(done).astype(bool)
-        if hasattr(
-            self.env, "is_truncated"
-        ):  # from gymnax 1.0 on, `done` is a termination and the time limit is asked for
+        # From gymnax 1.0 on, `done` is a termination and the time limit is asked for.
+        if hasattr(self.env, "is_truncated"):
             over_time = jnp.asarray(self.env.is_truncated(state, self.params)).astype(bool)
             return self._seen(obs), state, reward, done, over_time & ~done
         truncated = done & self._is_over_time(state, info)

@@ -137,9 +137,8 @@ class GraphActing:
             self._shapes = None
 
     def act(self, obs: Any) -> ActingStep:
-        if (
-            self._storage.step >= self._storage.num_transitions_per_env
-        ):  # somebody acts between a rollout and its update
+        # Somebody acts between a rollout and its update.
+        if self._storage.step >= self._storage.num_transitions_per_env:
             return self._eager.act(obs)
         parts = {group: obs[group] for group in self._storage.observations.keys()}  # noqa: SIM118 it iterates over rows
         shapes = {group: part.shape for group, part in parts.items()}

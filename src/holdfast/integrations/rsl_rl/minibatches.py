@@ -104,10 +104,8 @@ class RslRlMinibatches(Minibatches):
         if self.own.ranks > 1:
             dist.all_reduce(kl)
             kl = kl / self.own.ranks
-        slower, faster = (
-            (self.rate / RATE_FACTOR).clamp(min=LOWEST_RATE),
-            (self.rate * RATE_FACTOR).clamp(max=HIGHEST_RATE),
-        )
+        slower = (self.rate / RATE_FACTOR).clamp(min=LOWEST_RATE)
+        faster = (self.rate * RATE_FACTOR).clamp(max=HIGHEST_RATE)
         hardly_moved = (kl < desired / 2) & (kl > 0)
         self.rate.copy_(torch.where(kl > desired * 2, slower, torch.where(hardly_moved, faster, self.rate)))
 

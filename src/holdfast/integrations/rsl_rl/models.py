@@ -49,9 +49,8 @@ class RNNModel(MLPModel):
         kind = rnn_type if ":" in rnn_type else rnn_type.lower()
         self._core_settings = (kind, rnn_hidden_dim, rnn_num_layers, rnn_reset, rnn_memory_span)
         settings = (hidden_dims, activation, obs_normalization)
-        distribution = copy.deepcopy(
-            distribution_cfg
-        )  # some versions of rsl_rl take entries out of what they are given
+        # Some versions of rsl_rl take entries out of what they are given.
+        distribution = copy.deepcopy(distribution_cfg)
         super().__init__(obs, obs_groups, obs_set, output_dim, *settings, distribution_cfg)
         self.export_settings = (*settings, distribution)
         self.rnn = Recurrence(self._make_core(), rnn_reset)

@@ -19,6 +19,7 @@ from torch import Tensor
 from holdfast import state as state_ops
 from holdfast.algorithms.ppo import ClippedLoss
 from holdfast.engines.graph_update import GraphMinibatches
+from holdfast.envs.rsl_rl import FINAL_OBS
 from holdfast.integrations.rsl_rl.acting import Acting, addresses, make_acting
 from holdfast.integrations.rsl_rl.minibatches import (
     ActorAndCritic,
@@ -31,9 +32,6 @@ from holdfast.integrations.rsl_rl.minibatches import (
 from holdfast.rollout.advantages import gae
 from holdfast.rollout.segment import Segment
 from holdfast.state import State
-
-FINAL_OBS = ("final_obs", "final_observation")
-"""Where in `extras` an environment may give the last observations of episodes that ended, a row per environment."""
 
 
 class PPO(rsl_rl.algorithms.PPO):

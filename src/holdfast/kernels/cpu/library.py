@@ -131,11 +131,6 @@ class PreparedCall:
             raise failure(status, f"T={job.steps}, B={job.batch}, I={job.inputs}, H={job.hidden}")
 
 
-def run(call: str, detach_at_reset: bool, tensors: dict[str, Tensor]) -> None:
-    """Calls "forward", "backward" or "step" on contiguous tensors, by their names in c/job.h."""
-    PreparedCall(call, detach_at_reset, tensors)()
-
-
 def address(tensor: Tensor, elements: int, dtype: torch.dtype, name: str) -> int:
     """The address of a tensor's numbers. C trusts its pointers, so everything about them is checked here."""
     if tensor.numel() != elements or tensor.dtype is not dtype or not tensor.is_cpu or not tensor.is_contiguous():

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.library import custom_op
 
 from holdfast.kernels.cpu import build, library
-from holdfast.kernels.operands import Gradients, Needed, Resets, Weights
+from holdfast.kernels.operands import Gradients, Needed, Resets, Weights, refuse_second_derivative
 
 # mypy: disable-error-code="no-untyped-def"
 
@@ -134,18 +134,10 @@ def _new_outputs(x: Tensor, w_hh: Tensor, is_lstm: bool, keep: bool) -> Outputs:
 
 
 def run_backward(
-    dy: Tensor | None,
-    dh_n: Tensor | None,
-    dc_n: Tensor | None,
-    kept: Kept,
-    needed: Sequence[bool],
-    into: Gradients | None = None,
+    dy: Tensor | None, dh_n: Tensor | None, dc_n: Tensor | None, kept: Kept, needed: Sequence[bool]
 ) -> Gradients:
-    """The gradients of one layer without autograd.
-
-    needed: flags in the order of `Needed`. into: the result of an earlier call with the same sizes, to be overwritten.
-    """
-    gradients = into or _new_gradients(kept.x, kept.h0, kept.weights.w_ih, kept.weights.w_hh, needed)
+    """The gradients of one layer without autograd. needed: flags in the order of `Needed`."""
+    gradients = _new_gradients(kept.x, kept.h0, kept.weights.w_ih, kept.weights.w_hh, needed)
     _backward_call(dy, dh_n, dc_n, kept, gradients)()
     return gradients
 
@@ -192,11 +184,7 @@ class _Eager(torch.autograd.Function):
     def backward(
         ctx: Any, dy: Tensor | None, dh_n: Tensor | None, dc_n: Tensor | None, _: Any
     ) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():
-            raise RuntimeError(
-                "the C kernel has no second derivative (backward was called with create_graph=True); "
-                'use kernel="reference"'
-            )
+        refuse_second_derivative()
         return _grad(_run_flat_backward, ctx, dy, dh_n, dc_n)
 
 

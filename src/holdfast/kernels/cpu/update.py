@@ -53,88 +53,36 @@ def layers_of(module: nn.Module) -> list[tuple[nn.Linear, int]] | None:
 
 
 class Perceptron:
-    """Runs layers as `layers_of` returns them; at least one."""
+    """Passes of layers, as `layers_of` returns them (at least one), over an x [N, I], contiguous. They can be repeated: all tensors
+    stay where they are. `out` is the output of the last layer.
+    """
 
-    def __init__(self, layers: Sequence[tuple[nn.Linear, int]]) -> None:
-        self.linears = [linear for linear, _ in layers]
-        self.sizes = [self.linears[0].in_features, *[linear.out_features for linear in self.linears]]
-        self._sizes = (ctypes.c_int64 * (MAX_LAYERS + 1))(*self.sizes)
-        self._codes = (ctypes.c_int64 * MAX_LAYERS)(*[code for _, code in layers])
-        self._products = sum(a * b for a, b in zip(self.sizes, self.sizes[1:]))
-
-    def forward(self, x: Tensor) -> list[Tensor]:
-        """x [N, sizes[0]] -> the output of every layer; the last is the result."""
-        job, kept = self._job(x)
-        outputs = [x.new_empty(x.shape[0], size) for size in self.sizes[1:]]
+    def __init__(self, layers: Sequence[tuple[nn.Linear, int]], x: Tensor) -> None:
+        linears = [linear for linear, _ in layers]
+        rows, self.sizes = x.shape[0], [linears[0].in_features, *[linear.out_features for linear in linears]]
+        outputs = [x.new_empty(rows, size) for size in self.sizes[1:]]
+        self.out, self._x = outputs[-1], x.contiguous()
+        weights, biases = (
+            [linear.weight.contiguous() for linear in linears],
+            [linear.bias.contiguous() for linear in linears],
+        )
+        self._kept = [self._x, *weights, *biases, *outputs]  # C knows only their addresses
+        products = [a * b for a, b in itertools.pairwise(self.sizes)]
+        job = self._job = _PerceptronJob(rows, len(linears), library.threads_for(rows // 32, rows * sum(products)))
+        job.sizes[: len(self.sizes)] = self.sizes
+        job.activation[: len(layers)] = [code for _, code in layers]
+        job.x = _address(self._x, rows * self.sizes[0], "x")
+        job.w = _Pointers(*[_address(w, count, "weight") for w, count in zip(weights, products)])
+        job.b = _Pointers(*[_address(b, count, "bias") for b, count in zip(biases, self.sizes[1:])])
         job.out = _Pointers(*[out.data_ptr() for out in outputs])
-        self.call("forward", job)
-        del kept
-        return outputs
-
-    def backward(self, d_out: Tensor, x: Tensor, outputs: list[Tensor], need_dx: bool) -> Tensor | None:
-        """The gradient of x, if needed. Gradients of the layers are written to their parameters' `grad`."""
-        job, kept = self._job(x)
-        rows = x.shape[0]
-        if len(outputs) != len(self.linears):
-            raise ValueError(f"{len(outputs)} outputs came for {len(self.linears)} layers")
-        d_out, outputs = d_out.contiguous(), [out.contiguous() for out in outputs]
-        job.out = _Pointers(*[_address(out, rows * size, "an output") for out, size in zip(outputs, self.sizes[1:])])
-        job.d_out = _address(d_out, rows * self.sizes[-1], "d_out")
-        dx = x.new_empty(x.shape) if need_dx else None  # contiguous, whatever x is
-        job.dx = None if dx is None else dx.data_ptr()
-        dw = [torch.empty_like(linear.weight, memory_format=torch.contiguous_format) for linear in self.linears]
-        db = [torch.empty_like(linear.bias) for linear in self.linears]
-        job.dw, job.db = _Pointers(*[d.data_ptr() for d in dw]), _Pointers(*[d.data_ptr() for d in db])
-        self.call("backward", job)
-        del kept
-        for linear, of_weight, of_bias in zip(self.linears, dw, db):
-            linear.weight.grad, linear.bias.grad = of_weight, of_bias
-        return dx
-
-    def prepare(self, x: Tensor) -> PreparedPerceptron:
-        """Passes over an x [N, sizes[0]], contiguous, that stays where it is."""
-        return PreparedPerceptron(self, *self._job(x))
-
-    def _job(self, x: Tensor) -> tuple[_PerceptronJob, list[Tensor]]:
-        """The sizes and inputs of a call, and the tensors that must live as long as the call."""
-        rows = x.shape[0]
-        kept = [x.contiguous()]
-        pointers = [_address(kept[0], rows * self.sizes[0], "x")]
-        for number, linear in enumerate(self.linears):
-            size = self.sizes[number + 1]
-            weight, bias = linear.weight.contiguous(), linear.bias.contiguous()
-            kept += [weight, bias]
-            pointers += [_address(weight, self.sizes[number] * size, "weight"), _address(bias, size, "bias")]
-        threads = library.threads_for(rows // 32, rows * self._products)
-        job = _PerceptronJob(rows, len(self.linears), threads, self._sizes, self._codes, pointers[0])
-        job.w, job.b = _Pointers(*pointers[1::2]), _Pointers(*pointers[2::2])
-        return job, kept
-
-    def call(self, which: str, job: _PerceptronJob) -> None:
-        """Run a pass, "forward" or "backward"."""
-        handle = library.load().handle
-        assert handle is not None
-        if status := getattr(handle, f"holdfast_perceptron_{which}")(ctypes.byref(job)):
-            raise library.failure(status, f"{job.rows} rows of layers {self.sizes}")
-
-
-class PreparedPerceptron:
-    """Passes that can be repeated: all tensors stay where they are. `out` is the output of the last layer."""
-
-    def __init__(self, perceptron: Perceptron, job: _PerceptronJob, kept: list[Tensor]) -> None:
-        x = kept[0]
-        outputs = [x.new_empty(job.rows, size) for size in perceptron.sizes[1:]]
-        job.out = _Pointers(*[out.data_ptr() for out in outputs])
-        self.out, self._x = outputs[-1], x
-        self._perceptron, self._job, self._kept = perceptron, job, [*kept, *outputs]
 
     def forward(self) -> None:
-        self._perceptron.call("forward", self._job)
+        self._call("forward")
 
     def prepare_backward(self, d_out: Tensor, gradients: Sequence[Tensor], need_dx: bool) -> Tensor | None:
         """Where `backward` will find the gradient of `out`, and where it leaves those of weights and biases, in the order of
         the layers. Returns where it leaves the gradient of x, if needed."""
-        sizes, job = self._perceptron.sizes, self._job
+        sizes, job = self.sizes, self._job
         dx = torch.empty_like(self._x) if need_dx else None
         job.d_out = _address(d_out, job.rows * sizes[-1], "d_out")
         job.dx = None if dx is None else dx.data_ptr()
@@ -145,7 +93,13 @@ class PreparedPerceptron:
         return dx
 
     def backward(self) -> None:
-        self._perceptron.call("backward", self._job)
+        self._call("backward")
+
+    def _call(self, which: str) -> None:
+        handle = library.load().handle
+        assert handle is not None
+        if status := getattr(handle, f"holdfast_perceptron_{which}")(ctypes.byref(self._job)):
+            raise library.failure(status, f"{self._job.rows} rows of layers {self.sizes}")
 
 
 def _address(tensor: Tensor, elements: int, name: str) -> int:
@@ -178,25 +132,13 @@ class StoredSteps(NamedTuple):
     valid: Tensor | None
 
 
-def clipped(
-    logits: Tensor,
-    chosen: Tensor,
-    value: Tensor,
-    old: StoredSteps,
-    coefficients: tuple[float, float | None, float, float],
-) -> tuple[Tensor, Tensor, Tensor]:
-    """logits [N, A], chosen [N] int64 from 0, value [N] -> d_logits, d_value, and loss, policy loss, value loss, entropy,
-    KL and the fraction clipped in one tensor [6]. If the loss is not finite, neither is the gradient.
+class PreparedObjective:
+    """PPO's objective as a call that can be repeated, if its tensors are contiguous and stay where they are.
 
+    logits [N, A], chosen [N] int64 from 0, value [N] -> `d_logits`, `d_value`, and in `terms` [6] loss, policy loss, value loss,
+    entropy, KL and the fraction clipped. If the loss is not finite, neither is the gradient.
     coefficients: clip_range, clip_value, entropy_coef, value_coef.
     """
-    call = PreparedObjective(logits, chosen, value, old, coefficients)
-    call()
-    return call.d_logits, call.d_value, call.terms
-
-
-class PreparedObjective:
-    """`clipped` as a call that can be repeated, if its tensors are contiguous and stay where they are."""
 
     def __init__(
         self,

@@ -13,7 +13,7 @@ from torch import Tensor
 from holdfast.kernels.cuda import gated_layer
 from holdfast.kernels.cuda.fp16_layout import Saved, kept_layout
 from holdfast.kernels.cuda.padding import padded_size, run_padded
-from holdfast.kernels.operands import Gradients, Resets, Weights
+from holdfast.kernels.operands import Gradients, Resets, Weights, refuse_second_derivative
 
 _NO_RESETS = Resets()
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -136,11 +136,7 @@ class _Eager(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dy, dh_n, dc_n):
-        if torch.is_grad_enabled():
-            raise RuntimeError(
-                "the GPU kernels have no second derivative (backward was called with create_graph=True); "
-                'use kernel="reference"'
-            )
+        refuse_second_derivative()
         if dy is None and dh_n is None and dc_n is None:
             return (None,) * 12
         flags, saved = ctx.needs_input_grad, Saved(*ctx.saved_tensors, *ctx.sizes)

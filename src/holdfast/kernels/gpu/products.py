@@ -12,8 +12,9 @@ from typing import Any, Optional, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.library import custom_op
+
+from holdfast.kernels.operands import refuse_second_derivative
 
 
 @contextmanager
@@ -94,8 +95,8 @@ class _Eager(torch.autograd.Function):
         return _run_forward(x, weight, bias)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_second_derivative()
         need_x, need_weight, need_bias = ctx.needs_input_grad
         x, weight = ctx.saved_tensors
         dx, dw, db = _run_backward(dy, x, weight, need_x)

@@ -14,9 +14,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+from torch.autograd import forward_ad
 
+from holdfast.checks import is_rewritten
 from holdfast.kernels.autocast import without_autocast
+from holdfast.kernels.operands import refuse_second_derivative
 
 _FILLS_A_GPU = 2**21
 """Scores of a block from which on it is the arithmetic that takes the time."""
@@ -29,8 +31,18 @@ def attend_in_band(q: Tensor, k: Tensor, v: Tensor, reach: Tensor, bias: Tensor)
     """
     B, heads, _, size = q.shape
     q, k, v = (part.flatten(0, 1) for part in (q * size**-0.5, k, v))
-    y: Tensor = _Band.apply(q, k, v, reach, bias)  # type: ignore[no-untyped-call]
-    return y.unflatten(0, (B, heads))
+    attend: Any = _attend if is_rewritten() or forward_ad._current_level >= 0 else _Band.apply
+    return attend(q, k, v, reach, bias).unflatten(0, (B, heads))
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, reach: Tensor, bias: Tensor) -> Tensor:
+    """What `_Band` computes, in one block and by plain operations: torch.func and traces take nothing else."""
+    R = bias.shape[1] - 1
+    distance = _distances(q.shape[1], R, reach)
+    hidden = (distance > reach.unsqueeze(2)) | (distance < 0)  # [B, T, R + T]
+    scores = torch.bmm(q, k.transpose(1, 2)).unflatten(0, (-1, bias.shape[0])) + bias[:, distance.clamp(0, R)]
+    weights = scores.masked_fill(hidden.unsqueeze(1), -torch.inf).softmax(-1).flatten(0, 1)
+    return torch.bmm(weights, v)
 
 
 class _Band(torch.autograd.Function):
@@ -54,8 +66,8 @@ class _Band(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_second_derivative()
         with without_autocast(gradients[0].device):
             return _gradients(ctx, *gradients)
 

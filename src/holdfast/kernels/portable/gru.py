@@ -8,19 +8,7 @@ from torch import Tensor
 from torch.library import custom_op
 
 from holdfast.kernels.operands import Resets, Weights
-from holdfast.kernels.portable.time_loop import (
-    chunks_from_the_end,
-    fake_input_and_weight_grads,
-    input_and_weight_grads,
-    masks_by_step,
-    mm,
-    no_second_derivative,
-    project,
-    reset,
-    reset_flagged,
-    states_before,
-    steps_with_resets,
-)
+from holdfast.kernels.portable import time_loop
 
 
 @custom_op("holdfast::gru_portable", mutates_args=())
@@ -44,7 +32,7 @@ def _forward(
     bias = b_ih
     if b_ih is not None and b_hh is not None:  # the hidden bias of n sits inside the product with r
         bias = torch.cat([b_ih[: 2 * H] + b_hh[: 2 * H], b_ih[2 * H :]])
-    projected = project(x, w_ih, bias)
+    projected = time_loop.project(x, w_ih, bias)
     gates = projected.to(S) if mixed else projected
     hidden_n = h0.new_empty(T, B, H)
     y = x.new_empty(T, B, H)
@@ -52,15 +40,15 @@ def _forward(
     w_rz, w_n = w_hh[: 2 * H].t(), w_hh[2 * H :].t()
     bias_n = x.new_zeros(H) if b_hh is None else b_hh[2 * H :]
 
-    any_reset = steps_with_resets(None if detach_at_reset else mask, T)
-    masks = masks_by_step(mask)
+    any_reset = time_loop.steps_with_resets(None if detach_at_reset else mask, T)
+    masks = time_loop.masks_by_step(mask)
     pre_rz, act_rz = projected[..., : 2 * H].unbind(0), gates[..., : 2 * H].unbind(0)
     r_, z_, n_ = (gates[..., k * H : (k + 1) * H].unbind(0) for k in range(3))
     hn_, y_, h_ = hidden_n.unbind(0), y.unbind(0), (h_full if mixed else y).unbind(0)
     h = h0
     for t in range(T):
         if any_reset[t]:
-            h = reset(h, masks[t], reset_h)
+            h = time_loop.reset(h, masks[t], reset_h)
         h_in = h.to(x.dtype)
         pre_rz[t].addmm_(h_in, w_rz)
         if mixed:
@@ -110,13 +98,13 @@ def _backward(
     dn_in = x.new_empty(T, B, H)  # of n on the input side; r and z are the same on both
     dh = torch.zeros_like(h0) if dh_n is None else dh_n.clone()
     d_reset_h = h0.new_zeros(H)
-    any_reset = steps_with_resets(mask, T)
-    masks = masks_by_step(mask)
-    h_before = states_before(h0, y if D == S else h_full, mask, reset_h, detach_at_reset)
+    any_reset = time_loop.steps_with_resets(mask, T)
+    masks = time_loop.masks_by_step(mask)
+    h_before = time_loop.states_before(h0, y if D == S else h_full, mask, reset_h, detach_at_reset)
     dys = None if dy is None else dy.to(S).unbind(0)
     tanh_backward, sigmoid_backward = torch.ops.aten.tanh_backward, torch.ops.aten.sigmoid_backward
 
-    for begin, end in chunks_from_the_end(T, B, H):
+    for begin, end in time_loop.chunks_from_the_end(T, B, H):
         span = slice(begin, end)
         r, z, n = gates[span].split(H, dim=-1)
         dhs = gates.new_empty(end - begin, B, H)
@@ -140,7 +128,7 @@ def _backward(
                 dh.addmm_(d_all[k], w_hh)
             else:
                 dgh[t].copy_(d_all[k])
-                dh += mm(dgh[t], w_hh)
+                dh += time_loop.mm(dgh[t], w_hh)
             if any_reset[t]:
                 if reset_h is not None and not detach_at_reset:
                     d_reset_h += dh.where(masks[t], 0.0).sum(0)
@@ -149,7 +137,7 @@ def _backward(
 
     dgx = torch.cat([dgh[..., : 2 * H], dn_in], dim=-1).view(T * B, 3 * H)
     flat = dgh.view(T * B, 3 * H)
-    dx, dw_ih, dw_hh = input_and_weight_grads(dgx, flat, x, h_before.to(D), w_ih, need_x, need_w)
+    dx, dw_ih, dw_hh = time_loop.input_and_weight_grads(dgx, flat, x, h_before.to(D), w_ih, need_x, need_w)
     if not need_w:
         return dx, dh, d_reset_h, dw_ih, dw_hh, h0.new_empty(0), h0.new_empty(0)
     return dx, dh, d_reset_h, dw_ih, dw_hh, dgx.sum(0, dtype=S).to(D), flat.sum(0, dtype=S).to(D)
@@ -158,7 +146,7 @@ def _backward(
 @_backward.register_fake
 def _(dy, dh_n, x, h0, mask, reset_h, w_ih, w_hh, y, gates, hidden_n, h_full, detach_at_reset, need_x, need_w):
     H = w_hh.shape[1]
-    dx, dw_ih, dw_hh = fake_input_and_weight_grads(x, w_ih, w_hh, need_x, need_w)
+    dx, dw_ih, dw_hh = time_loop.fake_input_and_weight_grads(x, w_ih, w_hh, need_x, need_w)
     db_ih, db_hh = (w_hh.new_empty(3 * H) if need_w else h0.new_empty(0) for _ in range(2))
     return dx, h0.new_empty(h0.shape), h0.new_empty(H), dw_ih, dw_hh, db_ih, db_hh
 
@@ -182,7 +170,7 @@ def _grad(ctx, dy, dh_n, *_):
 
 
 _forward.register_autograd(_grad, setup_context=_save)
-_backward.register_autograd(no_second_derivative)
+_backward.register_autograd(time_loop.no_second_derivative)
 
 
 def sequence(x: Tensor, h0: Tensor, resets: Resets, weights: Weights) -> tuple[Tensor, Tensor]:
@@ -197,7 +185,7 @@ def step(x: Tensor, h: Tensor, resets: Resets, weights: Weights) -> tuple[Tensor
     if resets.mask is not None:
         rows = resets.mask.nonzero().squeeze(1)
         if len(rows):
-            h = reset_flagged(h, rows, resets.h)
+            h = time_loop.reset_flagged(h, rows, resets.h)
     xr, xz, xn = (torch.mm(x, w_ih.t()) if b_ih is None else torch.addmm(b_ih, x, w_ih.t())).chunk(3, 1)
     hr, hz, hn = (torch.mm(h, w_hh.t()) if b_hh is None else torch.addmm(b_hh, h, w_hh.t())).chunk(3, 1)
     r, z = torch.add(xr, hr).sigmoid_(), torch.add(xz, hz).sigmoid_()

@@ -12,19 +12,7 @@ from torch import Tensor
 from torch.library import custom_op
 
 from holdfast.kernels.operands import Resets, Weights
-from holdfast.kernels.portable.time_loop import (
-    chunks_from_the_end,
-    fake_input_and_weight_grads,
-    input_and_weight_grads,
-    masks_by_step,
-    mm,
-    no_second_derivative,
-    project,
-    reset,
-    reset_flagged,
-    states_before,
-    steps_with_resets,
-)
+from holdfast.kernels.portable import time_loop
 
 
 def _to_gifo(w: Tensor) -> Tensor:
@@ -54,7 +42,7 @@ def _forward(
     T, B, _ = x.shape
     H = w_hh.shape[1]
     S = c0.dtype
-    projected = project(x, _to_gifo(w_ih), None if bias is None else _to_gifo(bias))
+    projected = time_loop.project(x, _to_gifo(w_ih), None if bias is None else _to_gifo(bias))
     w = _to_gifo(w_hh).t()
     mixed = x.dtype != S
     gates = projected.to(S) if mixed else projected
@@ -63,8 +51,8 @@ def _forward(
     tanh_c = torch.empty_like(cs)
     h_full = c0.new_empty(B, H) if mixed else y  # h in the state's dtype; the same tensor when dtypes agree
 
-    any_reset = steps_with_resets(None if detach_at_reset else mask, T)
-    masks = masks_by_step(mask)
+    any_reset = time_loop.steps_with_resets(None if detach_at_reset else mask, T)
+    masks = time_loop.masks_by_step(mask)
     pre, act = projected.unbind(0), gates.unbind(0)
     g_, ifo = gates[..., :H].unbind(0), gates[..., H:].unbind(0)
     i_, f_, o_ = (gates[..., k * H : (k + 1) * H].unbind(0) for k in (1, 2, 3))
@@ -72,7 +60,7 @@ def _forward(
     h, c = h0.to(x.dtype), c0
     for t in range(T):
         if any_reset[t]:
-            h, c = reset(h, masks[t], reset_h), reset(c, masks[t], reset_c)
+            h, c = time_loop.reset(h, masks[t], reset_h), time_loop.reset(c, masks[t], reset_c)
         pre[t].addmm_(h, w)
         if mixed:
             act[t].copy_(pre[t])
@@ -129,13 +117,13 @@ def _backward(
     dh = torch.zeros_like(c0) if dh_n is None else dh_n.to(S, copy=True)
     dc = torch.zeros_like(c0) if dc_n is None else dc_n.clone()
     d_reset_h, d_reset_c = c0.new_zeros(H), c0.new_zeros(H)
-    any_reset = steps_with_resets(mask, T)
-    masks = masks_by_step(mask)
-    c_before = states_before(c0, cs, mask, reset_c, detach_at_reset)
+    any_reset = time_loop.steps_with_resets(mask, T)
+    masks = time_loop.masks_by_step(mask)
+    c_before = time_loop.states_before(c0, cs, mask, reset_c, detach_at_reset)
     dys = None if dy is None else dy.to(S).unbind(0)
     tanh_backward, sigmoid_backward = torch.ops.aten.tanh_backward, torch.ops.aten.sigmoid_backward
 
-    for begin, end in chunks_from_the_end(T, B, H):
+    for begin, end in time_loop.chunks_from_the_end(T, B, H):
         span = slice(begin, end)
         g, i, f, o = gates[span].split(H, dim=-1)
         tc = tanh_c[span]
@@ -161,7 +149,7 @@ def _backward(
                 torch.mm(d_all[k], w, out=dh)
             else:
                 dgates[t].copy_(d_all[k])
-                dh.copy_(mm(dgates[t], w))
+                dh.copy_(time_loop.mm(dgates[t], w))
             if any_reset[t]:
                 if reset_h is not None and not detach_at_reset:
                     d_reset_h += dh.where(masks[t], 0.0).sum(0)
@@ -170,8 +158,8 @@ def _backward(
                 dc.masked_fill_(masks[t], 0.0)
 
     flat = dgates.view(T * B, 4 * H)
-    h_before = states_before(h0, y, mask, reset_h, detach_at_reset) if need_w else y
-    dx, dw_ih, dw_hh = input_and_weight_grads(flat, flat, x, h_before, _to_gifo(w_ih), need_x, need_w)
+    h_before = time_loop.states_before(h0, y, mask, reset_h, detach_at_reset) if need_w else y
+    dx, dw_ih, dw_hh = time_loop.input_and_weight_grads(flat, flat, x, h_before, _to_gifo(w_ih), need_x, need_w)
     if not need_w:
         return dx, dh, dc, d_reset_h, d_reset_c, dw_ih, dw_hh, c0.new_empty(0)
     dbias = _from_gifo(flat.sum(0, dtype=S).to(D))
@@ -183,7 +171,7 @@ def _(
     dy, dh_n, dc_n, x, h0, c0, mask, reset_h, reset_c, w_ih, w_hh, y, gates, cs, tanh_c, detach_at_reset, need_x, need_w
 ):
     H = w_hh.shape[1]
-    dx, dw_ih, dw_hh = fake_input_and_weight_grads(x, w_ih, w_hh, need_x, need_w)
+    dx, dw_ih, dw_hh = time_loop.fake_input_and_weight_grads(x, w_ih, w_hh, need_x, need_w)
     dbias = w_hh.new_empty(4 * H) if need_w else c0.new_empty(0)
     dh0, dc0 = c0.new_empty(c0.shape), c0.new_empty(c0.shape)
     return dx, dh0, dc0, c0.new_empty(H), c0.new_empty(H), dw_ih, dw_hh, dbias
@@ -208,7 +196,7 @@ def _grad(ctx, dy, dh_n, dc_n, *_):
 
 
 _forward.register_autograd(_grad, setup_context=_save)
-_backward.register_autograd(no_second_derivative)
+_backward.register_autograd(time_loop.no_second_derivative)
 
 
 def sequence(x: Tensor, h0: Tensor, c0: Tensor, resets: Resets, weights: Weights) -> tuple[Tensor, Tensor, Tensor]:
@@ -232,7 +220,7 @@ def step(x: Tensor, h: Tensor, c: Tensor, resets: Resets, weights: Weights) -> t
     if resets.mask is not None:
         rows = resets.mask.nonzero().squeeze(1)
         if len(rows):
-            h, c = reset_flagged(h, rows, resets.h), reset_flagged(c, rows, resets.c)
+            h, c = time_loop.reset_flagged(h, rows, resets.h), time_loop.reset_flagged(c, rows, resets.c)
     gates = torch.mm(x, w_ih.t()) if b_ih is None or b_hh is None else torch.addmm(b_ih + b_hh, x, w_ih.t())
     i, f, g, o = gates.addmm_(h, w_hh.t()).chunk(4, 1)
     # tanh(a) is 2 sigmoid(2a) - 1, and torch's sigmoid is four times faster than its tanh.

@@ -44,35 +44,35 @@ def tanh(x):
 
 
 @triton.jit
-def load_one(obs, at, ok, part, choice, mean, var, d, D: tl.constexpr, PARTS: tl.constexpr, ONE_HOT: tl.constexpr):
+def load_one(obs, at, ok, part, choice, shift, scale, d, D: tl.constexpr, PARTS: tl.constexpr, ONE_HOT: tl.constexpr):
     """Column d of a part of the input, [BLOCK] fp32."""
     if ONE_HOT:
         number = tl.load(obs + at * PARTS + tl.load(part + d), mask=ok, other=0)
         x = tl.where(ok & (number == tl.load(choice + d)), 1.0, 0.0)
     else:
         x = tl.load(obs + at * D + d, mask=ok, other=0.0).to(tl.float32)
-        if mean is not None:
-            x = (x - tl.load(mean + d)) * tl.rsqrt(tl.load(var + d) + 1e-8)
+        if shift is not None:
+            x = (x - tl.load(shift + d)) * tl.load(scale + d)
             x = tl.where(x > 10.0, 10.0, tl.where(x < -10.0, -10.0, x))  # keeps a NaN
     return x
 
 
 @triton.jit
 def add_part(
-    out, obs, at, ok, part, choice, mean, var, w, FIRST: tl.constexpr, D: tl.constexpr, PARTS: tl.constexpr,
+    out, obs, at, ok, part, choice, shift, scale, w, FIRST: tl.constexpr, D: tl.constexpr, PARTS: tl.constexpr,
     ONE_HOT: tl.constexpr, INPUTS: tl.constexpr, F: tl.constexpr, FP: tl.constexpr,
 ):  # fmt: skip
     """out plus W times a part of the input, the D columns from FIRST on: sums in the order of the inputs."""
     f = tl.arange(0, FP)[None, :]
     for d in range(D):
-        x = load_one(obs, at, ok, part, choice, mean, var, d, D, PARTS, ONE_HOT)
+        x = load_one(obs, at, ok, part, choice, shift, scale, d, D, PARTS, ONE_HOT)
         out += x[:, None] * tl.load(w + f * INPUTS + FIRST + d, mask=f < F, other=0.0)
     return out
 
 
 @triton.jit
 def load_part(
-    obs, at, ok, part, choice, mean, var, FIRST: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, PARTS: tl.constexpr,
+    obs, at, ok, part, choice, shift, scale, FIRST: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, PARTS: tl.constexpr,
     ONE_HOT: tl.constexpr,
 ):  # fmt: skip
     """The D columns from FIRST on, [BLOCK, DP] fp32; 0 in the others. Column d of a one-hot row is whether number `part[d]` of
@@ -86,9 +86,9 @@ def load_part(
         x = tl.where(inside & (number == tl.load(choice + d, mask=mine, other=0)), 1.0, 0.0)
     else:
         x = tl.load(obs + at[:, None] * D + d, mask=inside, other=0.0).to(tl.float32)
-        if mean is not None:
-            x = x - tl.load(mean + d, mask=mine, other=0.0)
-            x = x * tl.rsqrt(tl.load(var + d, mask=mine, other=1.0) + 1e-8)
+        if shift is not None:
+            x = x - tl.load(shift + d, mask=mine, other=0.0)
+            x = x * tl.load(scale + d, mask=mine, other=0.0)
             x = tl.where(x > 10.0, 10.0, tl.where(x < -10.0, -10.0, x))  # keeps a NaN
     return x
 
@@ -104,7 +104,7 @@ def position(row, ok, columns, size, batch):
 
 @triton.jit(do_not_specialize=["rows", "size", "batch"])
 def forward_kernel(
-    obs, part, choice, mean, var, obs2, part2, choice2, mean2, var2, w, b, columns, features, rows, size, batch,
+    obs, part, choice, shift, scale, obs2, part2, choice2, shift2, scale2, w, b, columns, features, rows, size, batch,
     D: tl.constexpr, PARTS: tl.constexpr, ONE_HOT: tl.constexpr, D2: tl.constexpr, PARTS2: tl.constexpr,
     ONE_HOT2: tl.constexpr, F: tl.constexpr, FP: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -113,9 +113,9 @@ def forward_kernel(
     ok = row < rows
     at = position(row, ok, columns, size, batch)
     out = tl.zeros([BLOCK, FP], tl.float32)
-    out = add_part(out, obs, at, ok, part, choice, mean, var, w, 0, D, PARTS, ONE_HOT, D + D2, F, FP)
+    out = add_part(out, obs, at, ok, part, choice, shift, scale, w, 0, D, PARTS, ONE_HOT, D + D2, F, FP)
     if D2 > 0:
-        out = add_part(out, obs2, at, ok, part2, choice2, mean2, var2, w, D, D2, PARTS2, ONE_HOT2, D + D2, F, FP)
+        out = add_part(out, obs2, at, ok, part2, choice2, shift2, scale2, w, D, D2, PARTS2, ONE_HOT2, D + D2, F, FP)
     out += tl.load(b + f, mask=f < F, other=0.0)
     out = tanh(out) if ACTIVATION == 0 else tl.where(out < 0.0, 0.0, out)
     tl.store(features + row.to(tl.int64)[:, None] * F + f, out, mask=ok[:, None] & (f < F))
@@ -130,7 +130,7 @@ def load_weight(w, b, D: tl.constexpr, DP: tl.constexpr, F: tl.constexpr, FP: tl
 
 @triton.jit(do_not_specialize=["rows", "size", "batch"])
 def backward_kernel(
-    obs, part, choice, mean, var, obs2, part2, choice2, mean2, var2, w, b, columns, d_features, partials, rows, size,
+    obs, part, choice, shift, scale, obs2, part2, choice2, shift2, scale2, w, b, columns, d_features, partials, rows, size,
     batch,
     D: tl.constexpr, PARTS: tl.constexpr, ONE_HOT: tl.constexpr, D2: tl.constexpr, PARTS2: tl.constexpr,
     ONE_HOT2: tl.constexpr, DP: tl.constexpr, F: tl.constexpr, FP: tl.constexpr, ACTIVATION: tl.constexpr,
@@ -146,9 +146,9 @@ def backward_kernel(
         row = first + tl.arange(0, BLOCK)
         ok = row < rows
         at = position(row, ok, columns, size, batch)
-        x = load_part(obs, at, ok, part, choice, mean, var, 0, D, DP, PARTS, ONE_HOT)
+        x = load_part(obs, at, ok, part, choice, shift, scale, 0, D, DP, PARTS, ONE_HOT)
         if D2 > 0:
-            x += load_part(obs2, at, ok, part2, choice2, mean2, var2, D, D2, DP, PARTS2, ONE_HOT2)
+            x += load_part(obs2, at, ok, part2, choice2, shift2, scale2, D, D2, DP, PARTS2, ONE_HOT2)
         given = tl.load(d_features + row.to(tl.int64)[:, None] * F + f, mask=ok[:, None] & (f < F), other=0.0)
         if FEW:
             out = tl.sum(x[:, :, None] * weight[None, :, :], 1) + bias
@@ -171,14 +171,14 @@ def backward_kernel(
 
 
 class Part(NamedTuple):
-    """How one tensor of an observation becomes inputs. part, choice: of one-hot rows; mean, var: of normalized vectors."""
+    """How one tensor of an observation becomes inputs. part, choice: of one-hot rows; shift, scale: of normalized vectors."""
 
     inputs: int
     numbers: int = 1  # in an observation
     part: Tensor | None = None  # [inputs] int32
     choice: Tensor | None = None  # [inputs] int32
-    mean: Tensor | None = None  # [inputs]
-    var: Tensor | None = None
+    shift: Tensor | None = None  # [inputs]
+    scale: Tensor | None = None
 
 
 _NO_PART = Part(0, 0)

@@ -1,0 +1,245 @@
+"""`OffPolicy`: algorithms that keep what was played in a buffer of sequences, and learn from samples of it.
+
+    segment ──► buffer.add ──► gradient_steps x ( buffer.sample ──► learn(batch) ──► terms )
+
+A subclass writes `learn`: losses in plain PyTorch, and `step`, which ends it. Nothing in it looks at a number on the device. Rows of
+a batch are [burn_in + length + 1, S]: the first bring the memory up to date, the last is only the successor of the one before it.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+from abc import abstractmethod
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from holdfast import plain_checks as check
+from holdfast.algorithms.base import Algorithm, Finish, Progress, RunContext, Task
+from holdfast.config import OffPolicyConfig
+from holdfast.distributed.metrics import Metric
+from holdfast.policies.base import RecurrentPolicy
+from holdfast.rollout.buffer import SequenceBuffer
+from holdfast.rollout.segment import Segment
+from holdfast.spans import span
+from holdfast.state import State
+
+SEGMENT = 32
+"""Steps of all environments between updates."""
+
+
+class Group(NamedTuple):
+    """Parameters that one optimizer trains, and their learning rates."""
+
+    parameters: list[nn.Parameter]
+    rate: float
+
+
+class OffPolicy(Algorithm):
+    """The buffer, the optimizers, a target network, and the loop over gradient steps."""
+
+    Config = OffPolicyConfig
+    records = frozenset(("params", "final_obs"))
+    inputs = ("obs", "prev_action")
+    metrics: ClassVar[tuple[Metric, ...]] = (
+        Metric("train/grad_norm", "grad norm"),
+        Metric("train/skipped_steps"),
+        Metric("train/learning_rate", "learn rate", form="exponent"),
+        Metric("train/gradient_steps", "gradient steps", form="count"),
+    )
+    keeps_files = True
+    terms: ClassVar[tuple[str, ...]] = ()
+    """What `learn` gives, in order; "grad_norm" and "skipped" come from `step`."""
+
+    target: nn.Module
+    """The network that targets are computed with."""
+
+    def __init__(self, policy: RecurrentPolicy, config: Any, run: RunContext) -> None:
+        super().__init__(policy, config, run)
+        self.buffer = SequenceBuffer(
+            config.buffer_size // run.ranks.size,
+            run.num_envs,
+            device=run.device,
+            seed=run.seed,
+            prioritized=getattr(config, "prioritized", False),
+        )
+        self.target = self.make_target()
+        self.optimizers = [
+            run.engines.optimizer([{"params": group.parameters, "lr": group.rate} for group in groups], config)
+            for groups in self.groups()
+        ]
+        self._groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
+        self._rates = [(group["lr"], float(group["lr"])) for group in self._groups]
+        self.gradient_steps = 0
+
+    @abstractmethod
+    def make_target(self) -> nn.Module:
+        """A `target_copy` of what targets are computed with."""
+
+    @abstractmethod
+    def groups(self) -> list[list[Group]]:
+        """The groups of each optimizer. Gradients of each optimizer are clipped together."""
+
+    @abstractmethod
+    def learn(self, batch: Segment) -> dict[str, Tensor]:
+        """One gradient step on sampled sequences: losses, `step`, the target network. Gives the numbers of `terms`."""
+
+    @classmethod
+    def choose_sizes(cls, config: Any, task: Task) -> tuple[Any, str]:
+        """Few environments: fresh experience comes often."""
+        envs = config.num_envs or task.num_envs or max(task.ranks, 16 if task.fast_env or task.on_gpu else 4)
+        filled = dataclasses.replace(
+            config,
+            num_envs=envs,
+            num_steps=config.num_steps or SEGMENT,
+            batch_size=config.batch_size or (32 if task.on_gpu else 8),
+            head_sizes=(2 * [256 if task.on_gpu else 128]) if config.head_sizes is None else config.head_sizes,
+        )
+        chosen = [name for name in ("num_envs", "num_steps", "batch_size") if not getattr(config, name)]
+        return filled, f"{', '.join(chosen)} chosen for a {'GPU' if task.on_gpu else 'CPU'}" if chosen else ""
+
+    # --- the update ---------------------------------------------------------------------------------------------------
+
+    def start_update(self, segment: Segment, progress: Progress) -> Finish:
+        config = self.config
+        if segment.final_obs is not None and config.reset in ("never", "detach"):
+            raise ValueError(
+                f"reset {config.reset!r} needs an environment with NEXT_STEP autoreset here: the buffer adds a row with the final "
+                "observation of a truncated episode, and memory would be carried through it; use reset 'zero' or 'learned'"
+            )
+        rate = self._set_learning_rates(progress.fraction)
+        with span("adding to the buffer"):
+            self.buffer.add(segment)
+        count, sums = 0, torch.zeros(len(self.terms) + 2, device=self.run.device)
+        played = progress.steps + config.steps_per_segment
+        if played >= config.warmup_steps and self.buffer.ready(config.train_length, config.burn_in):
+            count = config.gradient_steps
+        for _ in range(count):
+            with span("gradient step"):
+                with span("sampling"):
+                    batch = self.buffer.sample(config.batch_size, config.train_length, config.burn_in)
+                found = self.learn(batch)
+                self.gradient_steps += 1
+                numbers = torch.stack([found[name] for name in (*self.terms, "grad_norm")])
+                sums[:-1] += torch.where(found["skipped"] > 0, 0.0, numbers)
+                sums[-1] += found["skipped"]
+        ranks = self.run.ranks
+        read, taken = self.run.engines.read_later(ranks.sum(sums.double())), float(self.gradient_steps)
+
+        def finish() -> dict[str, float]:
+            *means, skipped = (number / ranks.size for number in read())
+            steps = count - skipped or float("nan")
+            return {
+                **{f"train/{name}": number / steps for name, number in zip((*self.terms, "grad_norm"), means)},
+                "train/skipped_steps": skipped,
+                "train/learning_rate": rate,
+                "train/gradient_steps": taken,
+            }
+
+        return finish
+
+    def step(self, loss: Tensor) -> dict[str, Tensor]:
+        """Differentiate a loss and step every optimizer, unless loss or gradients are not finite."""
+        parameters = [[p for group in optimizer.param_groups for p in group["params"]] for optimizer in self.optimizers]
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        with torch.no_grad():
+            gradients = [[p.grad for p in part if p.grad is not None] for part in parameters]
+            if self.run.ranks.joined:
+                for gradient in (g for part in gradients for g in part):
+                    self.run.ranks.sum_(gradient).div_(self.run.ranks.size)
+            norms = [torch.linalg.vector_norm(torch.stack(torch._foreach_norm(part))) for part in gradients]
+            whole = self.run.ranks.sum(loss.detach() + sum(norms))
+            skipped = (~whole.isfinite()).float()
+            for optimizer, norm in zip(self.optimizers, norms):
+                optimizer.grad_scale = (norm / self.config.max_grad_norm).clamp(min=1.0)  # type: ignore[attr-defined]
+                optimizer.found_inf = skipped  # type: ignore[attr-defined]
+                optimizer.step()
+            return {"grad_norm": torch.linalg.vector_norm(torch.stack(norms)), "skipped": skipped}
+
+    def after_burn_in(self, batch: Segment, network: RecurrentPolicy, start: State) -> tuple[Segment, State]:
+        """The rows that are trained on, and the state before them of a network that began at `start`."""
+        burn_in = self.config.burn_in
+        if not burn_in:
+            return batch, start
+        before = batch.steps(0, burn_in)
+        with torch.no_grad():
+            _, state = network.features(before.obs, start, before.resets)
+        return batch.steps(burn_in, batch.num_steps), state
+
+    def rate_factor(self, fraction: float) -> float:
+        """What learning rates are multiplied by at a fraction of the run."""
+        if self.config.lr_schedule == "linear":
+            return 1 - fraction
+        return 0.5 * (1 + math.cos(fraction * math.pi)) if self.config.lr_schedule == "cosine" else 1.0
+
+    def _set_learning_rates(self, fraction: float) -> float:
+        factor = self.rate_factor(fraction)
+        for group, (own, rate) in zip(self._groups, self._rates):
+            group["lr"] = own.fill_(rate * factor) if isinstance(own, Tensor) else rate * factor
+        return float(self.config.learning_rate * factor)
+
+    # --- saving -------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "optimizers": [optimizer.state_dict()["state"] for optimizer in self.optimizers],
+            "target": {name: p.detach().cpu() for name, p in self.target.named_parameters()},
+            "gradient_steps": self.gradient_steps,
+            **super().state_dict(),
+        }
+
+    def load_state_dict(self, d: dict[str, Any]) -> None:
+        for optimizer, state in zip(self.optimizers, d["optimizers"]):
+            # Rates are this run's own.
+            optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+        with torch.no_grad():
+            for name, p in self.target.named_parameters():
+                p.copy_(d["target"][name])
+        self.gradient_steps = d["gradient_steps"]
+        super().load_state_dict(d)
+
+    def check(self, d: dict[str, Any]) -> None:
+        check.mapping(d, self.name, "optimizers", "target", "gradient_steps", "generator")
+        check.generator_state(d["generator"], f"{self.name} generator")
+        check.integer(d["gradient_steps"], f"{self.name} gradient_steps", 0)
+        saved = check.sequence(d["optimizers"], f"{self.name} optimizers", len(self.optimizers))
+        for state, optimizer in zip(saved, self.optimizers):
+            groups = optimizer.state_dict()["param_groups"]
+            check.optimizer_state({"state": state, "param_groups": groups}, optimizer)
+        own = dict(self.target.named_parameters())
+        for name, value in check.mapping(d["target"], f"{self.name} target", *own).items():
+            if name not in own:
+                raise ValueError(f"{self.name} target has {name!r:.40}, which this network does not have")
+            check.tensor(value, f"{self.name} target {name}", own[name].shape, own[name].dtype)
+
+    def save_files(self, folder: Path) -> dict[str, Any]:
+        return self.buffer.save_files(folder)
+
+    def load_files(self, folder: Path, manifest: dict[str, Any]) -> None:
+        self.buffer.load_files(folder, manifest)
+
+
+def target_copy(network: nn.Module) -> Any:
+    """The same network with weights of its own and the same buffers: statistics of observations are those of the policy."""
+    other = copy.deepcopy(network)
+    for mine, its in zip(network.modules(), other.modules(), strict=True):
+        for name, buffer in mine.named_buffers(recurse=False):
+            setattr(its, name, buffer)
+    return other.requires_grad_(False)
+
+
+@torch.no_grad()
+def move_target(target: nn.Module, network: nn.Module, tau: float) -> None:
+    """Bring the weights of a target network closer to those of the network that it is a copy of."""
+    torch._foreach_lerp_(list(target.parameters()), [p.detach() for p in network.parameters()], tau)
+
+
+def mean_over(valid: Tensor, numbers: Tensor) -> Tensor:
+    """The mean of numbers [T, S] over the rows that were really played."""
+    return torch.where(valid, numbers, 0.0).sum() / valid.sum().clamp(min=1)

@@ -1,0 +1,524 @@
+"""`SequenceBuffer`: the last rows of every environment, and sequences of them to learn from.
+
+    buffer = hf.SequenceBuffer(1_000_000, num_envs=8)
+    buffer.add(segment)                                  # of a collector with records=("final_obs",)
+    batch = buffer.sample(32, length=64, burn_in=16)     # a Segment [16 + 64 + 1, 32]
+
+A row is one step of one environment; a stream is the rows of one environment in order, a ring with a write position of its own.
+The successor of a row is the next row of its stream. A truncated episode ends with a row of its own that holds its final
+observation; NEXT_STEP environments play that row, for others it is added::
+
+    obs     o0 o1 o2 F  p0 p1 q0       F: final observation, not valid; p0, q0: first observations
+    resets  1  0  0  0  1  0  1
+    ends          tr       te          tr: truncated, te: terminated (needs no final row)
+
+A sequence begins where a state was kept (the chunk starts of segments), runs over ends of episodes with `resets` inside, and
+never crosses its stream's write position. Nothing here waits for a GPU. `buffer_files.py` keeps a buffer on disk.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from holdfast.checks import values_are_readable
+from holdfast.cores.base import Core, check_sizes
+from holdfast.rollout.buffer_files import BufferFiles
+from holdfast.rollout.segment import Segment
+from holdfast.state import State, leaves, named_leaves, tree_map
+
+_RESET, _TERMINATED, _TRUNCATED, _VALID, _UNKNOWN = 1, 2, 4, 8, 16
+"""Flags of a row, in one byte. Unknown: its observation was not finite, so no row may take it for its successor."""
+_FIRST_SLOTS = 64
+_FINEST_PRIORITY = 2.0**-32  # relative to the largest one
+
+
+class SequenceBuffer:
+    """The last `capacity` rows of `num_envs` environments, in equal parts. Spaces come from the first segment.
+
+    Segments follow one another; one that does not continue the last begins with resets. Rows keep their dtype. Steps that failed
+    are not valid; neither is an episode from its first number that is not finite, which is stored as 0. seed: of the sampling.
+    prioritized: sample in proportion to what `update_priorities` says. context: steps after which the policy's state
+    follows from its inputs alone (`core.context()`); no states are stored then, and `burn_in` must be at least this.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        num_envs: int,
+        *,
+        device: torch.device | str = "cpu",
+        seed: int = 0,
+        prioritized: bool = False,
+        context: int | None = None,
+    ) -> None:
+        check_sizes(capacity=capacity, num_envs=num_envs)
+        if capacity < 2 * num_envs:
+            raise ValueError(
+                f"capacity {capacity} is too small for {num_envs} environments; use at least {2 * num_envs}"
+            )
+        self.capacity, self.num_envs, self.device = capacity, num_envs, torch.device(device)
+        self.prioritized, self.context = prioritized, context
+        self.stream_rows = capacity // num_envs
+        self.generator = torch.Generator(self.device).manual_seed(seed)
+        self.steps = 0  # of every environment, so far
+        self.rows: dict[str, Any] = {}  # leaves [num_envs * stream_rows + 1, ...]; the last one takes what nobody reads
+        self.written = torch.zeros(num_envs, dtype=torch.int64, device=self.device)  # rows of each stream, so far
+        self.starts = Starts(num_envs, self.device)
+        self._spoiled = torch.zeros(num_envs, dtype=torch.bool, device=self.device)  # the present episode is not finite
+        self._open_truncation = torch.zeros_like(self._spoiled)  # the last row is truncated and has no final row
+        self._has_added_rows = False
+        self._length: int | None = None  # the shortest that was sampled
+        self._longest_chunk = 0
+        self._files: dict[Path, BufferFiles] = {}  # by folder
+        self._blank: State = None  # like the first state, one row of zeros
+
+    def __len__(self) -> int:
+        """Rows held, of all streams together."""
+        return int(self.written.clamp(max=self.stream_rows).sum())
+
+    # --- adding ------------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def add(self, segment: Segment) -> None:
+        """Append the steps of a segment to the streams, and the states at its chunk starts."""
+        states = segment.chunk_states or [segment.start_state]
+        T, B = segment.resets.shape
+        if self.num_envs != B:
+            raise ValueError(f"this segment has {B} environments, the buffer {self.num_envs}")
+        if T % len(states):
+            raise ValueError(
+                f"this segment has {T} steps and {len(states)} start states, which must be equally far apart"
+            )
+        rows, spoiled = self._rows_of(segment)
+        self._check_or_make(rows, states[0])
+        ended = segment.truncated.to(self.device)
+        adds = segment.final_obs is not None
+        self._check_ends(rows["flags"], ended, adds)
+        counts = 1 + ended.long() if adds else torch.ones_like(ended, dtype=torch.int64)
+        after = self.written + counts.cumsum(0)
+        at = after - counts  # [T, B]: the number of each row in its stream
+        finals = self._final_rows_of(segment, rows) if adds else None
+        block = self.stream_rows // 2  # no slot twice in one write
+        for first in range(0, T, block):
+            part = slice(first, first + block)
+            self._write(at[part], tree_map(lambda x, part=part: x[part], rows))
+            if finals is not None:
+                self._write(at[part] + 1, tree_map(lambda x, part=part: x[part], finals), ended[part])
+        self._keep_states(at, states)
+        self.written.copy_(after[-1])
+        self._spoiled.copy_(spoiled)
+        self._open_truncation.copy_(ended[-1] & (not adds))
+        self.steps += T
+        self._has_added_rows |= adds
+
+    def _rows_of(self, segment: Segment) -> tuple[dict[str, Any], Tensor]:
+        """The rows of a segment, leaves [T, B, ...], with zeros where numbers are not finite; and which episodes go on spoiled [B]."""
+        here = segment.to(self.device)
+        obs, unknown = _finite(here.obs)
+        actions, odd_action = _finite(here.actions)
+        rewards, odd_reward = _finite(here.rewards)
+        odd, resets = unknown | odd_action | odd_reward, here.resets
+        # An episode is spoiled from its first row that is odd: since then there was no reset.
+        step = torch.arange(len(resets), device=self.device).unsqueeze(1)
+        last_reset = torch.where(resets, step, -1).cummax(0).values
+        last_odd = torch.where(odd, step, torch.where(self._spoiled, -1, -2)).cummax(0).values
+        spoiled = last_odd >= last_reset
+        valid = here.valid & ~spoiled
+        if here.failed is not None:
+            valid = valid & ~here.failed
+        rows = {
+            "obs": obs,
+            "actions": actions,
+            "rewards": rewards,
+            "flags": _flags(resets, here.terminated, here.truncated, valid, unknown),
+        }
+        if here.action_mask is not None:
+            rows["action_mask"] = here.action_mask
+        elif "action_mask" in self.rows:
+            mask = self.rows["action_mask"]
+            rows["action_mask"] = torch.ones((*resets.shape, *mask.shape[1:]), dtype=mask.dtype, device=self.device)
+        return rows, spoiled[-1]
+
+    def _final_rows_of(self, segment: Segment, rows: dict[str, Any]) -> dict[str, Any]:
+        """A row after each step [T, B, ...]; only those after truncations are kept. Its action is never played."""
+        final, unknown = _finite(tree_map(lambda f, o: f.to(o), segment.final_obs, rows["obs"]))
+        return {
+            "obs": final,
+            "actions": rows["actions"],
+            "rewards": torch.zeros_like(rows["rewards"]),
+            "flags": unknown.to(torch.uint8) * _UNKNOWN,
+            **({"action_mask": torch.ones_like(rows["action_mask"])} if "action_mask" in rows else {}),
+        }
+
+    def _write(self, at: Tensor, rows: dict[str, Any], where: Tensor | None = None) -> None:
+        """Put rows [t, B, ...] at these numbers of their streams, or some of them only."""
+        slots = self._slots(at, torch.arange(self.num_envs, device=self.device)).flatten()
+        rows = tree_map(lambda x: x.flatten(0, 1), rows)
+        if where is not None and self.device.type == "cpu":
+            some = where.flatten().nonzero().squeeze(1)
+            slots, rows = slots[some], tree_map(lambda x: x[some], rows)
+        elif where is not None:
+            slots = torch.where(where.flatten(), slots, self.num_envs * self.stream_rows)
+        tree_map(lambda store, x: store.index_copy_(0, slots, x), self.rows, rows)
+
+    def _slots(self, at: Tensor, stream: Tensor) -> Tensor:
+        return at % self.stream_rows + stream * self.stream_rows
+
+    def _keep_states(self, at: Tensor, states: list[State]) -> None:
+        """Keep the states of a segment, fewer where they cost more than the rows; a sequence may begin at any row that has one."""
+        chunk = len(at) // len(states)
+        self._longest_chunk = max(self._longest_chunk, chunk)
+        end = self.steps + len(at)
+        for number, state in enumerate(states):
+            step, last = self.steps + number * chunk, self.starts.last_step
+            gap = chunk if last is None else step - last
+            if self._length is None or gap >= self._rows_per_state() or gap + chunk > self._length:
+                self.starts.append(step, at[number * chunk], self._kept(state), end - self.stream_rows)
+
+    def _rows_per_state(self) -> float:
+        """So many rows cost as much as one state."""
+        row = sum(x[0].numel() * x.element_size() for x in leaves(self.rows))
+        return self.starts.state_bytes() / row
+
+    def _kept(self, state: State) -> State:
+        """What is stored of a state [B, ...]: numbers that are finite; nothing of a window, which is filled again."""
+        if self.context is not None:
+            return {}
+        return tree_map(lambda x: _finite(x.to(self.device).unsqueeze(0))[0].squeeze(0), state)
+
+    # --- checking ----------------------------------------------------------------------------------------------------
+
+    def _check_or_make(self, rows: dict[str, Any], state: State) -> None:
+        """Storage like the first rows; later ones must be like these."""
+        if not self.rows:
+            count = self.num_envs * self.stream_rows + 1
+            self.rows = tree_map(lambda x: torch.zeros(count, *x.shape[2:], dtype=x.dtype, device=self.device), rows)
+            self.starts.make(self._kept(state))
+            self._blank = tree_map(lambda x: torch.zeros(1, *x.shape[1:], dtype=x.dtype, device=self.device), state)
+        for what, stored, new in (
+            ("rows", named_leaves(self.rows), named_leaves(rows)),
+            ("states", named_leaves(self._blank), named_leaves(state)),
+        ):
+            lead = 2 if what == "rows" else 1
+            shapes = [
+                {k: (tuple(x.shape[n:]), x.dtype) for k, x in tree.items()} for tree, n in ((stored, 1), (new, lead))
+            ]
+            if shapes[0] != shapes[1]:
+                names = sorted(k for k in stored.keys() | new.keys() if shapes[0].get(k) != shapes[1].get(k))
+                raise ValueError(
+                    f"this segment's {what} differ from those of the first in {', '.join(names)}: "
+                    f"{[shapes[1].get(k) for k in names]}, the buffer holds {[shapes[0].get(k) for k in names]}"
+                )
+
+    def _check_ends(self, flags: Tensor, ended: Tensor, adds: bool) -> None:
+        """A truncated row without a final row is followed by a dummy step. On a GPU it is not looked at: the row is not valid."""
+        begins = flags & _RESET != 0
+        before = torch.cat([self._open_truncation.unsqueeze(0), ended[:-1] & (not adds)])
+        if values_are_readable(flags) and bool((begins & before).any()):
+            raise ValueError(
+                "an episode was truncated and its final observation is missing; collect with records=('final_obs',), "
+                "or set segment.final_obs"
+            )
+
+    def _need(self, length: int, burn_in: int) -> int:
+        """Rows of a sequence: those to learn from, those before, and the last one's successor."""
+        check_sizes(length=length)
+        need = burn_in + length + 1
+        if burn_in < (self.context or 0):
+            raise ValueError(
+                f"burn_in is {burn_in}, but this policy's window needs at least {self.context}: its states are not stored"
+            )
+        if self.stream_rows < 2 * need:
+            raise ValueError(
+                f"a capacity of {self.capacity} is {self.stream_rows} rows per environment; sequences of {burn_in} + {length} + 1 "
+                f"rows need at least {2 * need}, a capacity of {2 * need * self.num_envs}"
+            )
+        return need
+
+    # --- sampling ----------------------------------------------------------------------------------------------------
+
+    def ready(self, length: int, burn_in: int = 0) -> bool:
+        """Whether something can be sampled. On a GPU it is not looked at: True as soon as it is certain."""
+        need = self._need(length, burn_in)
+        if values_are_readable(self.written):
+            return bool(self._can_start(need).any())
+        most = self.stream_rows // 2 if self._has_added_rows else self.stream_rows
+        return any(need <= self.steps - step <= most for step in self.starts.steps)
+
+    @torch.no_grad()
+    def sample(self, sequences: int, length: int, burn_in: int = 0) -> Segment:
+        """Sequences [burn_in + length + 1, sequences], drawn independently from those that are held as a whole.
+
+        `start_state` is the state before a sequence's first row and before that row's reset. `index` names the sequences, for
+        `update_priorities`. `valid` is True where a row and its successor can be learned from; the last row is a successor only.
+        """
+        need = self._need(length, burn_in)
+        check_sizes(sequences=sequences)
+        self._take_note_of(length)
+        chosen, something = self._draw(sequences, need)
+        stream = chosen % self.num_envs
+        at = self.starts.rows.flatten()[chosen] + torch.arange(need, device=self.device).unsqueeze(1)  # [need, S]
+        slots = self._slots(at, stream)
+        rows = tree_map(lambda x: x.index_select(0, slots.flatten()).unflatten(0, slots.shape), self.rows)
+        flags = rows["flags"]
+        terminated = flags & _TERMINATED != 0
+        # The successor must be of the same episode and known, except after a termination.
+        lost = (flags[1:] & (_RESET | _UNKNOWN) != 0) & ~terminated[:-1]
+        valid = (flags & _VALID != 0) & something
+        valid[:-1] &= ~lost
+        if self.context is None:
+            start = tree_map(lambda x: x.flatten(0, 1).index_select(0, chosen), self.starts.states)
+        else:
+            start = tree_map(lambda x: x.expand(sequences, *x.shape[1:]).clone(), self._blank)
+        return Segment(
+            obs=rows["obs"],
+            actions=rows["actions"],
+            resets=flags & _RESET != 0,
+            rewards=rows["rewards"],
+            terminated=terminated,
+            truncated=flags & _TRUNCATED != 0,
+            valid=valid,
+            start_state=start,
+            action_mask=rows.get("action_mask"),
+            chunk_states=[start],
+            index=self.starts.number(chosen // self.num_envs) * self.num_envs + stream,
+        )
+
+    def update_priorities(self, index: Tensor, priorities: Tensor) -> None:
+        """Set the priorities [S] of sampled sequences; those that are gone are passed over. New ones get the largest so far."""
+        if not self.prioritized:
+            raise ValueError("this buffer has no priorities; make it with prioritized=True")
+        if index.shape != priorities.shape or index.dim() != 1:
+            raise ValueError(
+                f"index has shape {tuple(index.shape)}, priorities {tuple(priorities.shape)}; both are [S]"
+            )
+        if values_are_readable(priorities) and not bool((priorities.isfinite() & (priorities >= 0)).all()):
+            raise ValueError("priorities must be finite and at least 0")
+        self.starts.prioritize(index.to(self.device), priorities.detach().to(self.device, torch.float32))
+
+    def _take_note_of(self, length: int) -> None:
+        """States are kept at least this often from now on."""
+        if self._length is None and self._longest_chunk > length:
+            warnings.warn(
+                f"states were kept every {self._longest_chunk} rows, so sequences of {length} never reach the rows between; "
+                f"collect with bptt={length} or less",
+                stacklevel=3,
+            )
+        self._length = length if self._length is None else min(length, self._length)
+
+    def _can_start(self, need: int) -> Tensor:
+        """[N, B]: the starts whose sequences are held as a whole."""
+        rows = self.starts.rows
+        oldest = (self.written - self.stream_rows).clamp(min=0)
+        return (rows >= oldest) & (rows + need <= self.written)
+
+    def _draw(self, count: int, need: int) -> tuple[Tensor, Tensor]:
+        """Which starts, flat in [N, B]; and whether there is one."""
+        weights = self._can_start(need).long()
+        if self.prioritized:
+            weights = weights * self.starts.weights()
+        # Whole numbers, so that sums are exact on every device and what weighs nothing is never drawn.
+        total = weights.flatten().cumsum(0)
+        whole = total[-1]
+        if values_are_readable(whole) and not bool(whole):
+            raise ValueError(f"nothing can be sampled yet: no environment has a start and {need} rows after it")
+        point = torch.rand(count, dtype=torch.float64, generator=self.generator, device=self.device) * whole
+        point = torch.minimum(point.long(), whole - 1)
+        return torch.searchsorted(total, point, right=True).clamp(max=len(total) - 1), whole > 0
+
+    # --- saving ------------------------------------------------------------------------------------------------------
+
+    def counters(self) -> dict[str, Any]:
+        """All but rows and starts: plain data."""
+        return {
+            "capacity": self.capacity,
+            "num_envs": self.num_envs,
+            "prioritized": self.prioritized,
+            "context": self.context,
+            "generator": self.generator.get_state(),
+            "steps": self.steps,
+            "written": _copy(self.written),
+            "spoiled": _copy(self._spoiled),
+            "open_truncation": _copy(self._open_truncation),
+            "has_added_rows": self._has_added_rows,
+            "length": self._length,
+            "longest_chunk": self._longest_chunk,
+            "start_steps": list(self.starts.steps),
+            "start_count": self.starts.count,
+            "start_slots": len(self.starts.rows),
+            "priorities": _copy(self.starts.priorities),
+            "largest_priority": float(self.starts.largest),
+            "blank": None if self._blank is None else tree_map(_copy, self._blank),
+        }
+
+    def check(self, d: dict[str, Any]) -> None:
+        """Raise ValueError unless this was saved by a buffer of the same sizes."""
+        for name in ("capacity", "num_envs", "prioritized", "context"):
+            if d[name] != getattr(self, name):
+                raise ValueError(f"the saved buffer has {name} {d[name]}, this one {getattr(self, name)}")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain data, rows included: a copy."""
+        return {
+            **self.counters(),
+            "rows": tree_map(_copy, self.rows),
+            "start_rows": _copy(self.starts.rows),
+            "states": tree_map(_copy, self.starts.states),
+        }
+
+    def load_state_dict(self, d: dict[str, Any]) -> None:
+        """Continue from a `state_dict`."""
+        self.check(d)
+        self.restore(
+            d, *(tree_map(lambda x: x.to(self.device, copy=True), d[k]) for k in ("rows", "start_rows", "states"))
+        )
+
+    def save_files(self, folder: str | Path) -> dict[str, Any]:
+        """Write to a folder what was added since the last time. Returns what a checkpoint must hold to load it."""
+        return self._files_in(folder).save(self)
+
+    def load_files(self, folder: str | Path, manifest: dict[str, Any]) -> None:
+        """Continue from what `save_files` wrote and returned. ValueError if a file is damaged or missing; nothing changes then."""
+        self._files_in(folder).load(self, manifest)
+
+    def _files_in(self, folder: str | Path) -> BufferFiles:
+        folder = Path(folder).absolute()
+        if folder not in self._files:
+            self._files[folder] = BufferFiles(folder, self.num_envs)
+        return self._files[folder]
+
+    def restore(self, d: dict[str, Any], rows: dict[str, Any], start_rows: Tensor, states: State) -> None:
+        """Continue from `counters()`, with these tensors as storage."""
+        self.rows, self.starts.rows, self.starts.states = rows, start_rows, states
+        self._blank = None if d["blank"] is None else tree_map(lambda x: x.to(self.device, copy=True), d["blank"])
+        self.generator.set_state(d["generator"])
+        for name, own in (
+            ("written", self.written),
+            ("spoiled", self._spoiled),
+            ("open_truncation", self._open_truncation),
+        ):
+            own.copy_(d[name])
+        self.steps, self._has_added_rows = d["steps"], d["has_added_rows"]
+        self._length, self._longest_chunk = d["length"], d["longest_chunk"]
+        self.starts.steps, self.starts.count = deque(d["start_steps"]), d["start_count"]
+        self.starts.priorities = d["priorities"].to(self.device, copy=True)
+        self.starts.largest.fill_(d["largest_priority"])
+
+
+def _copy(x: Tensor) -> Tensor:
+    return x.to("cpu", copy=True)
+
+
+class Starts:
+    """Where sequences may begin: the row of each stream, and the state before it. A ring [N, B] that grows while its oldest entry
+    may still be used. Start number s is in slot s % N; all streams have their s-th start at the same step."""
+
+    def __init__(self, num_envs: int, device: torch.device) -> None:
+        self.num_envs, self.device = num_envs, device
+        self.count = 0
+        self.steps: deque[int] = deque()  # of the starts that are held
+        self.rows = torch.full((_FIRST_SLOTS, num_envs), -1, device=device)
+        self.priorities = torch.ones(_FIRST_SLOTS, num_envs, device=device)
+        self.largest = torch.ones((), device=device)  # priority so far
+        self.states: State = {}
+
+    @property
+    def last_step(self) -> int | None:
+        return self.steps[-1] if self.steps else None
+
+    def make(self, like: State) -> None:
+        """Storage for states like these [B, ...]."""
+        size = len(self.rows)
+        self.states = tree_map(lambda x: torch.zeros(size, *x.shape, dtype=x.dtype, device=self.device), like)
+
+    def state_bytes(self) -> int:
+        """Of one environment."""
+        return sum(x[0, 0].numel() * x.element_size() for x in leaves(self.states))
+
+    def append(self, step: int, rows: Tensor, state: State, oldest: int) -> None:
+        """A start of every stream [B]. oldest: starts of earlier steps are surely gone."""
+        if len(self.steps) == len(self.rows):
+            if self.steps[0] >= oldest:
+                self._grow()
+            else:
+                self.steps.popleft()
+        slot = self.count % len(self.rows)
+        self.rows[slot] = rows
+        self.priorities[slot] = self.largest
+        tree_map(lambda store, x: store[slot].copy_(x), self.states, state)
+        self.steps.append(step)
+        self.count += 1
+
+    def _grow(self) -> None:
+        size = len(self.rows)
+        numbers = torch.arange(self.count - size, self.count, device=self.device)
+
+        def grown(old: Tensor, fill: float = 0) -> Tensor:
+            new = torch.full((2 * size, *old.shape[1:]), fill, dtype=old.dtype, device=self.device)
+            return new.index_copy_(0, numbers % (2 * size), old.index_select(0, numbers % size))
+
+        self.rows, self.priorities = grown(self.rows, -1), grown(self.priorities, 1)
+        self.states = tree_map(grown, self.states)
+
+    def number(self, slot: Tensor) -> Tensor:
+        """The number of the start in a slot."""
+        newest = self.count - 1
+        return newest - (newest - slot) % len(self.rows)
+
+    def prioritize(self, index: Tensor, priorities: Tensor) -> None:
+        number, stream = index // self.num_envs, index % self.num_envs
+        size = len(self.rows)
+        held = (number >= self.count - size) & (number < self.count) & priorities.isfinite() & (priorities >= 0)
+        flat = (number % size) * self.num_envs + stream
+        old = self.priorities.flatten()
+        # Those that are gone write to a place that nobody reads.
+        wide = torch.cat([old, old[:1]]).index_copy_(0, torch.where(held, flat, len(old)), priorities)
+        self.priorities.copy_(wide[:-1].view_as(self.priorities))
+        self.largest.copy_(torch.maximum(self.largest, torch.where(held, priorities, 0.0).max()))
+
+    def weights(self) -> Tensor:
+        """Priorities as whole numbers of at least 1."""
+        return (self.priorities.double() / (self.largest * _FINEST_PRIORITY)).long().clamp(min=1)
+
+
+def _finite(tree: Any) -> tuple[Any, Tensor]:
+    """Leaves [T, B, ...] with zeros for numbers that are not finite; and which rows [T, B] had some."""
+    odd: list[Tensor] = []
+
+    def clean(x: Tensor) -> Tensor:
+        if not x.is_floating_point() and not x.is_complex():
+            odd.append(torch.zeros(x.shape[:2], dtype=torch.bool, device=x.device))
+            return x
+        wrong = ~x.isfinite()
+        odd.append(wrong.reshape(*x.shape[:2], -1).any(2))
+        return x.masked_fill(wrong, 0)
+
+    cleaned = tree_map(clean, tree)
+    return cleaned, torch.stack(odd).any(0)
+
+
+def _flags(resets: Tensor, terminated: Tensor, truncated: Tensor, valid: Tensor, unknown: Tensor) -> Tensor:
+    """One byte per row."""
+    parts = zip(
+        (resets, terminated, truncated, valid, unknown),
+        (_RESET, _TERMINATED, _TRUNCATED, _VALID, _UNKNOWN),
+        strict=True,
+    )
+    return torch.stack([flag.to(torch.uint8) * bit for flag, bit in parts]).sum(0, dtype=torch.uint8)
+
+
+def check_reset_modes(core: Core, next_step: bool) -> None:
+    """Raise ValueError if an added final row would be played through a state that goes on. next_step: the autoreset mode."""
+    modes = {str(part.reset) for part in core.modules() if isinstance(part, Core) and hasattr(part, "reset")}
+    wrong = sorted(modes & {"never", "detach"})
+    if wrong and not next_step:
+        raise ValueError(
+            f"reset mode {wrong[0]!r} with a buffer of sequences needs an environment with NEXT_STEP autoreset: final "
+            "observations of others are added as rows, which the memory never played; use reset='zero' or 'learned'"
+        )
