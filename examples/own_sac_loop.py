@@ -15,7 +15,7 @@ def train(total_steps, env):
     """The returns of all episodes, and the loss of the critics in each gradient step."""
     space = spaces.Dict({"obs": env.single_observation_space, "prev_action": env.single_action_space})
     policy = hf.SoftActorCritic(space, env.single_action_space, core="gru", hidden_size=128)
-    target = copy.deepcopy(policy.critic_only())
+    target, critics = copy.deepcopy(policy.critic_only()), list(policy.critic_only().parameters())
     optimizer = torch.optim.Adam(policy.parameters(), lr=3e-4)
     buffer = hf.SequenceBuffer(100_000, env.num_envs)
     returns, losses = [], []
@@ -35,16 +35,15 @@ def train(total_steps, env):
                 wanted = now.rewards + GAMMA * torch.where(now.terminated, 0.0, soft.view(LENGTH, BATCH))
             q = policy.q(features[:-BATCH], now.actions.flatten(0, 1)).view(2, LENGTH, BATCH)
             critic_loss = 0.5 * torch.where(now.valid, q - wanted, 0.0).square().sum() / now.valid.sum()
-            policy.critic.requires_grad_(False)  # the actor's loss trains the actor alone
-            best = policy.q(features[:-BATCH].detach(), action[:-BATCH]).amin(0)
-            policy.critic.requires_grad_(True)
+            best = policy.q(features[:-BATCH], action[:-BATCH]).amin(0)
             actor_loss = (ALPHA * log_prob[:-BATCH] - best)[now.valid.flatten()].mean()
             losses.append(critic_loss.item())
             optimizer.zero_grad()
-            (critic_loss + actor_loss).backward()
+            critic_loss.backward(inputs=critics, retain_graph=True)  # each loss trains its own part
+            actor_loss.backward(inputs=policy.actor_parameters())
             torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
             optimizer.step()
-            for slow, fast in zip(target.parameters(), policy.critic_only().parameters()):
+            for slow, fast in zip(target.parameters(), critics):
                 slow.data.lerp_(fast.data, TAU)
 
 

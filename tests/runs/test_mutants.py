@@ -93,7 +93,7 @@ def test_nothing_is_replaced_when_a_late_part_does_not_fit(saved: dict[str, Any]
     from holdfast.training import run_state
 
     with pytest.raises(ValueError, match="recent_lengths"):
-        run_state.restore(trainer, {**saved, "recent_lengths": "x"})
+        run_state.restore(trainer, {**saved, "recent_lengths": "x"}, tmp_path)
     assert all(torch.equal(a, b) for a, b in zip(before, trainer.policy.parameters())) and not trainer.collector.started
 
 

@@ -166,12 +166,12 @@ def _center_and_half_range(space: spaces.Box) -> tuple[Tensor, Tensor]:
     In float64 where the bounds are far from 0 compared with their distance, and so are actions then: float32 has 16 numbers between
     1e6 and 1e6 + 1. What is computed from them is exact to float32 in units of the bounds.
     """
-    low, high = (torch.as_tensor(bound, dtype=torch.float64).flatten() for bound in (space.low, space.high))
-    bounded = low.isfinite() & high.isfinite() & (high > low)
-    center = torch.where(bounded, low / 2 + high / 2, 0.0)
-    half_range = torch.where(bounded, high / 2 - low / 2, 1.0)
-    dtype = torch.float64 if bool((center.abs() > FAR * half_range).any()) else torch.float32
-    return center.to(dtype), half_range.to(dtype)
+    low, high = (np.asarray(bound, np.float64).ravel() for bound in (space.low, space.high))
+    bounded = np.isfinite(low) & np.isfinite(high) & (high > low)
+    center = np.where(bounded, low / 2 + high / 2, 0.0)
+    half_range = np.where(bounded, high / 2 - low / 2, 1.0)
+    dtype = torch.float64 if (np.abs(center) > FAR * half_range).any() else torch.float32
+    return torch.as_tensor(center, dtype=dtype), torch.as_tensor(half_range, dtype=dtype)
 
 
 def _within(free: Tensor, low: float, high: float) -> Tensor:

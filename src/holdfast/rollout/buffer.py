@@ -290,6 +290,7 @@ class SequenceBuffer:
             index=self.starts.number(chosen // self.num_envs) * self.num_envs + stream,
         )
 
+    @torch.no_grad()
     def update_priorities(self, index: Tensor, priorities: Tensor) -> None:
         """Set the priorities [S] of sampled sequences; those that are gone are passed over. New ones get the largest so far."""
         if not self.prioritized:
@@ -300,7 +301,7 @@ class SequenceBuffer:
             )
         if values_are_readable(priorities) and not bool((priorities.isfinite() & (priorities >= 0)).all()):
             raise ValueError("priorities must be finite and at least 0")
-        self.starts.prioritize(index.to(self.device), priorities.detach().to(self.device, torch.float32))
+        self.starts.prioritize(index.to(self.device), priorities.to(self.device, torch.float32))
 
     def _take_note_of(self, length: int) -> None:
         """States are kept at least this often from now on."""

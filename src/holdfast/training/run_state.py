@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 COUNTERS = ("update", "steps", "best_return")
 
 
-def payload(trainer: Trainer, files: dict[str, Any] | None) -> dict[str, Any]:
+def payload(trainer: Trainer, files: dict[str, Any] | None = None) -> dict[str, Any]:
     """What a checkpoint holds. Every rank takes part; the result is whole on rank 0 and empty elsewhere. files: what the
     algorithm says about files of its own, on this rank."""
     parts = trainer.ranks.gather({**_part(trainer), "files": files})
