@@ -15,6 +15,7 @@ ROOT_FILES = {
     "checks.py",
     "spans.py",
     "named_objects.py",
+    "data_files.py",
     "shown_text.py",
     "memory.py",
     "id_index.py",

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -17,11 +16,7 @@ from typing import Any, Literal
 
 from holdfast.config import config_class, names_about
 from holdfast.config.run import BEFORE_ALGORITHMS
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from holdfast.data_files import parse_toml
 
 FOLDER = Path(__file__).parent / "suites"
 STATISTICS = {
@@ -138,10 +133,10 @@ def load(name: str) -> Suite:
         raise SuiteError(f"no suite {name!r}; {hint}")
     try:
         text = path.read_text(encoding="utf-8")
-        data = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+        data = parse_toml(text) if path.suffix == ".toml" else json.loads(text)
     except OSError as error:
         raise SuiteError(f"{path}: cannot be read ({error.strerror})") from error
-    except (ValueError, RecursionError) as error:  # tomllib's and json's errors, and bytes that are no UTF-8
+    except (ValueError, RecursionError) as error:  # TOML's and JSON's errors, and bytes that are no UTF-8
         raise SuiteError(f"{path}: not a {path.suffix[1:].upper()} file ({error})") from error
     return parse(data, str(path))
 
