@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from html import escape
+from pathlib import Path
 
 from holdfast.bench import charts
 from holdfast.bench.aggregate import STATISTICS
@@ -18,60 +19,18 @@ from holdfast.bench.suite import STATISTICS as MEANINGS
 from holdfast.bench.suite import Suite, SuiteTask
 from holdfast.bench.table import core_name, estimate_text
 from holdfast.display.dashboard import compact
-
-_STYLE = """
-:root { color-scheme: light dark; --ink:#1d2330; --dim:#59616f; --line:#dfe3ea; --paper:#fff; --wash:#f5f7fa;
-  --up1:#e4eefb; --up2:#c3daf7; --up3:#97bff0; --down1:#fdeee0; --down2:#fbd6b4; --down3:#f5b682;
-  --c0:#0063a3; --c1:#c04f00; --c2:#007a58; --c3:#a8447c; --c4:#2b8fc9; --c5:#9a6a00; --c6:#444; --c7:#7a5bb5; }
-@media (prefers-color-scheme: dark) { :root { --ink:#e7eaf0; --dim:#a3acbb; --line:#363e4c; --paper:#171b22; --wash:#1f252f;
-  --up1:#1c2b41; --up2:#20406a; --up3:#2a5a97; --down1:#38281b; --down2:#59381a; --down3:#80501f;
-  --c0:#5fb0f0; --c1:#f08a4b; --c2:#3fc99b; --c3:#e48fbb; --c4:#9ad5f7; --c5:#e0b040; --c6:#c9ced8; --c7:#b9a2ea; } }
-* { box-sizing:border-box; }
-body { margin:0; background:var(--paper); color:var(--ink); font:16px/1.5 system-ui, "DejaVu Sans", sans-serif; }
-main { max-width:78rem; margin:0 auto; padding:1.5rem 1.1rem 4rem; }
-h1 { font-size:1.7rem; line-height:1.25; margin:.2rem 0 .3rem; } h2 { font-size:1.25rem; margin:2.4rem 0 .5rem; }
-h3 { font-size:1rem; margin:1.4rem 0 .4rem; } p { margin:.4rem 0; max-width:52rem; }
-.dim, figcaption, .small { color:var(--dim); font-size:.88rem; }
-.facts { display:flex; flex-wrap:wrap; gap:.4rem 1.6rem; margin:.8rem 0; padding:0; list-style:none; }
-.facts b { display:block; font-size:1.15rem; } .facts li { font-size:.85rem; color:var(--dim); } .facts b { color:var(--ink); }
-.wide { overflow-x:auto; } table { border-collapse:collapse; font-size:.9rem; font-variant-numeric:tabular-nums; }
-th, td { padding:.32rem .7rem; border-bottom:1px solid var(--line); text-align:right; vertical-align:top; white-space:nowrap; }
-th { vertical-align:bottom; font-weight:600; } th:first-child, td:first-child { text-align:left; position:sticky; left:0;
-  background:var(--paper); } th.text, td.text { text-align:left; } td small { display:block; color:var(--ink); opacity:.78;
-  font-size:.8rem; }
-thead th { white-space:normal; max-width:9rem; } td.theirs { color:var(--dim); }
-.up1 { background:var(--up1); } .up2 { background:var(--up2); } .up3 { background:var(--up3); }
-.down1 { background:var(--down1); } .down2 { background:var(--down2); } .down3 { background:var(--down3); }
-.sample { color:var(--ink); padding:.1rem .5rem; border-radius:.2rem; white-space:nowrap; }
-svg { max-width:100%; height:auto; display:block; } svg text { fill:var(--dim); font-size:11px; } svg text.name { fill:var(--ink);
-  font-size:13px; } .axis { fill:none; stroke:var(--dim); } .grid { stroke:var(--line); } .line { fill:none; stroke-width:1.8; }
-.band { opacity:.16; } .published { stroke:var(--dim); stroke-dasharray:1 3; stroke-width:1.5; fill:none; }
-.interval { stroke:var(--ink); stroke-width:1.6; fill:none; } .dot { fill:var(--c0); }
-.curves { display:grid; grid-template-columns:repeat(auto-fill, minmax(min(100%, 17rem), 1fr)); gap:1rem 1.2rem; }
-figure { margin:0; } .curves figcaption { color:var(--ink); font-size:.9rem; font-weight:600; }
-.keys { display:flex; flex-wrap:wrap; gap:.2rem 1.3rem; font-size:.9rem; } .key svg { display:inline-block; vertical-align:middle; }
-.pair { display:flex; flex-wrap:wrap; gap:1.5rem 2.5rem; align-items:flex-start; } .pair > * { flex:1 1 22rem; min-width:0; }
-details { margin:1.2rem 0; } summary { cursor:pointer; font-weight:600; }
-@media (max-width: 34rem) { td:first-child { white-space:normal; overflow-wrap:break-word; min-width:7.5rem; max-width:8.5rem; }
-  th, td { padding:.3rem .45rem; } }
-@media print { :root { --paper:#fff; --ink:#000; } details { break-inside:avoid; } }
-"""
-
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+from holdfast.display.html import document
 
 
 def page(suite: Suite, comparisons: Sequence[Comparison]) -> str:
     """The whole page as text."""
-    title = escape(suite.title or suite.name)
+    title = suite.title or suite.name
     sections = "".join(_section(comparison) for comparison in comparisons)
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<link rel="icon" href="data:,"><title>{title}: holdfast bench</title><style>{_STYLE}</style></head><body><main>'
-        f'<p class="dim">holdfast bench {escape(suite.name)}</p><h1>{title}</h1><p>{escape(suite.note)}</p>'
-        f"{_facts(comparisons)}{sections}{_sources(suite)}</main></body></html>\n"
+    body = (
+        f'<p class="dim">holdfast bench {escape(suite.name)}</p><h1>{escape(title)}</h1><p>{escape(suite.note)}</p>'
+        f"{_facts(comparisons)}{sections}{_sources(suite)}"
     )
+    return document(f"{title}: holdfast bench", Path(__file__).with_name("page.css"), body)
 
 
 def _facts(comparisons: Sequence[Comparison]) -> str:

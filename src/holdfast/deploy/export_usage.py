@@ -1,44 +1,10 @@
-"""The program that is written next to an exported file: how to run it without Holdfast."""
+"""The program that is written next to an exported file: how to run it without Holdfast. `usage_*.py.txt` are its templates."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from holdfast.deploy.exported_signature import Port, Signature
-
-_ONNX_PROGRAM = '''\
-"""How to run {file}: numpy and onnxruntime, nothing else. Written by `holdfast export`."""
-from pathlib import Path
-import numpy as np
-import onnxruntime
-
-B = 1  # environments; any number
-session = onnxruntime.InferenceSession(Path(__file__).with_name("{file}"))
-names = [output.name for output in session.get_outputs()]  # {outputs}
-state = {state}
-resets = np.ones(B, bool)  # True where the observation is the first of an episode
-for _ in range(3):
-    obs = {obs}  # from your environment
-    out = dict(zip(names, session.run(names, {{**obs, **state, "resets": resets{masks}}})))
-    state = {{name: out[f"{{name}}_next"] for name in state}}  # never forget this
-    print({printed})
-    resets = np.zeros(B, bool)  # from your environment: terminated | truncated
-'''
-
-_PT2_PROGRAM = '''\
-"""How to run {file}: torch, nothing else. Written by `holdfast export`."""
-from pathlib import Path
-import torch
-
-B = 1  # environments; any number
-policy = torch.export.load(Path(__file__).with_name("{file}")).module()  # gives {outputs}
-state = {state}
-resets = torch.ones(B, dtype=torch.bool)  # True where the observation is the first of an episode
-for _ in range(3):
-    obs = {obs}  # from your environment
-    out = policy(**obs, **state, resets=resets{masks})
-    state = {{name: out[f"{{name}}_next"] for name in state}}  # never forget this
-    print({printed})
-    resets = torch.zeros(B, dtype=torch.bool)  # from your environment: terminated | truncated
-'''
 
 
 def usage_program(file: str, format: str, signature: Signature) -> str:
@@ -47,7 +13,7 @@ def usage_program(file: str, format: str, signature: Signature) -> str:
     printed = ", ".join(f'out["{name}"]' for name in ("action", "value") if name in signature.outputs)
     observations, states = (_dict(ports, library) for ports in (signature.observations, signature.states))
     masks = f", **{_dict(signature.masks, library, 'ones')}" if signature.masks else ""
-    template = _ONNX_PROGRAM if format == "onnx" else _PT2_PROGRAM
+    template = Path(__file__).with_name(f"usage_{format}.py.txt").read_text(encoding="utf-8")
     outputs = ", ".join(signature.outputs)
     return template.format(file=file, outputs=outputs, state=states, obs=observations, masks=masks, printed=printed)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 from holdfast.config import RunConfig
@@ -10,36 +11,7 @@ from holdfast.shown_text import markdown
 
 _POINTS_IN_TABLE = 8
 
-_TEMPLATE = """\
----
-library_name: holdfast
-pipeline_tag: reinforcement-learning
-tags:
-- reinforcement-learning
-- recurrent
-- pytorch
-{tags}{index}---
-
-# {title}
-
-{summary}
-
-## Use it
-
-```python
-import holdfast as hf
-
-runner = hf.Runner(hf.load({source}))  # holds the memory of each environment
-# action = runner.act(obs, resets=first).action, where first is True at the start of an episode
-```
-
-`pip install "holdfast[hub]"`. Loading runs no code from this repository: weights are safetensors, everything else is JSON, and
-every file is checked against the SHA-256 in `manifest.json`.
-
-## Policy
-
-{policy}
-{result}{curve}{training}"""
+_TEMPLATE = Path(__file__).with_name("model_card.md.txt")
 
 
 def card(
@@ -70,7 +42,7 @@ def card(
         ("actions", spaces[1]),
     ]
     rows += [(name, json.dumps(value)) for name, value in arguments.items()]
-    return _TEMPLATE.format(
+    return _TEMPLATE.read_text(encoding="utf-8").format(
         tags=f"- {json.dumps(env)}\n" if env else "",
         index=_model_index(title, env, evaluation),
         title=markdown(title),

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import re
 from html import escape
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from holdfast.display.html import document
 from holdfast.doctor.report.credit import CreditMap, color
 from holdfast.doctor.script import STEPS
 
@@ -14,38 +16,6 @@ if TYPE_CHECKING:
     from holdfast.doctor.report.findings import Finding, Outcome
     from holdfast.doctor.report.report import Report
 
-_STYLE = """
-:root { --ink:#1d2330; --dim:#5d6675; --line:#dfe3ea; --paper:#fff; --wash:#f5f7fa; --good:#1a7f4b; --bad:#b42318;
-  --warn:#9a6700; --note:#2c5fa8; }
-@media (prefers-color-scheme: dark) { :root { --ink:#e7eaf0; --dim:#9aa4b4; --line:#333a47; --paper:#171b22;
-  --wash:#1f252f; --good:#4cc38a; --bad:#ff7b6e; --warn:#e3b341; --note:#7fb0ff; } }
-* { box-sizing: border-box; }
-body { margin:0; background:var(--paper); color:var(--ink); font:16px/1.55 system-ui, "DejaVu Sans", sans-serif; }
-main { max-width: 62rem; margin: 0 auto; padding: 2rem 1.25rem 4rem; }
-h1 { font-size:1.7rem; line-height:1.25; margin:.2rem 0 .4rem; } h2 { font-size:1.2rem; margin:2.4rem 0 .6rem; }
-p { margin:.4rem 0; max-width: 48rem; } .dim { color:var(--dim); } small, .small { font-size:.86rem; }
-.verdict { border-left:.4rem solid var(--good); padding:.2rem 0 .2rem 1rem; } .verdict.bad { border-color:var(--bad); }
-.finding { border:1px solid var(--line); border-left:.35rem solid var(--note); border-radius:.4rem;
-  padding:.9rem 1.1rem; margin:1rem 0; background:var(--wash); }
-.finding.error { border-left-color:var(--bad); } .finding.warning { border-left-color:var(--warn); }
-.finding h3 { margin:0 0 .3rem; font-size:1.05rem; } .tag { font-weight:600; text-transform:uppercase; font-size:.75rem;
-  letter-spacing:.05em; margin-right:.5rem; } .error .tag { color:var(--bad); } .warning .tag { color:var(--warn); }
-.note .tag { color:var(--note); }
-dl { margin:.6rem 0 0; display:grid; grid-template-columns:max-content 1fr; gap:.3rem 1rem; }
-dt { font-weight:600; } dd { margin:0; } code { font:.92em ui-monospace, "DejaVu Sans Mono", monospace; }
-table { border-collapse:collapse; width:100%; font-size:.93rem; }
-td, th { text-align:left; padding:.35rem .6rem .35rem 0; border-bottom:1px solid var(--line); vertical-align:top; }
-.passed { color:var(--good); } .failed { color:var(--bad); }
-.warned { color:var(--warn); } .skipped { color:var(--dim); } .wide { overflow-x:auto; }
-.pictures { display:flex; flex-wrap:wrap; gap:1.6rem; } figure { margin:.4rem 0; }
-figcaption { font-size:.86rem; color:var(--dim); } svg text { fill:var(--dim); font-size:11px; }
-.patch { margin:.5rem 0 0; padding:.6rem .8rem; border:1px solid var(--line); border-radius:.3rem; overflow-x:auto;
-  font:.85rem/1.5 ui-monospace, "DejaVu Sans Mono", monospace; } .patch del, .patch ins { text-decoration:none; }
-.patch del { color:var(--bad); } .patch ins { color:var(--good); }
-svg { max-width:100%; height:auto; } details { margin:.6rem 0 0; } summary { cursor:pointer; }
-"""
-
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 _LINES = ("#2c5fa8", "#c2571a", "#1a7f4b", "#8b3fa0", "#7a6a00", "#b42318", "#0f7d8c", "#5d6675")
 
@@ -64,13 +34,7 @@ def page(report: Report) -> str:
         _norms(report),
         _checks(report.outcomes),
     ]
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<link rel="icon" href="data:,"><title>{escape(report.subject)}: doctor\'s report</title>'
-        f"<style>{_STYLE}</style></head><body><main>{''.join(parts)}</main></body></html>\n"
-    )
+    return document(f"{report.subject}: doctor's report", Path(__file__).with_name("report.css"), "".join(parts))
 
 
 _INTRODUCTION = (
