@@ -29,10 +29,14 @@ from holdfast.doctor.subjects.stateful import Stateful
 from holdfast.doctor.trees import map_tensors, tensors_in
 
 #: names of a parameter that is true at the first step of an episode, and of one that is false there
-STARTS = ["done", "dones", "reset", "resets", "episode_start", "episode_starts", "is_first", "is_init", "first", "starts"]
-GOES_ON = ["mask", "masks", "not_done", "not_dones", "nonterminal", "nonterminals", "continues"]
-FIRST_STATE = ["initial_state", "get_initial_state", "init_state", "init_hidden", "initial_hidden", "zero_state"]
-CLEARS = ["reset_hidden", "reset_hidden_state", "reset_hidden_states", "reset_state", "reset_states", "reset_memory", "reset"]
+STARTS = (
+    "done", "dones", "reset", "resets", "episode_start", "episode_starts", "is_first", "is_init", "first", "starts",
+)  # fmt: skip
+GOES_ON = ("mask", "masks", "not_done", "not_dones", "nonterminal", "nonterminals", "continues")
+FIRST_STATE = ("initial_state", "get_initial_state", "init_state", "init_hidden", "initial_hidden", "zero_state")
+CLEARS = (
+    "reset_hidden", "reset_hidden_state", "reset_hidden_states", "reset_state", "reset_states", "reset_memory", "reset",
+)  # fmt: skip
 
 
 def recognize(thing: Any, space: Any = None) -> Subject | None:
