@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from itertools import product
 
+import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 
 import holdfast as hf
 
@@ -102,3 +105,51 @@ def test_a_missing_weight_is_still_an_error(cell):
     del weights["weight_hh_l0"]
     with pytest.raises(RuntimeError, match="weight_hh_l0"):
         core.load_state_dict(weights)
+
+
+@pytest.mark.parametrize("cell", PAIRS)
+def test_device_and_dtype_are_taken_as_by_torch_nn(cell):
+    ours, theirs = PAIRS[cell]
+    assert all(p.dtype == torch.float64 for p in ours(4, 6, dtype=torch.float64, reset="learned").parameters())
+    assert all(p.is_meta for p in ours(4, 6, 2, device="meta", reset="learned").parameters())
+    torch.manual_seed(3)
+    core = ours(4, 6, dtype=torch.float64)
+    torch.manual_seed(3)
+    for p, q in zip(core.parameters(), theirs(4, 6, dtype=torch.float64).parameters()):
+        assert torch.equal(p, q)
+
+
+@pytest.mark.parametrize("cell", PAIRS)
+def test_what_torch_nn_takes_and_a_core_does_not_is_said_in_a_sentence(cell):
+    ours, _ = PAIRS[cell]
+    ours(4, 6, batch_first=False, dropout=0.0, bidirectional=False, proj_size=0)
+    refused = {
+        "batch_first": "time first",
+        "dropout": "other units",
+        "bidirectional": "future",
+        "proj_size": "nn.Linear",
+    }
+    for option, said in refused.items():
+        with pytest.raises(ValueError, match=rf"hf\.{ours.__name__} takes no {option}=.*{said}"):
+            ours(4, 6, **{option: 1})
+    with pytest.raises(TypeError, match=rf"hf\.{ours.__name__} takes no rest="):
+        ours(4, 6, rest="zero")
+
+
+@pytest.mark.parametrize(("cell", "layers", "bias"), OPTIONS)
+def test_all_weights_are_torch_nns_and_flatten_parameters_changes_nothing(cell, layers, bias):
+    core, theirs = pair(cell, layers, bias)
+    core.load_state_dict(theirs.state_dict())
+    core.flatten_parameters()
+    assert len(core.all_weights) == layers
+    for mine, other in zip(core.all_weights, theirs.all_weights):
+        assert len(mine) == len(other) and all(torch.equal(p, q) for p, q in zip(mine, other))
+
+
+def test_dynamic_quantization_leaves_a_core_in_float32():
+    policy = hf.ActorCritic(spaces.Box(-1, 1, (4,), np.float32), spaces.Discrete(2), "lstm", hidden_size=6)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch.ao is deprecated
+        quantized = torch.ao.quantization.quantize_dynamic(policy, {torch.nn.Linear, torch.nn.LSTM, hf.LSTM})
+    assert type(quantized.core) is hf.LSTM and not isinstance(quantized.actor, torch.nn.Linear)
+    assert all(p.dtype == torch.float32 for p in quantized.core.parameters())

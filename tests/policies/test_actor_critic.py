@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from gymnasium import spaces
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import holdfast as hf
 from holdfast.policies import encoders
@@ -267,6 +269,35 @@ def test_predict_is_stable_baselines_interface():
     single, single_state = p.predict(obs[0, 0], None, np.array([True]), deterministic=True)
     np.testing.assert_allclose(single, values[0][0], atol=1e-6)
     assert p.predict(obs[1, 0], single_state, deterministic=True)[0].shape == (2,)
+
+
+def test_numbers_with_different_ranges_are_one_hot_vectors_side_by_side():
+    encoder = encoders.for_space(spaces.MultiDiscrete([2, 4, 3], start=[0, 5, -1]))
+    x = torch.tensor([[1, 5, 1], [0, 8, -1]])
+    assert encoder(x).tolist() == [[0, 1, 1, 0, 0, 0, 0, 0, 1], [1, 0, 0, 0, 0, 1, 1, 0, 0]]
+    assert torch.equal(
+        encoder(x), torch.cat([F.one_hot(x[:, i] - s, n) for i, s, n in ((0, 0, 2), (1, 5, 4), (2, -1, 3))], 1)
+    )
+    for outside in ([2, 5, 0], [-1, 5, 0], [0, 4, 0], [0, 9, 0], [0, 5, 2]):
+        with pytest.raises(ValueError, match="outside its space"):
+            encoder(torch.tensor([outside]))
+
+
+def test_a_number_with_another_range_costs_no_operation_per_number():
+    class Count(TorchDispatchMode):
+        calls = 0
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            self.calls += 1
+            return function(*args, **kwargs or {})
+
+    calls = []
+    for numbers in (10, 1000):
+        encoder = encoders.for_space(spaces.MultiDiscrete([3] * (numbers - 1) + [4]))
+        with Count() as count:
+            encoder(torch.zeros(5, numbers, dtype=torch.int64))
+        calls.append(count.calls)
+    assert calls[0] == calls[1] < 30
 
 
 def test_predict_takes_masks_and_never_chooses_what_they_forbid():

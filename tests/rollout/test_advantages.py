@@ -85,6 +85,13 @@ def test_an_unknown_mode_is_refused_by_name():
         hf.resets_from(flags(0), flags(0), "sometimes")
 
 
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0), (0, 0)])
+def test_of_no_steps_or_no_environments_there_are_no_advantages(shape: tuple[int, int]):
+    nothing = torch.zeros(shape)
+    advantage, returns = hf.gae(nothing, nothing, nothing, nothing.bool())
+    assert advantage.shape == returns.shape == shape
+
+
 def test_nothing_is_broadcast():
     rewards, dones = torch.randn(3, 2), torch.zeros(3, 2, dtype=torch.bool)
     with pytest.raises(ValueError, match=r"gae got next_values of shape \(2,\), expected \(3, 2\) as rewards \[T, B\]"):

@@ -21,6 +21,13 @@ from holdfast.kernels.operands import Resets, Weights
 from holdfast.state import State
 
 _HALF = (torch.bfloat16, torch.float16)
+# What torch.nn.LSTM takes besides: its default, and what to use here.
+_TORCH_OPTIONS: dict[str, tuple[Any, str]] = {
+    "batch_first": (False, "sequences are time first, [T, B, ...]: pass x.transpose(0, 1)"),
+    "dropout": (0.0, "a rollout and its training would drop other units: use weight decay or a smaller hidden_size"),
+    "bidirectional": (False, "a policy cannot see the future"),
+    "proj_size": (0, "put an nn.Linear behind the core"),
+}
 
 
 class GatedCore(Core):
@@ -29,6 +36,9 @@ class GatedCore(Core):
     reset: "zero" (each episode starts from zeros), "learned" (from a trained vector per layer and leaf), "detach" (the
     values cross episodes, their gradient does not), "never" (flags are ignored).
     kernel: "auto", or a name from `holdfast.kernels.dispatch`; precision: "fast" or "exact", for GPU kernels.
+
+    Other than torch.nn's: the state is a dict of leaves [B, num_layers, hidden_size], not a tuple, and `batch_first`,
+    `dropout`, `bidirectional` and `proj_size` are refused.
     """
 
     cell: str  # the cell's module in each folder of `kernels`
@@ -45,8 +55,12 @@ class GatedCore(Core):
         reset: str = "zero",
         kernel: str = "auto",
         precision: str = "fast",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **torch_options: Any,
     ) -> None:
         super().__init__()
+        _refuse_torch_options(type(self).__name__, torch_options)
         check_sizes(input_size=input_size, hidden_size=hidden_size, num_layers=num_layers)
         self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
         self.output_size = hidden_size
@@ -55,18 +69,15 @@ class GatedCore(Core):
         self._row_shapes = {leaf: RowShape((num_layers, hidden_size)) for leaf in self.leaf_names}
         kinds = ("weight_ih", "weight_hh", "bias_ih", "bias_hh") if bias else ("weight_ih", "weight_hh")
         self._parameter_names = [[f"{kind}_l{layer}" for kind in kinds] for layer in range(num_layers)]
-        for layer in range(num_layers):
+        rows = self.gates * hidden_size
+        for layer, names in enumerate(self._parameter_names):
             size = input_size if layer == 0 else hidden_size
-            self.register_parameter(f"weight_ih_l{layer}", nn.Parameter(torch.empty(self.gates * hidden_size, size)))
-            self.register_parameter(
-                f"weight_hh_l{layer}", nn.Parameter(torch.empty(self.gates * hidden_size, hidden_size))
-            )
-            if bias:
-                self.register_parameter(f"bias_ih_l{layer}", nn.Parameter(torch.empty(self.gates * hidden_size)))
-                self.register_parameter(f"bias_hh_l{layer}", nn.Parameter(torch.empty(self.gates * hidden_size)))
+            for name, shape in zip(names, ((rows, size), (rows, hidden_size), (rows,), (rows,))):
+                self.register_parameter(name, nn.Parameter(torch.empty(shape, device=device, dtype=dtype)))
         if reset == "learned":
             for leaf in self.leaf_names:
-                self.register_parameter(f"initial_{leaf}", nn.Parameter(torch.zeros(num_layers, hidden_size)))
+                start = torch.empty(num_layers, hidden_size, device=device, dtype=dtype)
+                self.register_parameter(f"initial_{leaf}", nn.Parameter(start))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -77,6 +88,14 @@ class GatedCore(Core):
                 nn.init.zeros_(p)
             else:
                 nn.init.uniform_(p, -bound, bound)
+
+    @property
+    def all_weights(self) -> list[list[nn.Parameter]]:
+        """The parameters of each layer, as torch.nn gives them."""
+        return [[getattr(self, name) for name in names] for names in self._parameter_names]
+
+    def flatten_parameters(self) -> None:
+        """Does nothing; torch.nn's prepares cuDNN. For programs that call it."""
 
     def extra_repr(self) -> str:
         layers = f", num_layers={self.num_layers}" if self.num_layers > 1 else ""
@@ -198,3 +217,13 @@ class GatedCore(Core):
         super()._load_from_state_dict(state_dict, prefix, *args)
         missing = args[2]
         missing[:] = [k for k in missing if not k.startswith(f"{prefix}initial_")]
+
+
+def _refuse_torch_options(name: str, options: dict[str, Any]) -> None:
+    """Options of torch.nn.LSTM are accepted at their defaults."""
+    for option, value in options.items():
+        if option not in _TORCH_OPTIONS:
+            raise TypeError(f"hf.{name} takes no {option}=")
+        default, instead = _TORCH_OPTIONS[option]
+        if value != default:
+            raise ValueError(f"hf.{name} takes no {option}={value!r}: {instead}")

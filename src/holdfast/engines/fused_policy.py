@@ -220,18 +220,15 @@ def _first_layer(policy: ActorCritic, kernels: Any) -> Any:
         return None
     if len(encoders) == 2 and inputs > LARGEST_OF_TWO_PARTS:
         return None
-    parts = tuple(_part(encoder, kernels.Part, policy.core.device()) for encoder in encoders)
+    parts = tuple(_part(encoder, kernels.Part) for encoder in encoders)
     return kernels.FirstLayer(parts, "tanh" if isinstance(trunk[1], nn.Tanh) else "relu")
 
 
-def _part(encoder: OneHot | Vector, make: Any, device: torch.device) -> Any:
+def _part(encoder: OneHot | Vector, make: Any) -> Any:
     if isinstance(encoder, Vector):
         statistics = {"shift": encoder.shift, "scale": encoder.scale} if encoder.normalize else {}
         return make(encoder.size, encoder.size, **statistics)
-    part = [i for i, n in enumerate(encoder.nvec) for _ in range(n)]
-    choice = [start + j for start, n in zip(encoder.starts, encoder.nvec) for j in range(n)]
-    tables = (torch.tensor(numbers, dtype=torch.int32, device=device) for numbers in (part, choice))
-    return make(encoder.size, len(encoder.nvec), *tables)
+    return make(encoder.size, len(encoder.nvec), encoder.head, encoder.value)
 
 
 def _readable_parts(encoder: Any, obs: Any) -> list[Tensor] | None:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from holdfast.checks import outside_discrete, whole_numbers
+from holdfast.checks import outside_discrete, values_are_readable, whole_numbers
 
 if TYPE_CHECKING:
     from holdfast.distributed.ranks import Ranks
@@ -143,23 +143,33 @@ class Bounded(nn.Module):
 class OneHot(nn.Module):
     """Discrete or MultiDiscrete as concatenated one-hot vectors."""
 
+    head: Tensor  # [size] which number each column is about
+    value: Tensor  # [size] the value that it stands for
+    bounds: Tensor  # [2, numbers] the first value of each, and one past the last
+
     def __init__(self, nvec: Sequence[int], starts: Sequence[int], shape: tuple[int, ...] = ()) -> None:
         super().__init__()
         self.shape = shape
         self.nvec, self.starts, self.size = list(nvec), list(starts), int(sum(nvec))
+        self.equal = len(set(nvec)) == 1 and len(set(starts)) == 1
+        head = [i for i, n in enumerate(nvec) for _ in range(n)]
+        value = [start + j for start, n in zip(starts, nvec) for j in range(n)]
+        self.register_buffer("head", torch.tensor(head, dtype=torch.int32), persistent=False)
+        self.register_buffer("value", torch.tensor(value, dtype=torch.int32), persistent=False)
+        bounds = [self.starts, [start + n for start, n in zip(starts, nvec)]]
+        self.register_buffer("bounds", torch.tensor(bounds), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         x = whole_numbers(_rows(x, self.shape).reshape(x.shape[0], len(self.nvec)), "discrete observations")
-        try:
-            return self._one_hot(x)
+        if not self.equal:
+            outside = (x < self.bounds[0]) | (x >= self.bounds[1])
+            if values_are_readable(x) and bool(outside.any()):
+                raise outside_discrete(x.min(), x.max(), self.starts, self.nvec)
+            return (x[:, self.head] == self.value).long()
+        try:  # one operation, also for a board of 104 cards
+            return F.one_hot(x - self.starts[0], self.nvec[0]).flatten(1)
         except RuntimeError as error:  # torch has looked at the numbers, so a check beforehand would cost twice
             raise outside_discrete(x.min(), x.max(), self.starts, self.nvec) from error
-
-    def _one_hot(self, x: Tensor) -> Tensor:
-        if len(set(self.nvec)) == 1 and len(set(self.starts)) == 1:  # one operation, also for a board of 104 cards
-            return F.one_hot(x - self.starts[0], self.nvec[0]).flatten(1)
-        parts = [F.one_hot(x[:, i] - self.starts[i], n) for i, n in enumerate(self.nvec)]
-        return torch.cat(parts, -1)
 
 
 class Image(nn.Module):

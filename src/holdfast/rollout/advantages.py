@@ -32,6 +32,8 @@ def gae(
     _require_shape("gae", rewards, "rewards [T, B]", (2,), parts)
     _require_flags("gae", dones=dones)
     deltas = rewards + gamma * next_values - values
+    if deltas.numel() == 0:
+        return deltas, deltas + values
     if values_are_readable(deltas) and not bool(deltas.isfinite().all()):
         advantage = _within_episodes(deltas, dones, gamma * lam)
         return advantage, advantage + values
