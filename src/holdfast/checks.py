@@ -90,6 +90,22 @@ def outside_discrete(low: Any, high: Any, starts: Iterable[int], counts: Iterabl
     )
 
 
+def refuse_text(space: Any) -> None:
+    """Raise ValueError if a part of an observation space is not made of numbers in a fixed shape."""
+    from gymnasium import spaces  # imported where it is used
+
+    for part in (
+        (*space.values(),) if isinstance(space, spaces.Dict) else space if isinstance(space, spaces.Tuple) else ()
+    ):
+        refuse_text(part)
+    letters = space.dtype is not None and space.dtype.kind in "US"  # Text, and MiniGrid's space of missions
+    if letters or isinstance(space, (spaces.Sequence, spaces.Graph, spaces.OneOf)):
+        raise ValueError(
+            f"observations of {type(space).__name__} cannot be stored as tensors: wrap the environment, keep the other keys with "
+            "gymnasium.wrappers.FilterObservation(env, [...]) or make numbers of it with gymnasium.wrappers.TransformObservation"
+        )
+
+
 def check_discrete(obs: Any, space: Any) -> None:
     """Raise ValueError if a Discrete or MultiDiscrete part of observations on the host is not in `space`; any leading dimensions.
 

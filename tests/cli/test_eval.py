@@ -1,3 +1,5 @@
+import sys
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -52,6 +54,22 @@ def test_video_draws_episodes_of_an_environment_that_renders(run, train, folder,
     assert "films/episode_2.gif" in capsys.readouterr().out
     with Image.open(folder / "films/episode_1.gif") as film:
         assert film.n_frames == 10
+
+
+def test_a_renderer_that_needs_a_display_ends_in_one_line_that_says_what_to_set(
+    run, train, folder, capsys, monkeypatch
+):
+    def fail(self):
+        raise RuntimeError("an OpenGL platform library has not been loaded\nthis is line 2 of 40")
+
+    monkeypatch.setattr(Gridless, "render", fail)
+    monkeypatch.setitem(sys.modules, "mujoco", sys)
+    train("--quiet", "--run-dir", "run", "--env", "TenSteps-v0")
+    capsys.readouterr()
+    assert run("eval", "run", "--episodes", 1, "--video", "films") == 2
+    said = capsys.readouterr().err.strip()
+    assert said.count("\n") == 0 and "Gridless.render() failed: RuntimeError: an OpenGL platform" in said
+    assert said.endswith("; without a display, set MUJOCO_GL=egl (or osmesa)")
 
 
 def test_video_of_an_environment_that_does_not_render_is_a_mistake(run, train, folder, capsys):

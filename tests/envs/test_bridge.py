@@ -132,3 +132,17 @@ def test_importing_the_package_registers_without_loading_torch_environments():
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "3"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("MiniGrid-MemoryS7-v0", "pip install minigrid, then --env minigrid:MiniGrid-MemoryS7-v0"),
+        ("BabyAI-GoToObj-v0", "pip install minigrid, then --env minigrid:BabyAI-GoToObj-v0"),
+        ("ALE/Pong-v5", "pip install ale-py, then --env ale_py:ALE/Pong-v5"),
+    ],
+)
+def test_an_environment_of_a_known_package_says_what_to_install_and_to_write(name: str, said: str):
+    with pytest.raises(UnknownEnvError, match="is in another package") as error:
+        make(name, 2)
+    assert said in str(error.value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -429,3 +430,50 @@ def test_an_environment_that_cannot_restore_says_so():
     feed = started(vector_env(AutoresetMode.SAME_STEP, *TWO))
     assert feed.state_dict()["env"] is None
     assert VectorEnvAdapter(vector_env(AutoresetMode.SAME_STEP, *TWO)).load_state_dict(feed.state_dict()) is False
+
+
+class Talks(gym.Env[Any, Any]):
+    """Observations with text in them, next to numbers."""
+
+    action_space = spaces.Discrete(2)
+    observation_space = spaces.Dict(said=spaces.Text(5), seen=spaces.Box(-1, 1, (2,), np.float32))
+
+    def reset(self, **options: Any) -> Any:
+        super().reset(seed=options.get("seed"))
+        return {"said": "abc", "seen": np.zeros(2, np.float32)}, {}
+
+    def step(self, action: Any) -> Any:
+        return {"said": "de", "seen": np.ones(2, np.float32)}, 1.0, True, False, {}
+
+
+class SeesNumbers(hf.RecurrentPolicy):
+    """Looks at the numbers only."""
+
+    def __init__(self) -> None:
+        super().__init__(core=hf.GRU(2, 4))
+        self.out = torch.nn.Linear(4, 3)
+
+    def encode(self, obs: Any) -> torch.Tensor:
+        return obs["seen"]
+
+    def decode(self, features: torch.Tensor) -> Any:
+        return hf.heads.Categorical(self.out(features)[:, :2]), self.out(features)[:, 2]
+
+
+def test_observations_with_text_are_refused_with_a_wrapper_that_works():
+    said = r"observations of Text cannot be stored as tensors: .*gymnasium\.wrappers\.FilterObservation"
+    two = [Talks, Talks]
+    policies = (
+        SeesNumbers(),
+        hf.ActorCritic(Talks.observation_space["seen"], Talks.action_space, "gru", hidden_size=4),
+    )
+    for policy in policies:
+        with pytest.raises(ValueError, match=said):
+            next(iter(hf.collect(SyncVectorEnv(two), policy, steps=3)))
+    with pytest.raises(ValueError, match=said):
+        hf.ActorCritic(Talks.observation_space, Talks.action_space)
+    with pytest.raises(ValueError, match=said):
+        hf.Trainer(hf.TrainConfig("", num_envs=2, actor_obs=("seen",), device="cpu"), env=Talks)
+    filtered = SyncVectorEnv([lambda: gym.wrappers.FilterObservation(Talks(), ["seen"])] * 2)
+    policy = hf.ActorCritic(filtered.single_observation_space, filtered.single_action_space, "gru", hidden_size=4)
+    assert next(iter(hf.collect(filtered, policy, steps=3))).obs["seen"].shape == (3, 2, 2)

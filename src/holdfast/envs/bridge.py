@@ -111,6 +111,13 @@ def _from_spec(
     )
 
 
+_IN_OTHER_PACKAGES = (
+    ("ALE/", "ale-py", "ale_py"),
+    ("MiniGrid-", "minigrid", "minigrid"),
+    ("BabyAI-", "minigrid", "minigrid"),
+)
+
+
 def find(env_id: str) -> EnvSpec | Callable[..., Any]:
     """The gymnasium spec, class or function of an id that `make` accepts, or an error that names the most similar ids."""
     register_all()
@@ -139,10 +146,11 @@ def find(env_id: str) -> EnvSpec | Callable[..., Any]:
             raise UnknownEnvError(user_envs.what_a_module_offers(module, name)) from unknown
         if Path(f"{name}.py").exists():
             raise UnknownEnvError(f"{name} is a module; name the class in it: {name}:MyEnv") from unknown
-        if name.startswith("ALE/"):
-            raise UnknownEnvError(
-                f"{env_id!r} is in another package: pip install ale-py, then --env ale_py:{name}"
-            ) from unknown
+        for prefix, distribution, package in _IN_OTHER_PACKAGES:
+            if name.startswith(prefix):
+                raise UnknownEnvError(
+                    f"{env_id!r} is in another package: pip install {distribution}, then --env {package}:{name}"
+                ) from unknown
         module_name, _, inside = name.rpartition(".")
         if module_name and Path(f"{module_name.replace('.', '/')}.py").exists():
             raise UnknownEnvError(

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from holdfast.checks import outside_discrete, values_are_readable, whole_numbers
+from holdfast.checks import outside_discrete, refuse_text, values_are_readable, whole_numbers
 
 if TYPE_CHECKING:
     from holdfast.distributed.ranks import Ranks
@@ -266,6 +266,7 @@ def for_space(space: spaces.Space[Any], normalize: bool = False) -> nn.Module:
         return Composite({k: for_space(s, normalize) for k, s in space.items()}, is_tuple=False)
     if isinstance(space, spaces.Tuple):
         return Composite({str(i): for_space(s, normalize) for i, s in enumerate(space)}, is_tuple=True)
+    refuse_text(space)
     raise ValueError(
         f"no encoder for the observation space {space}; subclass hf.RecurrentPolicy and write encode(self, obs) for it"
     )

@@ -16,7 +16,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import create_empty_array
 from torch import Tensor
 
-from holdfast.checks import check_discrete
+from holdfast.checks import check_discrete, refuse_text
 from holdfast.envs.base import TorchVectorEnv
 from holdfast.policies.base import to_numpy
 from holdfast.rollout.env_arrays import arrays_to_tensors, masks_of, stacked_masks, tensors_to_arrays, where_mask
@@ -85,6 +85,7 @@ class VectorEnvAdapter:
                     f"{type(env).__name__} is not a gymnasium vector environment (it has no {attribute}); "
                     "use gymnasium.make_vec(...) or gymnasium.vector.SyncVectorEnv([...])"
                 )
+        refuse_text(env.single_observation_space)
         self.env, self.device, self.inputs = env, torch.device(device), tuple(inputs)
         self.mode = autoreset_mode(env)
         self.num_envs: int = env.num_envs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -71,10 +72,17 @@ def record_episodes(
 
 
 def _frame(env: Any) -> np.ndarray[Any, Any]:
-    frames = env.render()
+    try:
+        frames = env.render()
+    except Exception as error:  # whatever a renderer raises without a display
+        hint = "; without a display, set MUJOCO_GL=egl (or osmesa)" if "mujoco" in sys.modules else ""
+        said = str(error).strip().partition("\n")[0]
+        raise ValueError(f"{_name(env)}.render() failed: {type(error).__name__}: {said}{hint}") from error
     frame = frames[0] if isinstance(frames, (tuple, list)) else frames
     if not isinstance(frame, np.ndarray) or frame.ndim != 3:
-        raise ValueError(
-            f"{type(env).__name__}.render() returned no rgb_array frame; this environment does not support video"
-        )
+        raise ValueError(f"{_name(env)}.render() returned no rgb_array frame; this environment does not support video")
     return frame.astype(np.uint8)
+
+
+def _name(env: Any) -> str:
+    return type(getattr(env, "envs", [env])[0].unwrapped).__name__
