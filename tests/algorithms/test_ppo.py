@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from copy import deepcopy
 from typing import Any
@@ -377,3 +378,9 @@ def test_policy_and_segment_in_the_wrong_order_are_named():
     segment = next(hf.collect(vector_env(AutoresetMode.SAME_STEP, {}), policy, steps=4))
     with pytest.raises(TypeError, match=r"got a Segment and a SumPolicy; write hf\.ppo_loss\(policy, segment\)"):
         hf.ppo_loss(segment, policy)  # type: ignore[arg-type]
+
+
+def test_the_loss_shows_its_arguments_to_editors():
+    parameters = inspect.signature(hf.ppo_loss).parameters.values()
+    assert {"clip_range", "clip_value", "entropy_coef", "value_coef"} <= {p.name for p in parameters}
+    assert not any(p.kind is p.VAR_KEYWORD for p in parameters)

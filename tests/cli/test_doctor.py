@@ -45,6 +45,25 @@ class TakesSize(nn.Module):
 def boom():
     raise RuntimeError("out of order")
 
+class NanStays(nn.Module):  # multiplies by zero
+    input_size = 4
+
+    def __init__(self):
+        super().__init__()
+        self.cell = nn.GRUCell(4, 8)
+
+    def forward(self, x, state, resets):
+        h = x.new_zeros(x.shape[1], 8) if state is None else state
+        outputs = []
+        for x_t, first in zip(x, resets):
+            h = self.cell(x_t, h * (~first).float()[:, None])
+            outputs.append(h)
+        return torch.stack(outputs), h
+
+def make_warned():
+    torch.manual_seed(0)
+    return NanStays()
+
 layer = make_healthy()
 number = 3
 """
@@ -67,6 +86,15 @@ def test_exit_codes(run, package, capsys):
     assert "reset-dropped-in-training" in capsys.readouterr().out
     assert run("doctor", "somebodys_policy:make_broken") == 2
     assert "out of order" in capsys.readouterr().err
+
+
+def test_a_warning_fails_if_strict_and_an_ignored_cause_never_does(run, package, capsys):
+    for flags, code in (("", 0), ("--strict", 1), ("--strict --ignore nan-survives", 0)):
+        assert run("doctor", "somebodys_policy:make_warned", *flags.split()) == code
+        assert "nan-survives" in capsys.readouterr().out
+    assert run("doctor", "somebodys_policy:make_sick", "--ignore", "reset-dropped-in-training") == 0
+    assert run("doctor", "somebodys_policy:make_sick", "--ignore", "no-such-cause") == 2
+    assert "there is no cause no-such-cause" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -239,3 +239,14 @@ def test_an_environment_without_a_space_is_told_to_set_it(env, said):
 def test_a_number_of_environments_is_an_integer_of_at_least_1(env, num_envs):
     with pytest.raises(ValueError, match=f"num_envs must be an integer of at least 1, got {num_envs!r}"):
         make(env, num_envs)
+
+
+def test_a_class_without_a_constructor_takes_no_arguments_and_says_which_came():
+    class Plain(gym.Env):
+        observation_space, action_space = gym.spaces.Discrete(2), gym.spaces.Discrete(2)
+
+    assert make(Plain, 2).num_envs == 2
+    with pytest.raises(
+        ValueError, match="^Plain with render_mode='rgb_array': there is no argument 'render_mode'; it takes none$"
+    ):
+        make(Plain, 2, render_mode="rgb_array")

@@ -172,7 +172,7 @@ def _parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     try:
         return dict(inspect.signature(function).parameters)
     except (TypeError, ValueError):  # some functions of C modules do not say
-        return {}
+        return {"options": inspect.Parameter("options", inspect.Parameter.VAR_KEYWORD)}
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------
@@ -206,7 +206,7 @@ def check_num_envs(num_envs: Any) -> None:
 def check_arguments(constructor: Callable[..., Any], kwargs: dict[str, Any]) -> None:
     """Raise ValueError for an argument that the constructor does not take, or whose type is not what it says."""
     parameters = _parameters(constructor)
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()) or not parameters:
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return
     known = [name for name in parameters if name not in ("num_envs", "device")]
     kinds: dict[Any, tuple[type, ...]] = {"int": (int,), "float": (int, float), "bool": (bool,)}
