@@ -246,7 +246,5 @@ def test_a_class_without_a_constructor_takes_no_arguments_and_says_which_came():
         observation_space, action_space = gym.spaces.Discrete(2), gym.spaces.Discrete(2)
 
     assert make(Plain, 2).num_envs == 2
-    with pytest.raises(
-        ValueError, match="^Plain with render_mode='rgb_array': there is no argument 'render_mode'; it takes none$"
-    ):
-        make(Plain, 2, render_mode="rgb_array")
+    with pytest.raises(ValueError, match=r"^Plain with steps=3: there is no argument 'steps'; it takes none$"):
+        make(Plain, 2, env_kwargs={"steps": 3})
