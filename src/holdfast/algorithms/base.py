@@ -71,6 +71,10 @@ class RunContext(NamedTuple):
     engines: Engines
     num_envs: int = 1  # in this process
     action_space: Any = None
+    observation_space: Any = None
+    """Of what the policy sees."""
+    plays_final_obs: bool = False
+    """Whether a step of the environment shows the final observation of an episode (NEXT_STEP autoreset)."""
 
 
 class Algorithm(ABC):

@@ -20,10 +20,11 @@ from torch import Tensor, nn
 
 from holdfast import plain_checks as check
 from holdfast.algorithms.base import Algorithm, Finish, Progress, RunContext, Task
-from holdfast.config import OffPolicyConfig
+from holdfast.config import OffPolicyConfig, given
+from holdfast.cores.window import WINDOW
 from holdfast.distributed.metrics import Metric
 from holdfast.policies.base import RecurrentPolicy
-from holdfast.rollout.buffer import SequenceBuffer
+from holdfast.rollout.buffer import SequenceBuffer, check_reset_modes
 from holdfast.rollout.segment import Segment
 from holdfast.spans import span
 from holdfast.state import State
@@ -59,6 +60,13 @@ class OffPolicy(Algorithm):
     """The network that targets are computed with."""
 
     def __init__(self, policy: RecurrentPolicy, config: Any, run: RunContext) -> None:
+        check_reset_modes(policy.core, run.plays_final_obs)
+        context = policy.core.context()
+        if config.burn_in < (context or 0):
+            raise ValueError(
+                f"this memory holds the last {context} steps, which the buffer does not store: {given('burn_in', config.burn_in)} "
+                f"must be at least {context}"
+            )
         super().__init__(policy, config, run)
         self.buffer = SequenceBuffer(
             config.buffer_size // run.ranks.size,
@@ -66,6 +74,7 @@ class OffPolicy(Algorithm):
             device=run.device,
             seed=run.seed,
             prioritized=getattr(config, "prioritized", False),
+            context=context,
         )
         self.target = self.make_target()
         self.optimizers = [
@@ -92,25 +101,24 @@ class OffPolicy(Algorithm):
     def choose_sizes(cls, config: Any, task: Task) -> tuple[Any, str]:
         """Few environments: fresh experience comes often."""
         envs = config.num_envs or task.num_envs or max(task.ranks, 16 if task.fast_env or task.on_gpu else 4)
+        window = config.num_layers * ((config.memory_span or WINDOW) - 1) if config.core == "window" else 0
         filled = dataclasses.replace(
             config,
+            burn_in=max(config.burn_in, window),
             num_envs=envs,
             num_steps=config.num_steps or SEGMENT,
             batch_size=config.batch_size or (32 if task.on_gpu else 8),
             head_sizes=(2 * [256 if task.on_gpu else 128]) if config.head_sizes is None else config.head_sizes,
         )
         chosen = [name for name in ("num_envs", "num_steps", "batch_size") if not getattr(config, name)]
-        return filled, f"{', '.join(chosen)} chosen for a {'GPU' if task.on_gpu else 'CPU'}" if chosen else ""
+        texts = [f"{', '.join(chosen)} chosen for a {'GPU' if task.on_gpu else 'CPU'}"] if chosen else []
+        texts += [f"burn_in of {window}: what the window holds is not stored"] if window > config.burn_in else []
+        return filled, "; ".join(texts)
 
     # --- the update ---------------------------------------------------------------------------------------------------
 
     def start_update(self, segment: Segment, progress: Progress) -> Finish:
         config = self.config
-        if segment.final_obs is not None and config.reset in ("never", "detach"):
-            raise ValueError(
-                f"reset {config.reset!r} needs an environment with NEXT_STEP autoreset here: the buffer adds a row with the final "
-                "observation of a truncated episode, and memory would be carried through it; use reset 'zero' or 'learned'"
-            )
         rate = self._set_learning_rates(progress.fraction)
         with span("adding to the buffer"):
             self.buffer.add(segment)

@@ -68,21 +68,7 @@ class PQN(OnPolicy):
 
     @classmethod
     def make_policy(cls, config: PQNConfig, observation_space: Any, action_space: Any) -> QNetwork:
-        return QNetwork(
-            observation_space,
-            action_space,
-            None if config.core == "none" else config.core,
-            config.hidden_size,
-            num_layers=config.num_layers,
-            reset=config.reset,
-            encoder_sizes=config.encoder_sizes,
-            head_sizes=config.head_sizes,
-            activation=config.activation,
-            normalize_obs=config.normalize_obs,
-            memory_span=config.memory_span,
-            dueling=config.dueling,
-            layer_norm=config.layer_norm,
-        )
+        return QNetwork.of_config(config, observation_space, action_space)
 
     def make_noise(self, num_envs: int) -> EpsilonNoise:
         self.noise = EpsilonNoise(num_envs, int(self.run.action_space.n), self.run.device)

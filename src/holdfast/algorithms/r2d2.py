@@ -72,21 +72,7 @@ class R2D2(OffPolicy):
 
     @classmethod
     def make_policy(cls, config: R2D2Config, observation_space: Any, action_space: Any) -> QNetwork:
-        return QNetwork(
-            observation_space,
-            action_space,
-            None if config.core == "none" else config.core,
-            config.hidden_size,
-            num_layers=config.num_layers,
-            reset=config.reset,
-            encoder_sizes=config.encoder_sizes,
-            head_sizes=config.head_sizes or (),
-            activation=config.activation,
-            normalize_obs=config.normalize_obs,
-            memory_span=config.memory_span,
-            dueling=config.dueling,
-            layer_norm=config.layer_norm,
-        )
+        return QNetwork.of_config(config, observation_space, action_space)
 
     def make_target(self) -> RecurrentPolicy:
         return target_copy(self.policy)

@@ -167,7 +167,7 @@ class SAC(OffPolicy):
         free = mine.detach().requires_grad_()
         value = self.smallest(policy.q(features[:-S].detach(), free))
         (slope,) = torch.autograd.grad(value.sum(), free)
-        climbed = (slope * mine).flatten(1).sum(1).view_as(targets)
+        climbed = (slope * mine).view(*targets.shape, -1).sum(-1)
         level = (value.detach().view_as(targets) - climbed).detach()  # so that the number logged is the loss
         actor_loss = mean_over(now.valid, alpha * log_prob - climbed - level)
 
@@ -255,6 +255,6 @@ def sampled(dist: Any) -> tuple[Tensor, Tensor]:
     """Actions with gradients and their log-probabilities, those of a `SquashedGaussian` in units of its bounds."""
     if isinstance(dist, SquashedGaussian):
         action, log_prob = dist.rsample()
-        return action, log_prob + dist.half_range.log().expand_as(dist.mean[0]).sum()
+        return action, log_prob + dist.half_range.log().expand_as(dist.mean[0]).sum().to(log_prob.dtype)
     action = dist.rsample()
     return action, dist.log_prob(action)

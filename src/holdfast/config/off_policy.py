@@ -49,6 +49,15 @@ class OffPolicyConfig(RunConfig):
             )
 
     @property
+    def sequence_length(self) -> int:
+        """Steps between the states of a segment: no more than a training sequence, so that each step is reached by one."""
+        return (
+            max((n for n in range(1, self.train_length + 1) if self.num_steps % n == 0), default=0)
+            if self.num_steps
+            else 0
+        )
+
+    @property
     def steps_per_segment(self) -> int:
         """Environment steps between updates."""
         return self.num_envs * self.num_steps

@@ -14,6 +14,7 @@ A new cell is one file: subclass `Core`, set `input_size` and `output_size`, and
 - `_step(x, state, resets)`: one step.
 - `_sequence(...)`: only if there is something faster than a loop over `_step`.
 - `initial_rows()`: only if a fresh state is not zeros.
+- `context()`: only if the state holds the last inputs and nothing else.
 - `advance_(x, state, resets)` and `supports_advance = True`: only if the state is too large to copy at every step.
 
 This file does the checking.
@@ -81,6 +82,10 @@ class Core(nn.Module):
     def initial_rows(self) -> State | None:
         """What a fresh state starts from, a tree of tensors without the batch dimension; None means zeros."""
         return None
+
+    def context(self) -> int | None:
+        """Steps after which the state follows from the inputs alone, so that nobody needs to store it; None: never."""
+        return None if state_ops.leaves(self.row_shapes()) else 0
 
     def _step(self, x: Tensor, state: State, resets: Tensor | None) -> tuple[Tensor, State]:
         """x [B, I], resets [B] -> y [B, O] that shares no storage with the new state, and that state."""

@@ -55,6 +55,9 @@ class Block(CompositeCore):
     def row_shapes(self) -> State:
         return self.core.row_shapes()
 
+    def context(self) -> int | None:
+        return self.core.context()
+
     def initial_state(self, batch_size: int) -> State:
         return self.core.initial_state(batch_size)
 

@@ -72,6 +72,10 @@ class Stack(CompositeCore):
     def row_shapes(self) -> State:
         return tuple(core.row_shapes() for core in self.cores)  # type: ignore[operator]
 
+    def context(self) -> int | None:
+        parts = [core.context() for core in self.cores]  # type: ignore[operator]
+        return None if None in parts else sum(parts)
+
     def initial_state(self, batch_size: int) -> State:
         return tuple(core.initial_state(batch_size) for core in self.cores)  # type: ignore[operator]
 
@@ -120,6 +124,10 @@ class Parallel(CompositeCore):
 
     def row_shapes(self) -> State:
         return {name: core.row_shapes() for name, core in self.cores.items()}  # type: ignore[operator]
+
+    def context(self) -> int | None:
+        parts = [core.context() for core in self.cores.values()]  # type: ignore[operator]
+        return None if None in parts else max(parts)
 
     def initial_state(self, batch_size: int) -> State:
         return {name: core.initial_state(batch_size) for name, core in self.cores.items()}  # type: ignore[operator]

@@ -24,6 +24,8 @@ from holdfast.kernels.operands import Ring
 from holdfast.kernels.portable.window import attend_once, is_not_finite, stored_age
 from holdfast.state import State, rows_mask
 
+WINDOW = 64
+"""Steps, unless somebody says how many."""
 _BIAS_SCALE = 4.0
 """Adam moves each number by about the learning rate per update; a score must move by several units to matter."""
 
@@ -47,7 +49,7 @@ class WindowAttention(Core):
         input_size: int,
         hidden_size: int,
         *,
-        window: int = 64,
+        window: int = WINDOW,
         num_heads: int = 4,
         reset: str = "zero",
         kernel: str = "auto",
@@ -82,6 +84,9 @@ class WindowAttention(Core):
 
     def row_shapes(self) -> State:
         return self._row_shapes
+
+    def context(self) -> int:
+        return self.window - 1
 
     def _step(self, x: Tensor, state: State, resets: Tensor | None) -> tuple[Tensor, State]:
         ring = self._after_resets(state, resets)

@@ -19,10 +19,8 @@ from holdfast.checks import check_discrete
 from holdfast.cores.base import Core
 from holdfast.policies import heads
 from holdfast.policies.base import RecurrentPolicy
+from holdfast.policies.encoders import center_and_half_range
 from holdfast.state import State, leaves, tree_map
-
-FAR = 4.0
-"""Bounds whose middle is more than this times half their distance from 0 are far."""
 
 
 class Actor(RecurrentPolicy):
@@ -65,7 +63,7 @@ class Actor(RecurrentPolicy):
                 "bounds, or use squash_actions=False"
             )
         if self.scale_actions or self.squash_actions:
-            center, half_range = _center_and_half_range(action_space)  # type: ignore[arg-type]
+            center, half_range = center_and_half_range(action_space)  # type: ignore[arg-type]
             self.register_buffer("action_center", center, persistent=False)
             self.register_buffer("action_half_range", half_range, persistent=False)
 
@@ -117,10 +115,7 @@ class Actor(RecurrentPolicy):
         """
         if (deployed := self.deployed()) is not self:
             return deployed.predict(obs, state, episode_start, deterministic, action_masks)
-        if isinstance(self.observation_space, spaces.Dict) and isinstance(
-            obs, dict
-        ):  # what only a critic sees is left out
-            obs = {key: obs[key] for key in self.observation_space if key in obs}
+        obs = _seen(obs, self.observation_space)
         first, first_space = leaves(obs)[0], _first_space(self.observation_space)
         single = tuple(getattr(first, "shape", ())) == tuple(first_space.shape or ())
         if single:
@@ -160,20 +155,6 @@ def num_outputs(space: spaces.Space[Any]) -> int:
     raise ValueError(f"no action head for {space}; Discrete, MultiDiscrete, MultiBinary and Box are supported")
 
 
-def _center_and_half_range(space: spaces.Box) -> tuple[Tensor, Tensor]:
-    """The middle of each action's bounds and the distance to them; 0 and 1 where there are no bounds.
-
-    In float64 where the bounds are far from 0 compared with their distance, and so are actions then: float32 has 16 numbers between
-    1e6 and 1e6 + 1. What is computed from them is exact to float32 in units of the bounds.
-    """
-    low, high = (np.asarray(bound, np.float64).ravel() for bound in (space.low, space.high))
-    bounded = np.isfinite(low) & np.isfinite(high) & (high > low)
-    center = np.where(bounded, low / 2 + high / 2, 0.0)
-    half_range = np.where(bounded, high / 2 - low / 2, 1.0)
-    dtype = torch.float64 if (np.abs(center) > FAR * half_range).any() else torch.float32
-    return torch.as_tensor(center, dtype=dtype), torch.as_tensor(half_range, dtype=dtype)
-
-
 def _within(free: Tensor, low: float, high: float) -> Tensor:
     """Numbers between the bounds, smoothly; 0 stays 0."""
     return low + (high - low) * torch.sigmoid(free + math.log(-low / high))
@@ -184,6 +165,13 @@ def _as_a_batch(mask: Any) -> Any:
     if isinstance(mask, (list, tuple)):
         return [_as_a_batch(head) for head in mask]
     return None if mask is None else mask[None]
+
+
+def _seen(obs: Any, space: spaces.Space[Any]) -> Any:
+    """Without what only a critic sees."""
+    if not (isinstance(space, spaces.Dict) and isinstance(obs, dict)):
+        return obs
+    return {key: _seen(obs[key], space[key]) for key in space if key in obs}
 
 
 def _first_space(space: spaces.Space[Any]) -> spaces.Space[Any]:

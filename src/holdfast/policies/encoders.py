@@ -121,6 +121,24 @@ _FLAT = 1e-6
 _SMALLEST = 1e-36  # 1 / it is a float32
 
 
+FAR = 4.0
+"""Bounds whose middle is more than this times half their distance from 0 are far."""
+
+
+def center_and_half_range(space: spaces.Box) -> tuple[Tensor, Tensor]:
+    """The middle of each action's bounds and the distance to them; 0 and 1 where there are no bounds.
+
+    In float64 where the bounds are far from 0 compared with their distance, and so are actions then: float32 has 16 numbers between
+    1e6 and 1e6 + 1. What is computed from them is exact to float32 in units of the bounds.
+    """
+    low, high = (np.asarray(bound, np.float64).ravel() for bound in (space.low, space.high))
+    bounded = np.isfinite(low) & np.isfinite(high) & (high > low)
+    center = np.where(bounded, low / 2 + high / 2, 0.0)
+    half_range = np.where(bounded, high / 2 - low / 2, 1.0)
+    dtype = torch.float64 if (np.abs(center) > FAR * half_range).any() else torch.float32
+    return torch.as_tensor(center, dtype=dtype), torch.as_tensor(half_range, dtype=dtype)
+
+
 class Bounded(nn.Module):
     """A Box with bounds, flattened, in units of them: -1 to 1."""
 
@@ -130,11 +148,10 @@ class Bounded(nn.Module):
     def __init__(self, space: spaces.Box) -> None:
         super().__init__()
         self.shape = space.shape
-        low, high = (torch.as_tensor(bound, dtype=torch.float64).flatten() for bound in (space.low, space.high))
-        half_range = high / 2 - low / 2
-        self.register_buffer("center", (low / 2 + high / 2).float(), persistent=False)
-        self.register_buffer("half_range", torch.where(half_range > 0, half_range, 1.0).float(), persistent=False)
-        self.size = len(low)
+        center, half_range = center_and_half_range(space)
+        self.register_buffer("center", center, persistent=False)
+        self.register_buffer("half_range", half_range, persistent=False)
+        self.size = len(center)
 
     def forward(self, x: Tensor) -> Tensor:
         return (_rows(x, self.shape).reshape(x.shape[0], self.size) - self.center) / self.half_range
@@ -215,7 +232,7 @@ class Composite(nn.Module):
 
     def forward(self, x: Any) -> Tensor:
         if isinstance(x, (list, tuple, Tensor)) and not self.is_tuple:
-            fed_back = {"prev_action", "prev_reward"} & set(self.keys)
+            fed_back = _FED_BACK & set(self.keys)
             hint = (
                 f"; hf.Runner, and hf.collect with inputs={tuple(self.keys)}, fill in the previous action and reward"
                 if fed_back
@@ -234,10 +251,15 @@ class Composite(nn.Module):
         return torch.cat([part(x[key]) for key, part in zip(self.keys, self.parts)], -1)  # cat promotes to the widest
 
 
+_FED_BACK = {"prev_action", "prev_reward"}
+
+
 def part_of(space: spaces.Space[Any], keys: Sequence[str] | None, name: str) -> spaces.Space[Any]:
     """A Dict space with these keys only; None: the space itself. name: of the argument, for errors."""
     if keys is None:
         return space
+    if isinstance(space, spaces.Dict) and _FED_BACK & set(space) and isinstance(space.spaces.get("obs"), spaces.Dict):
+        return spaces.Dict({**space.spaces, "obs": part_of(space["obs"], keys, name)})  # both see what is fed back
     if isinstance(keys, str) or not keys:
         raise ValueError(f"{name} is {keys!r}, expected the keys of observations to see, e.g. {name}=('policy',)")
     if not isinstance(space, spaces.Dict):

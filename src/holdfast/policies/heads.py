@@ -371,7 +371,7 @@ class SquashedGaussian:
         bounds, gradients would be wrong."""
         noise = torch.randn_like(self.mean)
         u = self.mean + self.log_std.exp() * noise
-        log_prob = -0.5 * noise * noise - self.log_std - _HALF_LOG_2PI - _log_slope(u) - self.half_range.log()
+        log_prob = -0.5 * noise * noise - self.log_std - _HALF_LOG_2PI - _log_slope(u) - self._log_range()
         return self._action(u), log_prob.sum(-1)
 
     @property

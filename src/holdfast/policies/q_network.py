@@ -14,6 +14,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from holdfast.config.settings import default_of, given
 from holdfast.cores import Core
 from holdfast.cores.base import check_sizes
 from holdfast.cores.chrono import chrono_init_
@@ -70,6 +71,30 @@ class QNetwork(Actor):
         self.actor_head, width = encoders.mlp(whole.output_size, head_sizes, activation)
         self.actor = encoders.orthogonal(nn.Linear(width, int(action_space.n)), 0.1)  # of Q, or of advantages
         self.state_value = encoders.orthogonal(nn.Linear(width, 1), 0.1) if dueling else None
+
+    @classmethod
+    def of_config(cls, config: Any, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> QNetwork:
+        """What the settings of PQN or R2D2 describe."""
+        for name in ("critic_core", "actor_obs", "critic_obs"):
+            if (value := getattr(config, name)) != default_of(type(config), name):
+                raise ValueError(
+                    f"{given(name, value)} is about a critic, and {config.algorithm} has none; leave it out"
+                )
+        return cls(
+            observation_space,
+            action_space,
+            None if config.core == "none" else config.core,
+            config.hidden_size,
+            num_layers=config.num_layers,
+            reset=config.reset,
+            encoder_sizes=config.encoder_sizes,
+            head_sizes=config.head_sizes or (),
+            activation=config.activation,
+            normalize_obs=config.normalize_obs,
+            memory_span=config.memory_span,
+            dueling=config.dueling,
+            layer_norm=config.layer_norm,
+        )
 
     def decode(self, features: Tensor, action_mask: Any = None) -> tuple[Greedy, Tensor]:
         hidden = self.actor_head(self.norm(features))

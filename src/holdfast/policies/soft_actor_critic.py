@@ -187,8 +187,8 @@ class SoftCritic(RecurrentPolicy):
 def _q(module: Any, features: Tensor, actions: Tensor | None) -> Tensor:
     if actions is None:
         return module.critic(features).float()
-    scaled = (actions.flatten(1).to(features.dtype) - module.action_center) / module.action_half_range
-    return module.critic(torch.cat([features, scaled], 1)).squeeze(-1).float()
+    scaled = (actions.reshape(len(actions), -1) - module.action_center) / module.action_half_range
+    return module.critic(torch.cat([features, scaled.to(features.dtype)], 1)).squeeze(-1).float()
 
 
 def _check_actions(space: spaces.Space[Any]) -> None:

@@ -183,8 +183,11 @@ class VectorEnvAdapter:
         return array.astype(dtype, copy=False) if dtype is not None else array
 
     def _as_in_space(self, action: Tensor) -> Tensor:
-        """Actions between far bounds are float64 (`policies/actor.py`), whatever the environment takes."""
-        return action.float() if action.dtype == torch.float64 and self.action_space.dtype == np.float32 else action
+        """Numbers of a Box in one dtype, whatever the policy gives: that of the space, float32 for whole numbers."""
+        if self._bounds is None:
+            return action
+        dtype = self._bounds[0].dtype
+        return action.to(dtype if dtype.is_floating_point else torch.float32)
 
     # --- saving ------------------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from gymnasium.vector import AutoresetMode
 
 from holdfast import algorithms
 from holdfast.algorithms import auto_sizes
@@ -23,7 +24,7 @@ from holdfast.named_objects import stands_for_object
 from holdfast.policies import user_policies
 from holdfast.policies.base import RecurrentPolicy
 from holdfast.rollout.collector import Collector
-from holdfast.rollout.vector_env import input_space
+from holdfast.rollout.vector_env import autoreset_mode, input_space
 from holdfast.runs import rng_state
 from holdfast.training.training_env import FailureLog, training_env
 
@@ -107,7 +108,20 @@ def _build(
     policy.to(device)
     engines = Engines(config, device, ranks)
     seed = ranks.seed(config.seed)
-    algorithm = kind(policy, config, RunContext(ranks, device, seed, engines, len(share), env.single_action_space))
+    algorithm = kind(
+        policy,
+        config,
+        RunContext(
+            ranks=ranks,
+            device=device,
+            seed=seed,
+            engines=engines,
+            num_envs=len(share),
+            action_space=env.single_action_space,
+            observation_space=_seen(env, config),
+            plays_final_obs=autoreset_mode(env) == AutoresetMode.NEXT_STEP,
+        ),
+    )
     collector = engines.collector(env, policy, algorithm, seed)
     if not ranks.leads:
         rng_state.seed(seed)  # and acts with random numbers of its own
@@ -132,10 +146,15 @@ def _make_policy(config: RunConfig, env: Any, given: Any = None) -> RecurrentPol
     """The policy that a config describes, or that the user passed, for the spaces of an environment."""
     if isinstance(given, RecurrentPolicy):
         return given
-    seen = input_space(env.single_observation_space, env.single_action_space, config.inputs)
+    seen = _seen(env, config)
     if given is not None:
         return user_policies.build(given, seen, env.single_action_space, config)
     return algorithms.make_policy(config, seen, env.single_action_space)
+
+
+def _seen(env: Any, config: RunConfig) -> Any:
+    """The space of what the policy sees."""
+    return input_space(env.single_observation_space, env.single_action_space, config.inputs)
 
 
 def _require_copies(env: Any, share: range, config: RunConfig, ranks: Ranks) -> None:

@@ -1,0 +1,269 @@
+"""What SAC and R2D2 share: every core, reset mode, space and environment that PPO takes; what they cannot do is said before a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+import holdfast as hf
+from holdfast.runs.log import read_progress
+from holdfast.state import tree_map
+
+BOX, CHOICES = spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(3, start=4)
+SMALL: dict[str, Any] = dict(
+    hidden_size=8, head_sizes=(8,), num_envs=2, num_steps=8, total_steps=64, batch_size=4, train_length=8, burn_in=0,
+    warmup_steps=0, update_ratio=0.25, buffer_size=4000, device="cpu", threads=1, tensorboard=False, quiet=True,
+    final_eval_episodes=2, replay_check_every=1,
+)  # fmt: skip
+CONFIGS = {"sac": hf.SACConfig, "r2d2": hf.R2D2Config}
+
+
+class Drawn(gymnasium.Env[Any, Any]):
+    """Shows and takes anything; an episode is truncated after 5 steps."""
+
+    def __init__(self, action_space: Any, observation_space: Any = None) -> None:
+        self.action_space = action_space
+        self.observation_space = observation_space or spaces.Box(-1, 1, (3,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        if seed is not None:
+            self.observation_space.seed(seed)
+        self.t = 0
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> Any:
+        assert self.action_space.contains(action), action
+        self.t += 1
+        return self.observation_space.sample(), float(np.sum(action)), False, self.t == 5, {}
+
+
+def config(folder: Path, algorithm: str, **settings: Any) -> Any:
+    return CONFIGS[algorithm](**{**SMALL, "run_dir": str(folder / "run"), **settings})
+
+
+def trained(folder: Path, algorithm: str, env: Any, **settings: Any) -> hf.Trainer:
+    """A short run, which learned and in which every replay agreed."""
+    trainer = hf.Trainer(config(folder, algorithm, **settings), env=env)
+    trainer.run()
+    rows = read_progress(folder / "run")
+    gaps = [float(row["memory/replay_gap"]) for row in rows]
+    checked = [gap for gap in gaps if gap == gap]  # not where an environment gave NaN
+    assert checked and max(checked) < 1e-5
+    assert float(rows[-1]["train/gradient_steps"]) > 0 and not any(float(row["train/skipped_steps"]) for row in rows)
+    return trainer
+
+
+EACH = pytest.mark.parametrize(("algorithm", "actions"), [("sac", BOX), ("sac", CHOICES), ("r2d2", CHOICES)])
+
+
+# --- memories ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("core", ["window", "mlstm", "ffm", "none"])
+@pytest.mark.parametrize(("algorithm", "actions"), [("sac", BOX), ("r2d2", CHOICES)])
+def test_every_family_of_memory_learns_from_the_buffer(tmp_path: Path, algorithm: str, actions: Any, core: str):
+    trained(tmp_path, algorithm, lambda: Drawn(actions), core=core, memory_span=4 if core == "window" else None)
+
+
+def test_a_window_is_not_stored_and_gets_the_burn_in_that_fills_it(tmp_path: Path):
+    trainer = trained(tmp_path, "sac", lambda: Drawn(BOX), core="window", memory_span=4, num_layers=2)
+    assert trainer.config.burn_in == 2 * 3 == trainer.algorithm.buffer.context
+    assert trainer.algorithm.buffer.starts.state_bytes() == 0
+    assert "burn_in of 6" in trainer.parts.chosen
+    batch = trainer.algorithm.buffer.sample(3, 8, 6)
+    policy, buffered = trainer.policy, batch.start_state
+    rows, state = trainer.algorithm.after_burn_in(batch, policy, buffered)
+    noisy = tree_map(lambda x: torch.full_like(x, 3) if x.is_floating_point() else x + 3, buffered)
+    _, other = trainer.algorithm.after_burn_in(batch, policy, noisy)
+    first, second = (policy.features(rows.obs, s, rows.resets)[0] for s in (state, other))
+    assert torch.allclose(first, second, atol=1e-5), "whatever it began with, the window is full of what was played"
+
+
+def test_a_window_of_your_own_policy_says_which_burn_in_it_needs(tmp_path: Path):
+    policy = lambda observation_space, action_space: hf.QNetwork(  # noqa: E731
+        observation_space, action_space, hf.WindowAttention(8, 8, window=7), encoder_sizes=(8,)
+    )
+    with pytest.raises(ValueError, match=r"holds the last 6 steps.*burn_in=2 must be at least 6"):
+        hf.Trainer(config(tmp_path, "r2d2", burn_in=2), env=lambda: Drawn(CHOICES), policy=policy)
+
+
+@pytest.mark.parametrize(
+    ("core", "context"),
+    [
+        (hf.WindowAttention(8, 8, window=5), 4),
+        (hf.Block(hf.WindowAttention(8, 8, window=5)), 4),
+        (hf.Stack([hf.WindowAttention(8, 8, window=5), hf.WindowAttention(8, 8, window=3)]), 6),
+        (hf.Parallel(a=hf.WindowAttention(8, 8, window=5), b=hf.WindowAttention(8, 8, window=3)), 4),
+        (hf.Parallel(a=hf.WindowAttention(8, 8, window=5), b=hf.GRU(8, 8)), None),
+        (hf.GRU(8, 8), None),
+    ],
+)
+def test_a_core_knows_after_how_many_steps_its_state_follows_from_its_inputs(core: hf.Core, context: int | None):
+    assert core.context() == context
+    if context is None:
+        return
+    x, junk = torch.randn(context, 2, 8), core.initial_state(2)
+    _, junk = core(torch.randn(9, 2, 8), junk)
+    after, fresh = core(x, junk)[1], core(x, None)[1]
+    probe = torch.randn(1, 2, 8)
+    assert torch.allclose(core(probe, after)[0], core(probe, fresh)[0], atol=1e-5)
+
+
+@pytest.mark.parametrize("reset", ["never", "detach"])
+@pytest.mark.parametrize("algorithm", ["sac", "r2d2"])
+def test_memory_that_goes_on_over_episodes_needs_an_environment_that_plays_final_observations(
+    tmp_path: Path, algorithm: str, reset: str
+):
+    def env(mode: AutoresetMode) -> Any:
+        return SyncVectorEnv([lambda: Drawn(CHOICES)] * 2, autoreset_mode=mode)
+
+    trained(tmp_path, algorithm, env(AutoresetMode.NEXT_STEP), reset=reset)
+    for mode in (AutoresetMode.SAME_STEP, AutoresetMode.DISABLED):
+        with pytest.raises(ValueError, match=f"reset mode '{reset}' with a buffer of sequences needs .* NEXT_STEP"):
+            hf.Trainer(config(tmp_path / "other", algorithm, reset=reset), env=env(mode))
+    assert not (tmp_path / "other").exists()
+
+
+def test_states_are_kept_at_least_once_per_training_sequence(tmp_path: Path, recwarn: Any):
+    trainer = trained(tmp_path, "sac", lambda: Drawn(BOX), num_steps=12, train_length=5)
+    assert trainer.collector.bptt == 4
+    assert not [w for w in recwarn if "never reach the rows between" in str(w.message)]
+
+
+# --- spaces -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Box(-1, 2, (2, 3), np.float32),
+        spaces.Box(-1, 2, (), np.float32),
+        spaces.Box(-1, 2, (2,), np.float64),
+        spaces.Box(-1, 2, (2,), np.int32),
+        spaces.Box(1e6, 1e6 + 2, (2,), np.float64),
+        spaces.Box(-1e6, 1e6, (2,), np.float32),
+    ],
+    ids=["2x3", "no dimension", "float64", "int32", "far from 0", "wide"],
+)
+def test_sac_takes_every_box_with_bounds(tmp_path: Path, space: Any):
+    trainer = trained(tmp_path, "sac", lambda: Drawn(space))
+    batch = trainer.algorithm.buffer.sample(4, 8)
+    read = trainer.policy.encoder.parts[1](batch.obs["prev_action"].flatten(0, 1))[~batch.resets.flatten()]
+    played = (batch.actions[:-1] - space.low.mean()) / (space.high.mean() - space.low.mean()) * 2 - 1
+    goes_on = ~batch.resets[1:]
+    following = trainer.policy.encoder.parts[1](batch.obs["prev_action"][1:].flatten(0, 1)).view(*goes_on.shape, -1)
+    assert bool((read.abs() <= 1 + 1e-5).all())
+    assert torch.allclose(
+        following[goes_on], played.reshape(*goes_on.shape, -1)[goes_on].to(following.dtype), atol=1e-4
+    )
+
+
+IMAGE = spaces.Box(0, 255, (3, 9, 9), np.uint8)
+
+
+@EACH
+def test_images_stay_uint8_in_the_buffer_beside_other_parts(tmp_path: Path, algorithm: str, actions: Any):
+    space = spaces.Dict({"camera": IMAGE, "speed": spaces.Box(-1, 1, (2,), np.float32), "card": spaces.Discrete(5)})
+    trainer = trained(tmp_path, algorithm, lambda: Drawn(actions, space))
+    assert trainer.algorithm.buffer.rows["obs"]["obs"]["camera"].dtype == torch.uint8
+
+
+@pytest.mark.parametrize(("critic_core", "actions"), [("separate", BOX), ("none", CHOICES)])
+def test_a_critic_may_see_more_than_the_actor_also_with_previous_actions(
+    tmp_path: Path, critic_core: str, actions: Any
+):
+    pytest.importorskip("onnxruntime")
+    space = spaces.Dict({"camera": spaces.Box(-1, 1, (2,), np.float32), "secret": spaces.Box(-1, 1, (4,), np.float32)})
+    trainer = trained(
+        tmp_path,
+        "sac",
+        lambda: Drawn(actions, space),
+        critic_core=critic_core,
+        actor_obs=("camera",),
+        critic_obs=("secret",),
+    )
+    policy = hf.load(tmp_path / "run")
+    assert trainer.policy.critic_encoder.keys == ["obs", "prev_action"]
+    assert trainer.policy.critic_encoder.parts[0].keys == ["secret"]
+    hf.export_policy(policy, tmp_path / "policy.onnx")
+    runners = [hf.Runner(policy), hf.Runner(tmp_path / "policy.onnx")]
+    for step in range(4):
+        seen = {"camera": np.full((2, 2), 0.1 * step, np.float32)}
+        first, second = (runner.act(seen, resets=np.full(2, step == 0)).action for runner in runners)
+        assert np.allclose(first, second, atol=1e-5)
+    previous = np.full((2, *actions.shape), 4 if actions is CHOICES else 0)
+    action, _ = policy.predict({"obs": {**seen, "secret": np.zeros((2, 4), np.float32)}, "prev_action": previous})
+    assert action.shape == (2, *actions.shape)
+
+
+@pytest.mark.parametrize("algorithm", ["pqn", "r2d2"])
+def test_settings_of_a_critic_are_refused_where_there_is_none(tmp_path: Path, algorithm: str):
+    base = dict(algorithm=algorithm, env="CartPole-v1", run_dir=str(tmp_path / "run"), device="cpu")
+    with pytest.raises(ValueError, match=f"critic_core='none' is about a critic, and {algorithm} has none"):
+        hf.Trainer(hf.RunConfig.from_dict({**base, "critic_core": "none"}))
+
+
+# --- environments -----------------------------------------------------------------------------------------------------
+
+
+@EACH
+@pytest.mark.parametrize("mode", list(AutoresetMode), ids=lambda mode: mode.name)
+def test_episodes_of_one_step_in_every_autoreset_mode(tmp_path: Path, algorithm: str, actions: Any, mode: Any):
+    class Short(Drawn):
+        def step(self, action: Any) -> Any:
+            obs, reward, _, _, info = super().step(action)
+            return obs, reward, self.t % 2 == 0, True, info
+
+    trained(tmp_path, algorithm, SyncVectorEnv([lambda: Short(actions)] * 2, autoreset_mode=mode))
+
+
+@EACH
+def test_rewards_that_are_not_finite_leave_out_their_episode_and_nothing_else(
+    tmp_path: Path, algorithm: str, actions: Any
+):
+    class Broken(Drawn):
+        steps = 0
+
+        def step(self, action: Any) -> Any:
+            Broken.steps += 1
+            obs, reward, *rest = super().step(action)
+            return obs, np.nan if Broken.steps % 29 == 0 else reward, *rest
+
+    trainer = trained(tmp_path, algorithm, lambda: Broken(actions))
+    assert all(p.isfinite().all() for p in trainer.policy.parameters())
+    rows = trainer.algorithm.buffer.rows
+    assert bool(rows["rewards"].isfinite().all()) and int((rows["flags"] & 8 == 0).sum()) > 0
+
+
+@EACH
+def test_one_environment_and_environments_that_fail(tmp_path: Path, algorithm: str, actions: Any):
+    class Failing(Drawn):
+        made = 0
+
+        def __init__(self, *spaces: Any) -> None:
+            super().__init__(*spaces)
+            Failing.made += 1
+
+        def step(self, action: Any) -> Any:
+            if Failing.made == 1 and self.t == 3:
+                raise RuntimeError("the motor is hot")
+            return super().step(action)
+
+    trainer = trained(tmp_path, algorithm, lambda: Failing(actions), num_envs=1)
+    assert trainer.env_failures.count == 1 and Failing.made > 1
+
+
+@EACH
+def test_a_buffer_too_small_for_its_environments_is_refused(tmp_path: Path, algorithm: str, actions: Any):
+    with pytest.raises(ValueError, match=r"buffer_size=100 is too small: num_envs=6 .* need at least 108"):
+        config(tmp_path, algorithm, num_envs=6, buffer_size=100)
+    with pytest.raises(ValueError, match=r"buffer_size=60 is too small: num_envs=4 .* need at least 72"):
+        hf.Trainer(config(tmp_path, algorithm, num_envs=0, buffer_size=60), env=lambda: Drawn(actions))
