@@ -2,7 +2,8 @@
 
     segment ──► buffer.add ──► gradient_steps x ( buffer.sample ──► learn(batch) ──► terms )
 
-A subclass writes `learn`: losses in plain PyTorch, and `step`, which ends it. Nothing in it looks at a number on the device. Rows of
+A subclass writes `learn`: losses in plain PyTorch, and `step`, which ends it. Nothing in it looks at a number on the device or counts
+on the host, so every call runs the same operations with the same constants, as a captured graph does. Rows of
 a batch are [burn_in + length + 1, S]: the first bring the memory up to date, the last is only the successor of the one before it.
 """
 
@@ -243,9 +244,12 @@ def target_copy(network: nn.Module) -> Any:
 
 
 @torch.no_grad()
-def move_target(target: nn.Module, network: nn.Module, tau: float) -> None:
-    """Bring the weights of a target network closer to those of the network that it is a copy of."""
-    torch._foreach_lerp_(list(target.parameters()), [p.detach() for p in network.parameters()], tau)
+def move_target(target: nn.Module, network: nn.Module, tau: float | Tensor) -> None:
+    """Bring the weights of a target network closer to those of the network that it is a copy of. tau: 1 copies them; a tensor on
+    their device is not looked at from the host."""
+    own = list(target.parameters())
+    weight: Any = [tau] * len(own) if isinstance(tau, Tensor) else tau
+    torch._foreach_lerp_(own, [p.detach() for p in network.parameters()], weight)
 
 
 def mean_over(valid: Tensor, numbers: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from holdfast.algorithms.base import RunContext
 from holdfast.algorithms.off_policy import Group, OffPolicy, mean_over, move_target, target_copy
 from holdfast.config import R2D2Config
 from holdfast.distributed.metrics import Metric
@@ -70,6 +71,10 @@ class R2D2(OffPolicy):
         *OffPolicy.metrics,
     )
 
+    def __init__(self, policy: RecurrentPolicy, config: Any, run: RunContext) -> None:
+        super().__init__(policy, config, run)
+        self.target_age = torch.zeros((), dtype=torch.int64, device=run.device)  # in gradient steps
+
     @classmethod
     def make_policy(cls, config: R2D2Config, observation_space: Any, action_space: Any) -> QNetwork:
         return QNetwork.of_config(config, observation_space, action_space)
@@ -101,8 +106,8 @@ class R2D2(OffPolicy):
         size = errors.detach().abs()
         if self.config.prioritized:
             self.buffer.update_priorities(batch.index, priorities(size, valid))
-        if (self.gradient_steps + 1) % self.config.target_every == 0:
-            move_target(self.target, self.policy, 1.0)
+        self.target_age.add_(1).remainder_(self.config.target_every)
+        move_target(self.target, self.policy, (self.target_age == 0).float())  # copies it, or does nothing
         return {"q_loss": loss.detach(), "q_mean": mean_over(valid, q), "error": mean_over(valid, size), **found}
 
     def errors(self, batch: Segment) -> tuple[Tensor, Tensor, Tensor]:
@@ -126,6 +131,10 @@ class R2D2(OffPolicy):
         if not self.config.rescale:
             return n_step_returns(rows, value, self.config.n_step, self.config.gamma, scale)
         return rescaled(n_step_returns(rows, unscaled(value), self.config.n_step, self.config.gamma, scale))
+
+    def load_state_dict(self, d: dict[str, Any]) -> None:
+        super().load_state_dict(d)
+        self.target_age.fill_(self.gradient_steps % self.config.target_every)
 
 
 def priorities(errors: Tensor, valid: Tensor) -> Tensor:

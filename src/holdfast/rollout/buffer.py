@@ -287,7 +287,7 @@ class SequenceBuffer:
             start_state=start,
             action_mask=rows.get("action_mask"),
             chunk_states=[start],
-            index=self.starts.number(chosen // self.num_envs) * self.num_envs + stream,
+            index=self.starts.numbers.index_select(0, chosen // self.num_envs) * self.num_envs + stream,
         )
 
     @torch.no_grad()
@@ -408,6 +408,7 @@ class SequenceBuffer:
         self.steps, self._has_added_rows = d["steps"], d["has_added_rows"]
         self._length, self._longest_chunk = d["length"], d["longest_chunk"]
         self.starts.steps, self.starts.count = deque(d["start_steps"]), d["start_count"]
+        self.starts.number_slots()
         self.starts.priorities = d["priorities"].to(self.device, copy=True)
         self.starts.largest.fill_(d["largest_priority"])
 
@@ -425,6 +426,7 @@ class Starts:
         self.count = 0
         self.steps: deque[int] = deque()  # of the starts that are held
         self.rows = torch.full((_FIRST_SLOTS, num_envs), -1, device=device)
+        self.numbers = torch.full((_FIRST_SLOTS,), -1, device=device)  # of the starts, for code that a graph captures
         self.priorities = torch.ones(_FIRST_SLOTS, num_envs, device=device)
         self.largest = torch.ones((), device=device)  # priority so far
         self.states: State = {}
@@ -451,6 +453,7 @@ class Starts:
                 self.steps.popleft()
         slot = self.count % len(self.rows)
         self.rows[slot] = rows
+        self.numbers[slot] = self.count
         self.priorities[slot] = self.largest
         tree_map(lambda store, x: store[slot].copy_(x), self.states, state)
         self.steps.append(step)
@@ -465,18 +468,21 @@ class Starts:
             return new.index_copy_(0, numbers % (2 * size), old.index_select(0, numbers % size))
 
         self.rows, self.priorities = grown(self.rows, -1), grown(self.priorities, 1)
+        self.numbers = grown(self.numbers, -1)
         self.states = tree_map(grown, self.states)
 
-    def number(self, slot: Tensor) -> Tensor:
-        """The number of the start in a slot."""
-        newest = self.count - 1
-        return newest - (newest - slot) % len(self.rows)
+    def number_slots(self) -> None:
+        """Make `numbers` from `count`."""
+        newest, slots = self.count - 1, torch.arange(len(self.rows), device=self.device)
+        self.numbers = (newest - (newest - slots) % len(self.rows)).clamp(min=-1)
 
     def prioritize(self, index: Tensor, priorities: Tensor) -> None:
         number, stream = index // self.num_envs, index % self.num_envs
-        size = len(self.rows)
-        held = (number >= self.count - size) & (number < self.count) & priorities.isfinite() & (priorities >= 0)
-        flat = (number % size) * self.num_envs + stream
+        slot = number % len(self.rows)
+        held = (
+            (self.numbers.index_select(0, slot) == number) & (number >= 0) & priorities.isfinite() & (priorities >= 0)
+        )
+        flat = slot * self.num_envs + stream
         old = self.priorities.flatten()
         # Those that are gone write to a place that nobody reads.
         wide = torch.cat([old, old[:1]]).index_copy_(0, torch.where(held, flat, len(old)), priorities)
