@@ -31,7 +31,7 @@ _NOT_ARGUMENTS = ("self", "__class__", "observation_space", "action_space")
 
 
 class QHeads(nn.Module):
-    """Several networks of the same form side by side: [N, inputs] -> [heads, N, outputs]. Each layer is one product."""
+    """Several networks of the same form side by side: [N, inputs] -> [heads, N, outputs]. Each layer is one product for all heads."""
 
     def __init__(self, heads: int, inputs: int, hidden: Sequence[int], outputs: int, activation: str) -> None:
         super().__init__()
@@ -45,10 +45,19 @@ class QHeads(nn.Module):
             self.weights.append(nn.Parameter(weight))
             self.biases.append(nn.Parameter(torch.zeros(heads, 1, m)))
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = x.expand(len(self.weights[0]), *x.shape)
-        for layer, (weight, bias) in enumerate(zip(self.weights, self.biases)):
-            x = torch.baddbmm(bias, x if layer == 0 else self.activation(x), weight)
+    def forward(self, features: Tensor, actions: Tensor | None = None) -> Tensor:
+        """actions: the last inputs, if they are apart. A slope by the actions alone then costs no product with the features."""
+        heads, inputs = len(self.weights[0]), features.shape[1]
+        first = self.weights[0]
+        x = torch.baddbmm(self.biases[0], features.expand(heads, *features.shape), first[:, :inputs])
+        if actions is not None:
+            x = torch.baddbmm(x, actions.expand(heads, *actions.shape), first[:, inputs:])
+        for weight, bias in list(zip(self.weights, self.biases))[1:]:
+            x = self.activation(x)
+            if weight.shape[2] > 1:
+                x = torch.baddbmm(bias, x, weight)
+            else:  # a product with one column takes several times as long
+                x = (x * weight.transpose(1, 2)).sum(-1, keepdim=True) + bias
         return x
 
 
@@ -136,20 +145,23 @@ class SoftActorCritic(ActorCritic):
             return super()._parts(features)
         if self._slices is None:
             return features, features
+        return self._part(features, 0), self._part(features, 1)
+
+    def _part(self, features: Tensor, which: int) -> Tensor:
+        """What the actor (0) or the critics (1) read."""
+        if not self.skip or self._slices is None:
+            return self._parts(features)[which]
         y, x = features.split([self.core.output_size, self.core.input_size], 1)
         inputs = self.core.inputs if isinstance(self.core, Parallel) else {}
-        actor, critic = (
-            torch.cat([y[:, part], x[:, inputs[name]] if name in inputs else x], 1)
-            for name, part in zip(("actor", "critic"), self._slices)
-        )
-        return actor, critic
+        own = inputs.get(("actor", "critic")[which])
+        return torch.cat([y[:, self._slices[which]], x if own is None else x[:, own]], 1)
 
     def decode(self, features: Tensor, action_mask: Any = None) -> tuple[Any, None]:  # type: ignore[override]
-        return self.distribution(self.actor(self.actor_head(self._parts(features)[0])), action_mask), None
+        return self.distribution(self.actor(self.actor_head(self._part(features, 0))), action_mask), None
 
     def q(self, features: Tensor, actions: Tensor | None = None) -> Tensor:
         """Q of Box actions [N, ...] in the environment's units: [critics, N]; of every Discrete action: [critics, N, n]."""
-        return _q(self, self._parts(features)[1], actions)
+        return _q(self, self._part(features, 1), actions)
 
     def critic_only(self) -> SoftCritic | SoftActorCritic:
         """The critics alone, with the same weights; itself if they share their memory. A copy of it is a target network."""
@@ -188,7 +200,7 @@ def _q(module: Any, features: Tensor, actions: Tensor | None) -> Tensor:
     if actions is None:
         return module.critic(features).float()
     scaled = (actions.reshape(len(actions), -1) - module.action_center) / module.action_half_range
-    return module.critic(torch.cat([features, scaled.to(features.dtype)], 1)).squeeze(-1).float()
+    return module.critic(features, scaled.to(features.dtype)).squeeze(-1).float()
 
 
 def _check_actions(space: spaces.Space[Any]) -> None:
