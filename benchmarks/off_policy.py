@@ -10,8 +10,8 @@ GRU for the actor and one for the critics (R2D2: one), `--episode` steps per epi
 
 holdfast      our page with hf.GRU
 torch.nn.GRU  the same page with torch.nn.GRU, called for each stretch between two resets of any sequence
-skrl          skrl's SAC_RNN (pip install skrl==2.1.1) with the same layers; its two critics have a GRU each, as it wants. It has no
-              stored states for critics and no resets inside of states that a critic sees first
+skrl          skrl's SAC_RNN (pip install skrl==2.1.1) with the same layers. Its two critics have a GRU each, which begins at the
+              actor's stored state, because it knows no other
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import itertools
 
 import torch
 from gymnasium import spaces
@@ -97,7 +99,7 @@ class LoopedGRU(Core):
         h, ys = state["h"].transpose(0, 1).contiguous(), []
         starts = [] if resets is None else resets.any(1).nonzero().flatten().tolist()
         edges = sorted({0, *starts, len(x)})
-        for begin, end in zip(edges, edges[1:]):
+        for begin, end in itertools.pairwise(edges):
             if resets is not None:
                 h = h.masked_fill(resets[begin].view(1, -1, 1), 0.0)
             y, h = self.gru(x[begin:end], h)
@@ -170,7 +172,7 @@ def skrl_step(problem: Problem, device: torch.device, episode: int) -> Callable[
                 nn.GRU(hidden, hidden, batch_first=True),
             )
             sizes = [2 * hidden + more, head, head]
-            layers = [layer for a, b in zip(sizes, sizes[1:]) for layer in (nn.Linear(a, b), nn.ReLU())]
+            layers = [layer for a, b in itertools.pairwise(sizes) for layer in (nn.Linear(a, b), nn.ReLU())]
             self.head = nn.Sequential(*layers, nn.Linear(head, outputs))
 
         def get_specification(self) -> dict[str, Any]:
@@ -183,7 +185,7 @@ def skrl_step(problem: Problem, device: torch.device, episode: int) -> Callable[
             ends = (inputs["terminated"] | inputs["truncated"]).view(-1, length)
             after = ends[:, :-1].any(0).nonzero().flatten() + 1
             edges, ys = [0, *after.tolist(), length], []
-            for begin, end in zip(edges, edges[1:]):
+            for begin, end in itertools.pairwise(edges):
                 if begin:
                     h = h.masked_fill(ends[:, begin - 1].view(1, -1, 1), 0.0)
                 y, h = self.gru(sequences[:, begin:end], h)
