@@ -17,6 +17,7 @@ skrl          skrl's SAC_RNN (pip install skrl==2.1.1) with the same layers. Its
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import platform
@@ -28,8 +29,6 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-
-import itertools
 
 import torch
 from gymnasium import spaces

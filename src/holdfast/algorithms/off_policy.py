@@ -247,7 +247,7 @@ def target_copy(network: nn.Module) -> Any:
 def move_target(target: nn.Module, network: nn.Module, tau: float | Tensor) -> None:
     """Bring the weights of a target network closer to those of the network that it is a copy of. tau: 1 copies them; a tensor on
     their device is not looked at from the host."""
-    own = list(target.parameters())
+    own: list[Tensor] = list(target.parameters())
     weight: Any = [tau] * len(own) if isinstance(tau, Tensor) else tau
     torch._foreach_lerp_(own, [p.detach() for p in network.parameters()], weight)
 
