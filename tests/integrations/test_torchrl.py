@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 from tensordict import TensorDict
@@ -22,6 +24,7 @@ from torchrl.modules import (
     LSTMModule,
     ProbabilisticActor,
     ValueOperator,
+    canonicalize_rnn_subset,
     set_recurrent_mode,
 )
 from torchrl.modules.utils import get_primers_from_module
@@ -192,8 +195,6 @@ def test_gradients_stop_at_a_trajectory_start(module):
 
 def test_what_torchrl_takes_silently_is_an_error_here(module):
     td = batch_of(module, 2, 4)
-    with pytest.raises(KeyError, match="make_tensordict_primer"):
-        module(td.exclude(module.state_keys[0])[:, 0])
     with pytest.raises(KeyError, match="InitTracker"):
         module(td.exclude("is_init")[:, 0])
     with pytest.raises(KeyError, match="reads 'x'"):
@@ -413,3 +414,40 @@ def test_keys_are_a_list_and_may_be_torchrls():
 
 def test_methods_that_choose_a_kernel_answer_with_the_module_itself(module):
     assert module.make_python_based() is module and module.make_cudnn_based() is module
+
+
+@pytest.mark.parametrize("recurrent", [True, False])
+def test_a_missing_state_is_zeros_as_in_torchrl(module, recurrent):
+    shape = (2, 5) if recurrent else (4,)
+    batch = batch_of(module, *shape, init=1.0)
+    for key in module.state_keys:
+        batch[key] = torch.zeros_like(batch[key])
+    without = batch.exclude(*module.state_keys)
+    with set_recurrent_mode(recurrent), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        expected, found = module(batch), module(without)
+    for key in module.out_keys:
+        assert torch.equal(found[key], expected[key])
+
+
+@pytest.mark.parametrize("recurrent", [True, False])
+def test_a_missing_state_inside_an_episode_is_warned_of(module, recurrent):
+    td = batch_of(module, 4, 3).exclude(*module.state_keys)
+    td["is_init"][1, 0] = False
+    said = r"a step inside an episode starts from a state of zeros\. Append module\.make_tensordict_primer"
+    with set_recurrent_mode(recurrent), pytest.warns(UserWarning, match=said):
+        module(td if recurrent else td[:, 0])
+
+
+def test_torchrls_canonicalization_takes_the_module(module):
+    batch = batch_of(module, 3, 5)
+    transposed = TensorDict(
+        {key: batch[key].transpose(0, 1).contiguous().transpose(0, 1) for key in batch.keys()}  # noqa: SIM118, [3, 5]
+    )
+    reward = torch.zeros(5, 3).t()
+    transposed["reward"] = reward
+    assert not transposed["x"].is_contiguous()
+    for canonical in (module.canonicalize(transposed), canonicalize_rnn_subset(transposed, [module])):
+        assert all(canonical[key].is_contiguous() and torch.equal(canonical[key], batch[key]) for key in module.in_keys)
+        assert not canonical["reward"].is_contiguous() and not transposed["x"].is_contiguous()
+    assert module.canonicalize(transposed, inplace=True) is transposed and transposed["x"].is_contiguous()

@@ -12,6 +12,7 @@ start of an episode and the core's own reset applies. Needs the extra `torchrl`.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 
 from holdfast import state as state_ops
+from holdfast.checks import values_are_readable
 from holdfast.cores import Core
 from holdfast.integrations import trajectories
 from holdfast.state import State
@@ -113,6 +115,20 @@ class RecurrentModule(TensorDictModuleBase):
         sequence, which cuDNN cannot."""
         return self
 
+    @property
+    def canonical_keys(self) -> list[Any]:
+        """The keys that this module reads and writes, for `torchrl.modules.canonicalize_rnn_subset`."""
+        return [*self.in_keys, *self.out_keys]
+
+    def canonicalize(self, data: TensorDictBase, *, inplace: bool = False) -> TensorDictBase:
+        """`data` with contiguous tensors at `canonical_keys`. A core takes any layout, so this is for code written for
+        LSTMModule."""
+        result = data if inplace else data.copy()
+        for key in self.canonical_keys:
+            if (tensor := data.get(key, None)) is not None:
+                result.set(key, tensor.contiguous())
+        return result
+
     def make_tensordict_primer(self) -> Any:
         """The transform that puts fresh states into an environment's TensorDicts."""
         from torchrl.data import Unbounded
@@ -189,17 +205,24 @@ class RecurrentModule(TensorDictModuleBase):
             raise ValueError(
                 f"{INIT_KEY!r} has shape {tuple(init.shape)}, expected one flag per element of {list(td.batch_size)}"
             )
-        leaves = []
-        for key in self.state_keys:
-            leaf = td.get(key, None)
-            if leaf is None:
-                raise KeyError(
-                    f"no {key!r} in the TensorDict ({_keys(td)}): without it every step would start from a fresh state. "
+        init = init.reshape(td.batch_size)
+        stored = [td.get(key, None) for key in self.state_keys]
+        missing = [key for key, leaf in zip(self.state_keys, stored) if leaf is None]
+        if missing and values_are_readable(init):
+            starts = init[..., 0] if self.recurrent_mode and init.dim() else init
+            if not bool(starts.all()):
+                warnings.warn(
+                    f"no {missing[0]!r} in the TensorDict ({_keys(td)}): a step inside an episode starts from a state of zeros. "
                     "Append module.make_tensordict_primer() to the environment, or collect with "
-                    "auto_register_policy_transforms=True"
+                    "auto_register_policy_transforms=True",
+                    stacklevel=2,
                 )
-            leaves.append(leaf)
-        return x, state_ops.from_leaves(leaves, like=self.core.row_shapes()), init.reshape(td.batch_size)
+        rows, dtype = state_ops.leaves(self.core.row_shapes()), self.core.state_dtype()
+        leaves = [
+            torch.zeros(*td.batch_size, *row.shape, dtype=row.dtype or dtype, device=x.device) if leaf is None else leaf
+            for row, leaf in zip(rows, stored)
+        ]
+        return x, state_ops.from_leaves(leaves, like=self.core.row_shapes()), init
 
     def _refuse_a_time_batch(self, td: TensorDictBase) -> None:
         """A batch that holds time but runs step by step would train with gradients through one step only."""

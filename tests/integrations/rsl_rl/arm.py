@@ -24,7 +24,7 @@ Arm = EXAMPLE.Arm
 
 
 def make_runner(ours=True, rnn_type="lstm", num_envs=8, seed=0, device="cpu", env=None, log_dir=None, **changes):
-    """`changes`: of the algorithm's settings; `actor` and `critic` change those of the models."""
+    """`changes`: of the algorithm's settings; `actor` and `critic` change those of the models, None removes one."""
     from rsl_rl.runners import OnPolicyRunner
 
     torch.manual_seed(seed)
@@ -32,7 +32,8 @@ def make_runner(ours=True, rnn_type="lstm", num_envs=8, seed=0, device="cpu", en
     cfg["num_steps_per_env"] = changes.pop("num_steps", 12)
     for name in ("actor", "critic"):
         cfg[name]["hidden_dims"] = [8]
-        cfg[name] |= changes.pop(name, {})
+        merged = cfg[name] | changes.pop(name, {})
+        cfg[name] = {key: value for key, value in merged.items() if value is not None}
     cfg["torch_compile_mode"] = changes.pop("torch_compile_mode", None)
     cfg["obs_groups"] |= changes.pop("obs_groups", {})
     cfg["algorithm"] |= {"num_learning_epochs": 2, "num_mini_batches": 2, **changes}

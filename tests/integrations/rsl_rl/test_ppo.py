@@ -69,10 +69,10 @@ def test_nothing_that_stays_holds_a_graph():
 # --- the same numbers as rsl_rl -----------------------------------------------------------------------------------------
 
 
-def both(rnn_type, seed, **changes):
+def both(rnn_type, seed, kind=Falling, **changes):
     """The same rollout in both algorithms, with the same weights: (theirs, ours) up to the returns."""
-    theirs, ours = (make_runner(o, rnn_type, seed=seed, **copy.deepcopy(changes)).alg for o in (False, True))
-    env = Falling(8, seed=seed, final_obs=False)
+    env = kind(8, seed=seed, final_obs=False)
+    theirs, ours = (make_runner(o, rnn_type, seed=seed, env=env, **copy.deepcopy(changes)).alg for o in (False, True))
     for mine, other in ((ours.actor, theirs.actor), (ours.critic, theirs.critic)):
         mine.load_state_dict(other.state_dict())
     with torch.inference_mode():
@@ -356,3 +356,37 @@ def test_acting_after_a_rollout_that_is_not_trained_on_yet_leaves_it_alone():
         with pytest.raises(OverflowError, match="the storage is full"):
             alg.process_env_step(obs, torch.zeros(8), torch.zeros(8), {})
     assert torch.equal(alg.storage.actions, before)
+
+
+# --- images -----------------------------------------------------------------------------------------------------------
+
+
+class Seen(Falling):
+    """With an image of what the robot feels, in a group of its own."""
+
+    def get_observations(self):
+        found = super().get_observations()
+        return found.set("image", found["policy"][:, :1, None, None].expand(-1, 1, 8, 8).contiguous())
+
+
+CNN = {
+    "class_name": "CNNModel",
+    "cnn_cfg": {"output_channels": [4], "kernel_size": 3, "stride": 2, "activation": "elu"},
+    "rnn_type": None, "rnn_hidden_dim": None, "rnn_num_layers": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("roles", [("critic",), ("actor",), ("actor", "critic")])
+def test_models_that_see_images_learn_what_they_learn_in_rsl_rl(roles):
+    """rsl_rl's CNNModel lists images apart from its other observation groups."""
+    groups = {"actor": ["policy"], "critic": ["policy", "privileged"]}
+    seeing = {role: [*groups[role], "image"] for role in roles}
+    plain = {**dict.fromkeys(CNN), "class_name": "MLPModel"}
+    models = {name: CNN if name in roles else plain for name in groups}
+    theirs, ours = both(None, 0, Seen, obs_groups=seeing, num_mini_batches=1, **models)
+    start = {name: [p.clone() for p in getattr(ours, name).parameters()] for name in groups}
+    assert ours.update() == pytest.approx(theirs.update(), rel=1e-3, abs=1e-4)
+    for name in groups:
+        for was, p, q in zip(start[name], getattr(ours, name).parameters(), getattr(theirs, name).parameters()):
+            assert not torch.equal(p, was)
+            torch.testing.assert_close(p, q, atol=1e-5, rtol=0)

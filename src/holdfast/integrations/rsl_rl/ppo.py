@@ -206,7 +206,9 @@ class PPO(rsl_rl.algorithms.PPO):
 
     def _groups(self) -> list[str]:
         """The observation groups that a model reads."""
-        return list(dict.fromkeys([*self.actor.obs_groups, *self.critic.obs_groups]))
+        models = (self.actor, self.critic)
+        kinds = ("obs_groups", "obs_groups_2d")  # the second: images, which rsl_rl's CNNModel keeps apart
+        return list(dict.fromkeys(group for model in models for kind in kinds for group in getattr(model, kind, ())))
 
     def _engine_for(self, batch: Segment) -> Any:
         """What executes the minibatches: a CUDA graph on one GPU, autograd step by step elsewhere."""
