@@ -26,13 +26,14 @@ class Signals(ParallelEnv):
 
     def __init__(self) -> None:
         self.possible_agents = [f"agent_{k}" for k in range(3)]
+        self.spaces = gym.spaces.Box(-1.0, 1.0, (2,), np.float32), gym.spaces.Discrete(2)
         self.render_mode = None
 
     def observation_space(self, agent):
-        return gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
+        return self.spaces[0]
 
     def action_space(self, agent):
-        return gym.spaces.Discrete(2)
+        return self.spaces[1]
 
     def reset(self, seed=None, options=None):
         if seed is not None or not hasattr(self, "random"):

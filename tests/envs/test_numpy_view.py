@@ -70,3 +70,20 @@ def test_a_view_is_trained_on_and_saved_like_the_environment_itself():
     actions = np.array([0, 1, 2, 2])
     for _ in range(9):
         assert all(np.array_equal(a, b) for a, b in zip(env.step(actions)[:4], other.step(actions)[:4]))
+
+
+def test_last_observations_that_are_tuples_are_listed():
+    listed = wrappers.DictInfoToList(NumpyView(make("holdfast/AutoencodeEasy-v0", 3)))
+    plain = make("holdfast/AutoencodeEasy-v0", 3)
+    listed.reset(seed=1), plain.reset(seed=1)
+    ends = 0
+    for _ in range(110):
+        actions = listed.action_space.sample()
+        *_, infos = listed.step(actions)
+        *_, terminated, truncated, info = plain.step(actions)
+        for row, ended in enumerate((terminated | truncated).tolist()):
+            assert ("final_obs" in infos[row]) == ended
+            if ended:
+                ends += 1
+                assert infos[row]["final_obs"] == tuple(int(part[row]) for part in info["final_obs"])
+    assert ends == 3

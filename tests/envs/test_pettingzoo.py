@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from gymnasium.wrappers.vector import DictInfoToList
 
 import holdfast as hf
 from counting_env import SumPolicy
@@ -258,3 +261,45 @@ def test_the_game_of_these_tests_keeps_pettingzoos_rules():
     game.lives = {**LIVES, "b": LIVES["b"][:1]}  # PettingZoo's games do not bring an agent back
     parallel_api_test(game, num_cycles=50)
     assert make(type(game), 3).num_envs == 3
+
+
+def test_last_observations_that_are_tuples_can_be_listed_and_trained_on():
+    class Paired(Relay):
+        def observation_space(self, agent: str) -> spaces.Space[Any]:
+            return spaces.Tuple([super().observation_space(agent), spaces.Discrete(2)])
+
+        def step(self, actions: Any) -> Any:
+            obs, *rest = super().step(actions)
+            return {agent: (seen, 1) for agent, seen in obs.items()}, *rest
+
+        def reset(self, **options: Any) -> Any:
+            obs, infos = super().reset(**options)
+            return {agent: (seen, 0) for agent, seen in obs.items()}, infos
+
+    plain, listed = from_pettingzoo(Relay, 3), DictInfoToList(from_pettingzoo(Paired, 3))
+    plain.reset(seed=0), listed.reset(seed=0)
+    ends = 0
+    for _ in range(20):
+        actions = np.zeros(plain.num_envs, int)
+        *_, terminated, truncated, info = plain.step(actions)
+        *_, infos = listed.step(actions)
+        for row in (terminated | truncated).nonzero()[0]:
+            ends += 1
+            np.testing.assert_array_equal(infos[row]["final_obs"][0], info["final_obs"][row])
+            assert infos[row]["final_obs"][1] == 1
+    assert ends > 3
+    env = from_pettingzoo(Paired, 3)
+    policy = hf.ActorCritic(env.single_observation_space, env.single_action_space, "gru", hidden_size=4)
+    assert next(iter(hf.collect(env, policy, steps=20))).final_value is not None
+
+
+def test_the_example_keeps_pettingzoos_rules():
+    pytest.importorskip("pettingzoo")
+    from pettingzoo.test import parallel_api_test
+
+    path = Path(__file__).parents[2] / "examples" / "pettingzoo_signals.py"
+    spec = importlib.util.spec_from_file_location("signals", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    parallel_api_test(module.Signals(), num_cycles=50)

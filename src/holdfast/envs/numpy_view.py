@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import VectorEnv, VectorWrapper
 
-from holdfast.state import map_tensors
+from holdfast.state import map_tensors, tree_map
 
 
 class NumpyView(VectorWrapper):  # generic in newer gymnasium only
@@ -33,7 +33,10 @@ class NumpyView(VectorWrapper):  # generic in newer gymnasium only
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         obs, rewards, terminated, truncated, info = self.env.step(np.asarray(actions))
-        return _arrays(obs), _arrays(rewards), _arrays(terminated), _arrays(truncated), _arrays(info)
+        info = _arrays(info)
+        if "final_obs" in info:
+            info["final_obs"] = readable_final_obs(info["final_obs"], info["_final_obs"])
+        return _arrays(obs), _arrays(rewards), _arrays(terminated), _arrays(truncated), info
 
     def state_dict(self) -> dict[str, Any]:
         """As the environment's own."""
@@ -46,3 +49,17 @@ class NumpyView(VectorWrapper):  # generic in newer gymnasium only
 
 def _arrays(tree: Any) -> Any:
     return map_tensors(lambda t: t.cpu().numpy().copy(), tree)  # a wrapper may change what it is given in place
+
+
+def readable_final_obs(final: Any, ended: np.ndarray[Any, Any]) -> Any:
+    """Final observations as gymnasium's wrappers read them: with a tuple inside, one observation per row, None elsewhere."""
+    if not _holds_a_tuple(final):
+        return final
+    rows = np.full(len(ended), None, dtype=object)
+    for row in ended.nonzero()[0]:
+        rows[row] = tree_map(lambda part, row=row: part[row], final)
+    return rows
+
+
+def _holds_a_tuple(tree: Any) -> bool:
+    return isinstance(tree, tuple) or (isinstance(tree, dict) and any(map(_holds_a_tuple, tree.values())))

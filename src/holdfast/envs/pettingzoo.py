@@ -23,6 +23,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
 
+from holdfast.envs.numpy_view import readable_final_obs
 from holdfast.named_objects import import_module
 
 PREFIX = "pettingzoo:"
@@ -147,7 +148,8 @@ class PettingZooRows(VectorEnv[Any, Any, Any]):
                 self._begin(number, game.reset())
         info = self._info()
         if (terminated | truncated).any():
-            info |= {"final_obs": self._observations(final), "_final_obs": terminated | truncated}
+            ended = terminated | truncated
+            info |= {"final_obs": readable_final_obs(self._observations(final), ended), "_final_obs": ended}
         return self._observations(self._last), rewards, terminated, truncated, info
 
     def close_extras(self, **options: Any) -> None:
