@@ -138,6 +138,35 @@ def test_states_are_kept_at_least_once_per_training_sequence(tmp_path: Path, rec
     assert not [w for w in recwarn if "never reach the rows between" in str(w.message)]
 
 
+def test_staleness_is_that_of_stored_starts_and_what_burn_in_leaves_of_it(tmp_path: Path):
+    """Nothing is stale until weights move; then a stored start differs from what an episode played again up to there gives."""
+    trainer = hf.Trainer(
+        config(tmp_path, "r2d2", burn_in=3, warmup_steps=999, normalize_obs=False, batch_size=32, total_steps=320),
+        env=lambda: Drawn(CHOICES),
+    )
+    trainer.run()
+    algorithm, segment = trainer.algorithm, None
+    assert max(algorithm.staleness(segment).values()) < 1e-5
+    drawn = algorithm.buffer.generator.get_state()
+    with torch.no_grad():
+        for p in algorithm.policy.core.parameters():
+            p.mul_(1.5)
+    found = algorithm.staleness(segment)
+    stale, left = found["memory/staleness"], found["memory/staleness_after_burn_in"]
+    assert torch.equal(algorithm.buffer.generator.get_state(), drawn), "looking changes nothing"
+    # Episodes have 5 steps: of 3 rows of burn-in, most hold a reset, after which nothing of a stored state is left.
+    assert 0.01 < left < 0.7 * stale
+    batch = algorithm.buffer.sample(4, 8, 3)
+    obs, resets = algorithm.buffer.before(batch.index, 12)
+    for column, number in enumerate(batch.index.tolist()):
+        row = int(algorithm.buffer.starts.rows[number // 2, number % 2])
+        slots = torch.arange(max(row - 12, 0), row) + number % 2 * algorithm.buffer.stream_rows
+        held = len(slots)
+        assert not resets[: 12 - held, column].any()
+        assert torch.equal(obs["obs"][12 - held :, column], algorithm.buffer.rows["obs"]["obs"][slots])
+        assert torch.equal(resets[12 - held :, column], algorithm.buffer.rows["flags"][slots] & 1 != 0)
+
+
 # --- spaces -----------------------------------------------------------------------------------------------------------
 
 

@@ -162,9 +162,9 @@ class Algorithm(ABC):
         return float(self.replay_difference(segment).amax())
 
     @torch.no_grad()
-    def staleness(self, segment: Segment) -> float:
+    def staleness(self, segment: Segment) -> float | dict[str, float]:
         """How far the states after a segment (`segment.end_state`) are from what the current weights give: RMS of the difference
-        over that of the state."""
+        over that of the state. A dict also holds metrics of the algorithm's own."""
         with autocast(segment.resets.device, autocast_dtype(self.config.precision)):
             _, recomputed = self.policy.features(segment.obs, segment.start_state, segment.resets)
         return relative_distance(segment.end_state, recomputed)

@@ -20,16 +20,18 @@ import torch
 from torch import Tensor, nn
 
 from holdfast import plain_checks as check
-from holdfast.algorithms.base import Algorithm, Finish, Progress, RunContext, Task
+from holdfast.algorithms.base import Algorithm, Finish, Progress, RunContext, Task, relative_distance
 from holdfast.config import OffPolicyConfig, given
 from holdfast.cores.window import WINDOW
 from holdfast.distributed.metrics import Metric
-from holdfast.policies.base import RecurrentPolicy
+from holdfast.policies.base import RecurrentPolicy, autocast, autocast_dtype
 from holdfast.rollout.buffer import SequenceBuffer, check_reset_modes
 from holdfast.rollout.segment import Segment
 from holdfast.spans import span
-from holdfast.state import State
+from holdfast.state import State, tree_map
 
+HISTORY = 4
+"""So many training sequences before a stored start are replayed to see how stale it is."""
 SEGMENT = 32
 """Steps of all environments between updates."""
 
@@ -52,6 +54,7 @@ class OffPolicy(Algorithm):
         Metric("train/skipped_steps"),
         Metric("train/learning_rate", "learn rate", form="exponent"),
         Metric("train/gradient_steps", "gradient steps", form="count"),
+        Metric("memory/staleness_after_burn_in", over_ranks="mean"),
     )
     keeps_files = True
     terms: ClassVar[tuple[str, ...]] = ()
@@ -147,9 +150,35 @@ class OffPolicy(Algorithm):
                 "train/skipped_steps": skipped,
                 "train/learning_rate": rate,
                 "train/gradient_steps": taken,
+                "memory/staleness_after_burn_in": math.nan,  # unless it is measured
             }
 
         return finish
+
+    @torch.no_grad()
+    def staleness(self, segment: Segment) -> dict[str, float]:
+        """How far stored starts are from the states that the current weights give for the rows before them, and what burn-in leaves
+        of that: RMS of the difference over that of the state. Of starts whose episode began not too long before."""
+        config, buffer, stale, left = self.config, self.buffer, math.nan, math.nan
+        if buffer.context is not None:
+            stale = left = 0.0  # nothing is stored
+        elif buffer.ready(config.train_length, config.burn_in):
+            drawn = buffer.generator.get_state()
+            batch = buffer.sample(config.batch_size, config.train_length, config.burn_in)
+            buffer.generator.set_state(drawn)  # looking changes nothing
+            obs, resets = buffer.before(batch.index, HISTORY * (config.burn_in + config.train_length))
+            known = resets.any(0) & ~batch.resets[0] & (config.reset in ("zero", "learned"))
+            if known.any():
+                batch, columns = batch.select(known.nonzero().squeeze(1)), known.nonzero().squeeze(1)
+                fresh = self.policy.initial_state(len(columns))
+                with autocast(self.run.device, autocast_dtype(config.precision)):
+                    obs = tree_map(lambda o: o.index_select(1, columns), obs)
+                    _, state = self.policy.features(obs, fresh, resets[:, columns])
+                    stale = relative_distance(batch.start_state, state)
+                    left = relative_distance(
+                        *(self.after_burn_in(batch, self.policy, s)[1] for s in (batch.start_state, state))
+                    )
+        return {"memory/staleness": stale, "memory/staleness_after_burn_in": left}
 
     def step(self, loss: Tensor) -> dict[str, Tensor]:
         """Differentiate a loss and step every optimizer, unless loss or gradients are not finite."""

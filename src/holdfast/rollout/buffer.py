@@ -291,6 +291,18 @@ class SequenceBuffer:
         )
 
     @torch.no_grad()
+    def before(self, index: Tensor, rows: int) -> tuple[Any, Tensor]:
+        """Observations and resets [rows, S] of the rows before sampled sequences. Where they are not held any more, no reset and the
+        oldest observation that is."""
+        stream = index % self.num_envs
+        start = self.starts.rows[index // self.num_envs % len(self.starts.rows), stream]
+        at = start + torch.arange(-rows, 0, device=self.device).unsqueeze(1)
+        oldest = (self.written - self.stream_rows).clamp(min=0)[stream]
+        slots = self._slots(torch.maximum(at, oldest), stream)
+        found = tree_map(lambda x: x.index_select(0, slots.flatten()).unflatten(0, slots.shape), self.rows)
+        return found["obs"], (found["flags"] & _RESET != 0) & (at >= oldest)
+
+    @torch.no_grad()
     def update_priorities(self, index: Tensor, priorities: Tensor) -> None:
         """Set the priorities [S] of sampled sequences; those that are gone are passed over. New ones get the largest so far."""
         if not self.prioritized:

@@ -178,11 +178,11 @@ class Iteration:
         seconds = min(over - update_began, over - began - sum(segment.seconds.values()))
         if measured.get("train/skipped_steps") or measured.get("memory/nan"):
             parts.collector.cancel_prefetch()  # memory may have to be cleared
-        staleness = self._staleness(segment) if scheduled else NAN
+        stale = self._staleness(segment) if scheduled else {"memory/staleness": NAN}
         if not prefetches:
             self._move_statistics(segment)
         self.progress.update += 1
-        row = self._row(segment, measured, gap, staleness, seconds)
+        row = self._row(segment, measured, gap, stale, seconds)
         if parts.ranks.joined:
             row = rank_metrics.combine(row, self.metrics, parts.ranks, self.config.num_envs, parts.device)
         self.progress.steps = row["steps"] = self.progress.steps + int(row["steps"])
@@ -221,11 +221,12 @@ class Iteration:
         self._never_checked = False
         return gap if scheduled else NAN
 
-    def _staleness(self, segment: Segment) -> float:
+    def _staleness(self, segment: Segment) -> dict[str, float]:
         """Where this segment ended, under the weights before and after the update."""
         with span("staleness of states"):
             segment.end_state, _ = self.parts.collector.memory.take(segment.num_envs)
-            return self.parts.algorithm.staleness(segment)
+            found = self.parts.algorithm.staleness(segment)
+            return found if isinstance(found, dict) else {"memory/staleness": found}
 
     def _move_statistics(self, segment: Segment) -> None:
         """Statistics move only here, between an update and the next rollout."""
@@ -240,7 +241,7 @@ class Iteration:
                 parts.policy.update_normalizer(real, parts.ranks)
 
     def _row(
-        self, segment: Segment, measured: dict[str, float], gap: float, staleness: float, seconds: float
+        self, segment: Segment, measured: dict[str, float], gap: float, stale: dict[str, float], seconds: float
     ) -> dict[str, Any]:
         """This rank's metrics; "steps" are those of this update."""
         progress, parts = self.progress, self.parts
@@ -252,7 +253,7 @@ class Iteration:
             "rollout/episodes": len(segment.episode_returns),
             **measured,
             "memory/replay_gap": gap,
-            "memory/staleness": staleness,
+            **stale,
             "eval/mean_return": NAN,
             "eval/mean_length": NAN,
             "time/env": segment.seconds["env"],

@@ -21,6 +21,7 @@ class Warnings:
         self, algorithm: Algorithm, action_space: spaces.Space[Any] | None, first_returns: list[float] | None
     ) -> None:
         self.config: RunConfig = algorithm.config
+        self._entropy_setting = "target_entropy" if hasattr(self.config, "target_entropy") else "entropy_coef"
         self.max_entropy = _max_entropy(action_space)
         self._said: set[str] = set()
         self._progress = ProgressCheck(self.config, algorithm.advice, first_returns)
@@ -45,7 +46,7 @@ class Warnings:
                 (
                     "entropy",
                     f"the policy has almost stopped exploring (entropy {entropy:.3f} of {self.max_entropy:.2f}) in "
-                    "the first fifth of the run. Raise entropy_coef or lower learning_rate.",
+                    f"the first fifth of the run. Raise {self._entropy_setting} or lower learning_rate.",
                 )
             )
         length = getattr(self.config, "train_length", self.config.sequence_length)
