@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import holdfast as hf
-from holdfast.algorithms.base import RunContext
+from holdfast.algorithms.base import Progress, RunContext
 from holdfast.algorithms.off_policy import OffPolicy
 from holdfast.algorithms.r2d2 import R2D2
 from holdfast.algorithms.sac import SAC
@@ -75,7 +75,7 @@ def played(algorithm: OffPolicy, seed: int) -> Segment:
 CASES = {
     "sac": (SAC, hf.SACConfig, BOX, {}),
     "sac, a choice of critics": (SAC, hf.SACConfig, CHOICES, dict(critics=3, core="lstm", critic_core="shared")),
-    "r2d2": (R2D2, hf.R2D2Config, CHOICES, dict(target_every=3)),
+    "r2d2": (R2D2, hf.R2D2Config, CHOICES, dict(target_every=3, normalize_reward=True)),
     "r2d2, from anywhere": (
         R2D2,
         hf.R2D2Config,
@@ -91,7 +91,10 @@ def test_every_gradient_step_is_the_same_operations_with_the_same_constants(case
     algorithm = made(kind, make, space, **settings)
     found = []
     for number in range(8):
-        algorithm.buffer.add(played(algorithm, number))
+        segment = played(algorithm, number)
+        if algorithm.reward_scale is not None:
+            algorithm.reward_scale.update(segment.rewards, segment.terminated, segment.valid)
+        algorithm.buffer.add(segment)
         if number < 3:  # before there is enough to sample, and while the optimizers make their state
             if number == 2:
                 gradient_step(algorithm)
@@ -108,3 +111,19 @@ def gradient_step(algorithm: OffPolicy) -> None:
     config = algorithm.config
     algorithm.learn(algorithm.buffer.sample(config.batch_size, config.train_length, config.burn_in))
     algorithm.gradient_steps += 1
+
+
+def test_an_update_learns_with_the_reward_scale_of_its_rollout():
+    """Rewards that are four times as large and a quarter of the scale: the same targets."""
+    kind, make, space, settings = CASES["r2d2"]
+    found = []
+    for times in (1.0, 4.0):
+        algorithm = made(kind, make, space, **settings, warmup_steps=10_000)
+        assert algorithm.reward_scale is not None
+        segment = played(algorithm, 1)
+        segment.rewards = segment.rewards * times
+        algorithm.reward_scale.update(segment.rewards, segment.terminated, segment.valid)
+        algorithm.start_update(segment, Progress(0, 1000, 0, 1, 0.0))()
+        assert isinstance(algorithm, R2D2) and float(algorithm.reward_factor) != 1.0
+        found.append(algorithm.errors(segment)[0])
+    assert torch.allclose(*found, atol=1e-5)

@@ -88,6 +88,8 @@ class OffPolicy(Algorithm):
         self._groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
         self._rates = [(group["lr"], float(group["lr"])) for group in self._groups]
         self.gradient_steps = 0
+        self.reward_factor = torch.ones((), device=run.device)
+        """What rewards are multiplied by in `learn`."""
 
     @abstractmethod
     def make_target(self) -> nn.Module:
@@ -124,6 +126,8 @@ class OffPolicy(Algorithm):
     def start_update(self, segment: Segment, progress: Progress) -> Finish:
         config = self.config
         rate = self._set_learning_rates(progress.fraction)
+        if self.reward_scale is not None:
+            self.reward_factor.fill_(self.reward_scale.value)
         with span("adding to the buffer"):
             self.buffer.add(segment)
         count, sums = 0, torch.zeros(len(self.terms) + 2, device=self.run.device)

@@ -45,7 +45,7 @@ def unscaled(x: Tensor) -> Tensor:
     return (y.sign() * (root**2 - 1)).to(x.dtype)
 
 
-def n_step_returns(rows: Segment, value: Tensor, n: int, gamma: float, reward_scale: float = 1.0) -> Tensor:
+def n_step_returns(rows: Segment, value: Tensor, n: int, gamma: float) -> Tensor:
     """Discounted sums of up to n rewards and the value after them, [T - 1, S]; value [T, S]: of each row.
 
     A row that was not played, such as the final observation of a truncated episode, is worth its value, and sums end there.
@@ -53,7 +53,7 @@ def n_step_returns(rows: Segment, value: Tensor, n: int, gamma: float, reward_sc
     now, sums = rows.steps(0, rows.num_steps - 1), value
     for _ in range(n):
         after = torch.where(now.terminated, 0.0, sums[1:])
-        played = now.rewards * reward_scale + gamma * after
+        played = now.rewards + gamma * after
         sums = torch.cat([torch.where(now.valid, played, value[:-1]), value[-1:]])
     return sums[:-1]
 
@@ -127,10 +127,10 @@ class R2D2(OffPolicy):
         rows, start = self.after_burn_in(batch, target, batch.start_state)
         dist = target.unroll(rows.obs, start, rows.resets, action_mask=rows.action_mask).dist
         value = dist.of(best).view(rows.resets.shape).float()
-        scale = 1.0 if self.reward_scale is None else self.reward_scale.value
+        rows = rows.changed(rewards=rows.rewards * self.reward_factor)
         if not self.config.rescale:
-            return n_step_returns(rows, value, self.config.n_step, self.config.gamma, scale)
-        return rescaled(n_step_returns(rows, unscaled(value), self.config.n_step, self.config.gamma, scale))
+            return n_step_returns(rows, value, self.config.n_step, self.config.gamma)
+        return rescaled(n_step_returns(rows, unscaled(value), self.config.n_step, self.config.gamma))
 
     def load_state_dict(self, d: dict[str, Any]) -> None:
         super().load_state_dict(d)

@@ -221,8 +221,9 @@ class SAC(OffPolicy):
     def targets(self, rows: Segment, after: Tensor) -> Tensor:
         """[T - 1, S], from the soft values [(T - 1) * S] of the rows after the first."""
         now = rows.steps(0, rows.num_steps - 1)
-        scale = 1.0 if self.reward_scale is None else self.reward_scale.value
-        return now.rewards * scale + self.config.gamma * torch.where(now.terminated, 0.0, after.view_as(now.rewards))
+        return now.rewards * self.reward_factor + self.config.gamma * torch.where(
+            now.terminated, 0.0, after.view_as(now.rewards)
+        )
 
     def critic_loss(self, q: Tensor, targets: Tensor, now: Segment) -> tuple[Tensor, Tensor]:
         """Of all critics [critics, N], and their mean."""
