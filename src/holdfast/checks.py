@@ -71,6 +71,16 @@ def check_resets(resets: Any, shape: tuple[int, ...], device: torch.device) -> N
         )
 
 
+def rows(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """`x` if it is [N, *shape]; time is never silently reshaped into environments."""
+    if tuple(x.shape[1:]) != tuple(shape) or x.dim() == 0:
+        raise ValueError(
+            f"got observations of shape {tuple(x.shape)}, expected {('N', *shape)}: one row per environment in act, "
+            "[T, B, ...] in evaluate"
+        )
+    return x
+
+
 def whole_numbers(x: Tensor, what: str) -> Tensor:
     """`x` as int64. Floats must be whole numbers; that is checked where values may be read."""
     if not x.is_floating_point():
@@ -90,6 +100,11 @@ def outside_discrete(low: Any, high: Any, starts: Iterable[int], counts: Iterabl
     )
 
 
+def is_text(space: Any) -> bool:
+    """Whether this is a space of texts: Text, or MiniGrid's of missions."""
+    return space.dtype is not None and space.dtype.kind in "US"
+
+
 def refuse_text(space: Any) -> None:
     """Raise ValueError if a part of an observation space is not made of numbers in a fixed shape."""
     from gymnasium import spaces  # imported where it is used
@@ -98,8 +113,7 @@ def refuse_text(space: Any) -> None:
         (*space.values(),) if isinstance(space, spaces.Dict) else space if isinstance(space, spaces.Tuple) else ()
     ):
         refuse_text(part)
-    letters = space.dtype is not None and space.dtype.kind in "US"  # Text, and MiniGrid's space of missions
-    if letters or isinstance(space, (spaces.Sequence, spaces.Graph, spaces.OneOf)):
+    if is_text(space) or isinstance(space, (spaces.Sequence, spaces.Graph, spaces.OneOf)):
         raise ValueError(
             f"observations of {type(space).__name__} cannot be stored as tensors: wrap the environment, keep the other keys with "
             "gymnasium.wrappers.FilterObservation(env, [...]) or make numbers of it with gymnasium.wrappers.TransformObservation"

@@ -436,14 +436,14 @@ class Talks(gym.Env[Any, Any]):
     """Observations with text in them, next to numbers."""
 
     action_space = spaces.Discrete(2)
-    observation_space = spaces.Dict(said=spaces.Text(5), seen=spaces.Box(-1, 1, (2,), np.float32))
+    observation_space = spaces.Dict(said=spaces.Tuple([spaces.Text(5)]), seen=spaces.Box(-1, 1, (2,), np.float32))
 
     def reset(self, **options: Any) -> Any:
         super().reset(seed=options.get("seed"))
-        return {"said": "abc", "seen": np.zeros(2, np.float32)}, {}
+        return {"said": ("abc",), "seen": np.zeros(2, np.float32)}, {}
 
     def step(self, action: Any) -> Any:
-        return {"said": "de", "seen": np.ones(2, np.float32)}, 1.0, True, False, {}
+        return {"said": ("de",), "seen": np.ones(2, np.float32)}, 1.0, True, False, {}
 
 
 class SeesNumbers(hf.RecurrentPolicy):

@@ -206,6 +206,8 @@ class PPO(OnPolicy):
             config.critic_core,
             num_layers=config.num_layers,
             reset=config.reset,
+            encoder=config.encoder,
+            channels=config.channels,
             encoder_sizes=config.encoder_sizes,
             head_sizes=config.head_sizes,
             activation=config.activation,

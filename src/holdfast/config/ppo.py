@@ -45,11 +45,12 @@ class PPOConfig(OnPolicyConfig):
 
     @classmethod
     def _upgraded(cls, d: dict[str, Any]) -> dict[str, Any]:
-        """In a config that 0.1 wrote, settings that it did not have are as it behaved."""
+        """In a config that 0.1 or 0.2 wrote, settings that it did not have are as it behaved."""
         return {**_AS_IN_0_1, **d} if d.keys() >= _ALWAYS_WRITTEN_BY_0_1 else d
 
 
 _AS_IN_0_1: dict[str, Any] = dict(
+    encoder="0.2",
     clip_schedule="constant",
     entropy_schedule="constant",
     normalize_value=False,

@@ -49,6 +49,12 @@ class RunConfig:
     """What happens to the memory when an episode starts."""
     memory_span: int | None = setting(None, low=1, short="span", about="network", fixed=True)
     """Steps to remember: gates start out that way, a window has that length. None: a few steps; a window: 64."""
+    encoder: Literal["auto", "vector", "nature", "impala", "grid", "0.2"] | str = setting(
+        "auto", short="", about="network", fixed=True, names="encoder"
+    )
+    """Network for images: auto, vector, nature, impala, grid, 0.2 (as 0.2 chose), or your own, my_module:MyEncoder."""
+    channels: Literal["auto", "first", "last"] = setting("auto", short="channels-", about="network", fixed=True)
+    """Where images have their channels; auto: as their shape tells."""
     encoder_sizes: tuple[int, ...] | None = setting(None, low=1, short="encoder", about="network", fixed=True)
     """Sizes of the layers before the core; one layer of hidden_size by default, () for none."""
     head_sizes: tuple[int, ...] = setting((), low=1, short="heads", about="network", fixed=True)
@@ -152,7 +158,8 @@ class RunConfig:
             self.core = _core_name(self.core)
         settings.check(self)
         self._check_algorithm()
-        self._check_core()
+        self._check_named("core")
+        self._check_named("encoder")
         self._check_name()
         if self.env_timeout is not None and self.vectorization == "sync":
             raise ValueError(
@@ -328,10 +335,11 @@ class RunConfig:
                 f"{given('algorithm', self.algorithm)} must be one of {', '.join(ALGORITHMS)}, or my_module:MyAlgorithm"
             )
 
-    def _check_core(self) -> None:
-        names = [name for kind in get_args(settings.types_of(RunConfig)["core"]) for name in get_args(kind)]
-        if not isinstance(self.core, str) or not (self.core in names or is_import_name(self.core)):
-            raise ValueError(f"{given('core', self.core)} must be one of {', '.join(names)}, or my_module:MyCore")
+    def _check_named(self, name: str) -> None:
+        value, kinds = getattr(self, name), get_args(settings.types_of(RunConfig)[name])
+        known = [choice for kind in kinds for choice in get_args(kind)]
+        if not isinstance(value, str) or not (value in known or is_import_name(value)):
+            raise ValueError(f"{given(name, value)} must be one of {', '.join(known)}, or my_module:My{name.title()}")
 
     def _check_name(self) -> None:
         if self.name and not self.name.isprintable():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from holdfast.config import RunConfig
 from holdfast.named_objects import stands_for_object
@@ -10,11 +10,14 @@ from holdfast.named_objects import stands_for_object
 _FED_BACK = {"prev_action": "its previous action", "prev_reward": "its previous reward"}
 
 
-def first_lines(config: RunConfig, engines: Mapping[str, str], chosen: str = "") -> list[str]:
-    """One fact per line. engines: of rollout and update. chosen: which sizes the run chose, and why."""
+def first_lines(
+    config: RunConfig, engines: Mapping[str, str], chosen: str = "", encoder: Sequence[str] = ()
+) -> list[str]:
+    """One fact per line. engines: of rollout and update. chosen: which sizes the run chose, and why. encoder: of images."""
     return [
         f"task    {_task(config)}",
         f"policy  {_policy(config.policy)}" if config.policy else f"memory  {_memory(config)}",
+        *(f"encoder {text}" for text in encoder),
         f"sizes   {config.describe_sizes()}{f' ({chosen})' if chosen else ''}",
         f"engine  {'; '.join(f'{leg}: {engine}' for leg, engine in engines.items())}",
         f"run     {config.folder}",

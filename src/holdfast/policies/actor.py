@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from holdfast.checks import check_discrete
 from holdfast.cores.base import Core
-from holdfast.policies import heads
+from holdfast.policies import encoders, heads
 from holdfast.policies.base import RecurrentPolicy
 from holdfast.policies.encoders import center_and_half_range
 from holdfast.state import State, leaves, tree_map
@@ -51,7 +51,8 @@ class Actor(RecurrentPolicy):
         squash_actions: bool = False,
     ) -> None:
         super().__init__(core)
-        self.observation_space, self.action_space = observation_space, action_space
+        self.observation_space, self.action_space = encoders.without_text(observation_space), action_space
+        self._skips_text = self.observation_space is not observation_space
         self.mask_parents, self.inputs = mask_parents, inputs
         box = isinstance(action_space, spaces.Box)
         self.scale_actions, self.squash_actions = scale_actions and box, squash_actions and box
@@ -129,6 +130,8 @@ class Actor(RecurrentPolicy):
 
     def as_tensors(self, obs: Any) -> Any:
         """As `RecurrentPolicy.as_tensors`. What goes to a GPU is compared with the space first; the encoder checks the rest."""
+        if self._skips_text:
+            obs = encoders.seen_of(obs, self.observation_space)
         if not torch.compiler.is_compiling() and self.core.device().type != "cpu":
             check_discrete(obs, self.observation_space)
         return super().as_tensors(obs)

@@ -90,8 +90,9 @@ class ActorCritic(Actor):
     """Encoder, core, and heads from gymnasium spaces.
 
     core: "lstm", "gru", None (memoryless control), a core or its class. critic_core: "shared" (one core for both), "separate"
-    (a second core for the critic), "none" (the critic sees the encoded observation only). encoder_sizes: layers before the
-    core, (hidden_size,) by default. head_sizes: layers between core and output, in actor and critic each. mask_parents:
+    (a second core for the critic), "none" (the critic sees the encoded observation only). encoder, channels: how images are read
+    (docs/images.md); an encoder of your own is a class or function that takes the Box. encoder_sizes: layers before the core,
+    (hidden_size,) by default. head_sizes: layers between core and output, in actor and critic each. mask_parents:
     {j: i} when the mask of action head j depends on head i's choice. normalize_obs: running normalization of float
     observations; statistics change only in `update_normalizer`. normalize_value: the critic learns values of mean 0 and
     deviation 1 (`value_scale.py`); what the policy returns stays in reward units. memory_span: start with gates that
@@ -116,6 +117,8 @@ class ActorCritic(Actor):
         *,
         num_layers: int = 1,
         reset: str = "zero",
+        encoder: Any = "auto",
+        channels: str = "auto",
         encoder_sizes: Sequence[int] | None = None,
         head_sizes: Sequence[int] = (),
         activation: str = "tanh",
@@ -136,13 +139,13 @@ class ActorCritic(Actor):
         # Do not reorder: seeds and state_dict keys depend on it.
         asymmetric = actor_obs is not None or critic_obs is not None or self._has_own_encoder(critic_core, core)
         actor_space = encoders.part_of(observation_space, actor_obs, "actor_obs")
-        encoder = encoders.for_space(actor_space, normalize_obs)
+        reads = encoders.for_space(actor_space, normalize_obs, encoder, channels)
         sizes = (hidden_size,) if encoder_sizes is None else tuple(encoder_sizes)
-        trunk, features = encoders.mlp(encoder.size, sizes, activation)  # type: ignore[arg-type]
+        trunk, features = encoders.mlp(reads.size, sizes, activation)  # type: ignore[arg-type]
         critic_encoder, critic_trunk = None, None
         if asymmetric:
             critic_space = encoders.part_of(observation_space, critic_obs, "critic_obs")
-            critic_encoder = encoders.for_space(critic_space, normalize_obs)
+            critic_encoder = encoders.for_space(critic_space, normalize_obs, encoder, channels)
             critic_trunk, critic_features = encoders.mlp(critic_encoder.size, sizes, activation)  # type: ignore[arg-type]
         make = _CoreMaker(core, hidden_size, num_layers, reset, memory_span)
         if asymmetric:
@@ -155,7 +158,7 @@ class ActorCritic(Actor):
         self.arguments: dict[str, Any] = given
         """What it was made with, next to the spaces: `hf.save_pretrained` writes it down."""
         self.actor_space = actor_space
-        self.encoder, self.trunk = encoder, trunk
+        self.encoder, self.trunk = reads, trunk
         self.critic_encoder, self.critic_trunk = critic_encoder, critic_trunk
         self._slices = _actor_and_critic_slices(whole)
         self._make_heads(head_sizes, activation, initial_std)

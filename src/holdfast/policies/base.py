@@ -462,7 +462,8 @@ def _in_words(thing: Any) -> str:
 
 def first_leaf(obs: Any) -> Any:
     """The first array or tensor of observations."""
-    first = leaves(obs)[0]
+    found = leaves(obs)
+    first = next((leaf for leaf in found if not isinstance(leaf, str)), found[0])  # texts are left out
     if not hasattr(first, "shape"):
         raise TypeError(
             f"observations hold a {type(first).__name__} outside of any array, expected arrays or tensors with one row per "

@@ -1,8 +1,11 @@
-"""Observation encoders for `hf.ActorCritic`: any gymnasium space to flat features [N, size]. Nothing here remembers."""
+"""Observation encoders for `hf.ActorCritic`: any gymnasium space to flat features [N, size]. Nothing here remembers.
+
+Images and grids are in `images.py`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,20 +14,14 @@ import torch.nn.functional as F
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from holdfast.checks import outside_discrete, refuse_text, values_are_readable, whole_numbers
+from holdfast.checks import is_text, outside_discrete, refuse_text, rows, values_are_readable, whole_numbers
+from holdfast.config.settings import given
+from holdfast.named_objects import is_import_name
+from holdfast.policies import images
+from holdfast.policies.images import Grid, Image
 
 if TYPE_CHECKING:
     from holdfast.distributed.ranks import Ranks
-
-
-def _rows(x: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """`x` if it is [N, *shape]; time is never silently reshaped into environments."""
-    if tuple(x.shape[1:]) != tuple(shape) or x.dim() == 0:
-        raise ValueError(
-            f"got observations of shape {tuple(x.shape)}, expected {('N', *shape)}: one row per environment in act, "
-            "[T, B, ...] in evaluate"
-        )
-    return x
 
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "silu": nn.SiLU, "gelu": nn.GELU}
@@ -71,8 +68,11 @@ class Vector(nn.Module):
             self.register_buffer("shift", torch.zeros(self.size), persistent=False)
             self.register_buffer("scale", torch.ones(self.size), persistent=False)
 
+    def __str__(self) -> str:
+        return f"vector of {self.size:,} numbers" if len(self.shape) > 1 else ""
+
     def forward(self, x: Tensor) -> Tensor:
-        x = _rows(x, self.shape).reshape(x.shape[0], self.size)
+        x = rows(x, self.shape).reshape(x.shape[0], self.size)
         if not self.normalize:
             return x
         x = x.to(self.shift.dtype) if x.dtype == torch.bool else x  # numbers are converted in the difference
@@ -154,7 +154,7 @@ class Bounded(nn.Module):
         self.size = len(center)
 
     def forward(self, x: Tensor) -> Tensor:
-        return (_rows(x, self.shape).reshape(x.shape[0], self.size) - self.center) / self.half_range
+        return (rows(x, self.shape).reshape(x.shape[0], self.size) - self.center) / self.half_range
 
 
 class OneHot(nn.Module):
@@ -177,7 +177,7 @@ class OneHot(nn.Module):
         self.register_buffer("bounds", torch.tensor(bounds), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = whole_numbers(_rows(x, self.shape).reshape(x.shape[0], len(self.nvec)), "discrete observations")
+        x = whole_numbers(rows(x, self.shape).reshape(x.shape[0], len(self.nvec)), "discrete observations")
         if not self.equal:
             outside = (x < self.bounds[0]) | (x >= self.bounds[1])
             if values_are_readable(x) and bool(outside.any()):
@@ -187,36 +187,6 @@ class OneHot(nn.Module):
             return F.one_hot(x - self.starts[0], self.nvec[0]).flatten(1)
         except RuntimeError as error:  # torch has looked at the numbers, so a check beforehand would cost twice
             raise outside_discrete(x.min(), x.max(), self.starts, self.nvec) from error
-
-
-class Image(nn.Module):
-    """A small convolutional network for uint8 images, channels first or last."""
-
-    def __init__(self, space: spaces.Box) -> None:
-        super().__init__()
-        self.shape = space.shape
-        self.channels_last = space.shape[-1] in (1, 3, 4) and space.shape[0] not in (1, 3, 4)
-        channels, height, width = (space.shape[2], *space.shape[:2]) if self.channels_last else space.shape
-        side = min(height, width)
-        if side >= 36:
-            kernels = [(8, 4, 32), (4, 2, 64), (3, 1, 64)]
-        else:
-            kernels = [(3, 2, 32), (3, 1, 32)] if side >= 7 else [(min(side, 2), 1, 32)]
-        layers: list[nn.Module] = []
-        for kernel, stride, out in kernels:
-            layers += [orthogonal(nn.Conv2d(channels, out, kernel, stride), 2**0.5), nn.ReLU()]
-            channels = out
-        self.network = nn.Sequential(*layers, nn.Flatten())
-        with torch.no_grad():
-            flat = self.network(torch.zeros(1, space.shape[2 if self.channels_last else 0], height, width))
-        self.size = int(flat.shape[1])
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = _rows(x, self.shape)
-        if self.channels_last:
-            x = x.permute(0, 3, 1, 2)
-        first = self.network[0]
-        return self.network(x.to(first.weight.dtype) / 255.0)  # type: ignore[arg-type]
 
 
 class Composite(nn.Module):
@@ -272,26 +242,99 @@ def part_of(space: spaces.Space[Any], keys: Sequence[str] | None, name: str) -> 
     return spaces.Dict({key: space[key] for key in space if key in keys})
 
 
-def for_space(space: spaces.Space[Any], normalize: bool = False) -> nn.Module:
-    """The encoder of a space; its `.size` is the number of features."""
+def for_space(
+    space: spaces.Space[Any], normalize: bool = False, encoder: Any = "auto", channels: str = "auto"
+) -> nn.Module:
+    """The encoder of a space; its `.size` is the number of features.
+
+    encoder: of images and grids; "auto" follows the rules in docs/images.md. A name, a class or a function of the user's reads the
+    parts that are images or grids by these rules, or, if there are none, all Boxes of two or more dimensions.
+    """
+    if encoder not in ("auto", "vector", images.AS_IN_0_2):
+        _require_encoder(encoder)
+        boxes = [box for _, box in _parts(space) if isinstance(box, spaces.Box) and len(box.shape) > 1]
+        chosen = [box for box in boxes if images.may_be_image(box, channels)]
+        if not boxes:
+            raise ValueError(
+                f"{given('encoder', encoder)} reads images and other Boxes of several dimensions, and the observation space is "
+                f"{space}; leave it out"
+            )
+        return _for_space(space, normalize, lambda box: encoder if box in (chosen or boxes) else "vector", channels)
+    return _for_space(space, normalize, lambda box: encoder, channels)
+
+
+def _require_encoder(encoder: Any) -> None:
+    known = ("auto", "vector", *images.NETWORKS, "grid")
+    if not (callable(encoder) or encoder in known or (isinstance(encoder, str) and is_import_name(encoder))):
+        raise ValueError(f"unknown encoder {encoder!r}; one of {', '.join(known)}, or my_module:MyEncoder")
+
+
+def _for_space(space: spaces.Space[Any], normalize: bool, of: Callable[[spaces.Box], Any], channels: str) -> nn.Module:
     if isinstance(space, spaces.Box):
-        if space.dtype == np.uint8 and len(space.shape) == 3:
-            return Image(space)
-        return Vector(space, normalize)
+        return images.for_box(space, of(space), channels) or Vector(space, normalize)
     if isinstance(space, spaces.Discrete):
         return OneHot([int(space.n)], [int(space.start)])
     if isinstance(space, spaces.MultiDiscrete):
         return OneHot([int(n) for n in space.nvec.flatten()], [int(s) for s in space.start.flatten()], space.shape)
     if isinstance(space, spaces.MultiBinary):
         return Vector(spaces.Box(0, 1, space.shape), False)
-    if isinstance(space, spaces.Dict):
-        return Composite({k: for_space(s, normalize) for k, s in space.items()}, is_tuple=False)
+    if isinstance(space, spaces.Dict) and (seen := without_text(space)).spaces:
+        return Composite({k: _for_space(s, normalize, of, channels) for k, s in seen.items()}, is_tuple=False)
     if isinstance(space, spaces.Tuple):
-        return Composite({str(i): for_space(s, normalize) for i, s in enumerate(space)}, is_tuple=True)
+        return Composite({str(i): _for_space(s, normalize, of, channels) for i, s in enumerate(space)}, is_tuple=True)
     refuse_text(space)
     raise ValueError(
         f"no encoder for the observation space {space}; subclass hf.RecurrentPolicy and write encode(self, obs) for it"
     )
+
+
+def without_text(space: Any) -> Any:
+    """The space without the Text parts of a Dict, which policies leave out; itself if there are none."""
+    if not isinstance(space, spaces.Dict):
+        return space
+    seen = {key: without_text(part) for key, part in space.items() if not is_text(part)}
+    same = len(seen) == len(space.spaces) and all(part is space[key] for key, part in seen.items())
+    return space if same else spaces.Dict(list(seen.items()))
+
+
+def seen_of(obs: Any, space: Any) -> Any:
+    """Observations without the keys that are not in `space`."""
+    if not (isinstance(obs, dict) and isinstance(space, spaces.Dict)):
+        return obs
+    return {key: seen_of(obs[key], part) for key, part in space.items() if key in obs}
+
+
+def encoder_lines(policy: Any, space: spaces.Space[Any]) -> list[str]:
+    """How a policy of ours reads the images in an environment's observations, what it leaves out, and what would help."""
+    readers = [getattr(policy, name, None) for name in ("encoder", "critic_encoder")]
+    lines = list(dict.fromkeys(text.removeprefix("obs.") for reader in readers for text in _described(reader)))
+    lines += [f"{key}: a text, which is left out" for key, part in _parts(space) if is_text(part)]
+    if any(images.is_raw_atari(part) for _, part in _parts(space)):
+        lines.append(
+            "these are raw Atari frames: gymnasium's wrappers AtariPreprocessing(env) and FrameStackObservation(env, 4) make them 4 x "
+            "84 x 84, which learns much faster (docs/images.md)"
+        )
+    return lines
+
+
+def _parts(space: spaces.Space[Any], name: str = "") -> list[tuple[str, spaces.Space[Any]]]:
+    """What is inside Dicts and Tuples, with its keys."""
+    if not isinstance(space, (spaces.Dict, spaces.Tuple)):
+        return [(name, space)]
+    inside = space.items() if isinstance(space, spaces.Dict) else enumerate(space)
+    return [found for key, part in inside for found in _parts(part, f"{name}.{key}".strip("."))]
+
+
+def _described(encoder: nn.Module | None, name: str = "") -> list[str]:
+    """What reads images, grids and flattened boards, in words: "image: CNN 84 x 84 x 1"."""
+    if isinstance(encoder, Composite):
+        parts = zip(encoder.keys, encoder.parts)
+        return [text for key, part in parts for text in _described(part, f"{name}.{key}".strip("."))]
+    if isinstance(encoder, OneHot) or encoder is None:
+        return []
+    ours = isinstance(encoder, (Image, Grid, Vector))
+    text = str(encoder) if ours else f"{type(encoder).__name__}, {encoder.size:,} features"
+    return [f"{name}: {text}" if name else text] if text else []
 
 
 def with_bounded_action(encoder: nn.Module, space: spaces.Space[Any], action_space: spaces.Space[Any]) -> nn.Module:

@@ -41,6 +41,8 @@ class QNetwork(Actor):
         *,
         num_layers: int = 1,
         reset: str = "zero",
+        encoder: Any = "auto",
+        channels: str = "auto",
         encoder_sizes: Sequence[int] | None = None,
         head_sizes: Sequence[int] = (),
         activation: str = "relu",
@@ -56,16 +58,16 @@ class QNetwork(Actor):
                 f"Q-learning needs one choice among a number of actions (Discrete), and this action space is {action_space}; "
                 "use --algorithm ppo"
             )
-        encoder = encoders.for_space(observation_space, normalize_obs)
+        reads = encoders.for_space(observation_space, normalize_obs, encoder, channels)
         sizes = (hidden_size,) if encoder_sizes is None else tuple(encoder_sizes)
-        trunk, features = encoders.mlp(encoder.size, sizes, activation)  # type: ignore[arg-type]
+        trunk, features = encoders.mlp(reads.size, sizes, activation)  # type: ignore[arg-type]
         whole = make_core(core, features, hidden_size, num_layers, reset, memory_span)
         super().__init__(whole, observation_space, action_space)
         if memory_span is not None:
             chrono_init_(whole, memory_span)
         self.arguments: dict[str, Any] = given
         """What it was made with, next to the spaces: `hf.save_pretrained` writes it down."""
-        self.encoder = encoder
+        self.encoder = reads
         self.trunk = nn.Sequential(*trunk, nn.LayerNorm(features)) if layer_norm else trunk
         self.norm = nn.LayerNorm(whole.output_size) if layer_norm else nn.Identity()
         self.actor_head, width = encoders.mlp(whole.output_size, head_sizes, activation)
@@ -87,6 +89,8 @@ class QNetwork(Actor):
             config.hidden_size,
             num_layers=config.num_layers,
             reset=config.reset,
+            encoder=config.encoder,
+            channels=config.channels,
             encoder_sizes=config.encoder_sizes,
             head_sizes=config.head_sizes or (),
             activation=config.activation,

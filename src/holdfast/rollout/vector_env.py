@@ -19,6 +19,7 @@ from torch import Tensor
 from holdfast.checks import check_discrete, refuse_text
 from holdfast.envs.base import TorchVectorEnv
 from holdfast.policies.base import to_numpy
+from holdfast.policies.encoders import seen_of, without_text
 from holdfast.rollout.env_arrays import arrays_to_tensors, masks_of, stacked_masks, tensors_to_arrays, where_mask
 from holdfast.rollout.segment import Turn
 from holdfast.state import leaves, tree_map
@@ -59,7 +60,8 @@ def autoreset_mode(env: Any) -> AutoresetMode:
 
 
 def input_space(observation_space: spaces.Space[Any], action_space: spaces.Space[Any], inputs: tuple[str, ...]) -> Any:
-    """The space of what the policy sees: the environment's, or a Dict of `inputs`."""
+    """The space of what the policy sees: the environment's without texts, or a Dict of `inputs`."""
+    observation_space = without_text(observation_space)
     if tuple(inputs) == ("obs",):
         return observation_space
     parts = {"obs": observation_space, "prev_action": action_space, "prev_reward": spaces.Box(-np.inf, np.inf, ())}
@@ -85,11 +87,13 @@ class VectorEnvAdapter:
                     f"{type(env).__name__} is not a gymnasium vector environment (it has no {attribute}); "
                     "use gymnasium.make_vec(...) or gymnasium.vector.SyncVectorEnv([...])"
                 )
-        refuse_text(env.single_observation_space)
+        refuse_text(without_text(env.single_observation_space))
         self.env, self.device, self.inputs = env, torch.device(device), tuple(inputs)
         self.mode = autoreset_mode(env)
         self.num_envs: int = env.num_envs
         self.observation_space = input_space(env.single_observation_space, env.single_action_space, self.inputs)
+        self._seen_space = without_text(env.single_observation_space)
+        self._skips_text = self._seen_space is not env.single_observation_space
         self.action_space = env.single_action_space
         # Made once: a captured rollout cannot copy from the host.
         space = self.action_space
@@ -258,6 +262,7 @@ class VectorEnvAdapter:
     def _tensors(self, obs: Any, source: str, count: int | None = None) -> Any:
         """Observations as tensors, `count` rows (all by default). source: where they came from, for errors."""
         count = self.num_envs if count is None else count
+        obs = seen_of(obs, self._seen_space) if self._skips_text else obs
         if self._goes_to_gpu:
             check_discrete(obs, self.env.single_observation_space)
 
@@ -298,6 +303,7 @@ class VectorEnvAdapter:
                 f"{self._name()} declares SAME_STEP autoreset, but an episode was truncated and "
                 "info['final_obs'] is not there; give its last observation there, one row per environment"
             )
+        final = seen_of(final, self._seen_space) if self._skips_text else final
         if self._goes_to_gpu:
             check_discrete(final, self.env.single_observation_space)
         if isinstance(final, np.ndarray) and final.dtype == object:  # a whole observation per row
@@ -337,6 +343,7 @@ class VectorEnvAdapter:
         dense = tree_map(lambda o: o.clone(), obs)
         for row, value in enumerate(final):
             if value is not None:
+                value = seen_of(value, self._seen_space) if self._skips_text else value
                 tree_map(lambda d, v, row=row: self._fill_row(d, v, row), dense, value)
         return dense
 

@@ -20,9 +20,10 @@ import torch
 
 from holdfast import algorithms, plain_checks
 from holdfast.config import RunConfig, default_config, imports, settings_of
-from holdfast.named_objects import is_import_name
+from holdfast.named_objects import is_import_name, name_of
 from holdfast.policies import user_policies
 from holdfast.policies.base import RecurrentPolicy
+from holdfast.policies.images import AS_IN_0_2
 from holdfast.runs import checkpoint, hub_repository, space_json
 from holdfast.runs.checkpoint import CheckpointError
 
@@ -202,6 +203,8 @@ def describe_policy(policy: RecurrentPolicy) -> dict[str, Any]:
             )
         core = arguments["core"]
         arguments["core"] = "none" if core is None else RunConfig(core=core).core
+        if not isinstance(arguments["encoder"], str):
+            arguments["encoder"] = name_of(arguments["encoder"])
         if arguments.get("mask_parents") is not None:
             arguments["mask_parents"] = [[int(key), int(value)] for key, value in arguments["mask_parents"].items()]
         return {"class": type(policy).__name__, "arguments": json.loads(json.dumps(arguments))}
@@ -224,6 +227,7 @@ def _described(
         if unknown:
             raise ValueError(f"{kind.__name__} has no argument {unknown[0]!r:.40} here; it may need a newer Holdfast")
         known = settings_of(settings)
+        arguments = {"encoder": AS_IN_0_2, **arguments}
         arguments = {k: () if k in _ALL_OR_KEYS and v is None else v for k, v in arguments.items()}
         for name in ("encoder_sizes", "head_sizes"):
             listed = arguments.get(name)
@@ -237,7 +241,7 @@ def _described(
     with checkpoint.refusals(source, "it does not describe a policy"):
         if "mask_parents" in options:
             options["mask_parents"] = _mask_parents(options["mask_parents"])
-        if not is_import_name(str(config.core)):  # a core of the user's own may do anything when it is made
+        if not any(map(is_import_name, (str(config.core), config.encoder))):  # code of the user's own may do anything
             _require_sizes(kind, options, spaces, shared.weights)
         return kind(*spaces, **options)
 

@@ -129,9 +129,9 @@ def settings(
 def require_weights_of(config: RunConfig, file: Path, saved: dict[str, Any]) -> None:
     """Refuse a file whose weights are not those of its config, before a policy of that size takes up memory.
 
-    Policies and cores of the user's own are left alone: their code may do anything when it is called.
+    Policies, cores and encoders of the user's own are left alone: their code may do anything when it is called.
     """
-    if config.policy is not None or is_import_name(str(config.core)) or is_import_name(config.algorithm):
+    if config.policy is not None or any(map(is_import_name, (str(config.core), config.encoder, config.algorithm))):
         return
     with checkpoint.refusals(file), torch.device("meta"):
         weights = plain_checks.mapping(saved["policy"], "policy")

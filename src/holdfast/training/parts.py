@@ -23,6 +23,7 @@ from holdfast.envs.user_envs import can_be_made_again, is_vector_env, recorded_n
 from holdfast.named_objects import stands_for_object
 from holdfast.policies import user_policies
 from holdfast.policies.base import RecurrentPolicy
+from holdfast.policies.encoders import encoder_lines
 from holdfast.rollout.collector import Collector
 from holdfast.rollout.vector_env import autoreset_mode, input_space
 from holdfast.runs import rng_state
@@ -35,6 +36,7 @@ class Parts:
 
     config: RunConfig  # with everything filled in that follows from the task
     chosen: str  # one line about what was filled in, or ""
+    encoder: list[str]  # lines about how images are read and what is left out
     ranks: Ranks
     device: torch.device
     env_share: range  # which of all environments are in this process
@@ -128,6 +130,7 @@ def _build(
     return Parts(
         config=config,
         chosen=text,
+        encoder=encoder_lines(policy, env.single_observation_space),
         ranks=ranks,
         device=device,
         env_share=share,

@@ -341,7 +341,7 @@ class Trainer:
             if earlier_engines and earlier_engines != self.engines:
                 before = "; ".join(f"{leg}: {engine}" for leg, engine in earlier_engines.items())
                 display.note(f"the engines have changed, so numbers may differ in rounding; before: {before}")
-        for line in first_lines(config, self.engines, self.parts.chosen):
+        for line in first_lines(config, self.engines, self.parts.chosen, self.parts.encoder):
             display.note(line)
         return display
 
