@@ -330,11 +330,11 @@ def _described(encoder: nn.Module | None, name: str = "") -> list[str]:
     if isinstance(encoder, Composite):
         parts = zip(encoder.keys, encoder.parts)
         return [text for key, part in parts for text in _described(part, f"{name}.{key}".strip("."))]
-    text = ""
+    text, size = "", getattr(encoder, "size", None)
     if isinstance(encoder, (Image, Grid, Vector)):
         text = str(encoder)
-    elif not isinstance(encoder, (OneHot, Bounded)) and isinstance(getattr(encoder, "size", None), int):  # the user's
-        text = f"{type(encoder).__name__}, {encoder.size:,} features"
+    elif not isinstance(encoder, (OneHot, Bounded)) and isinstance(size, int):  # the user's
+        text = f"{type(encoder).__name__}, {size:,} features"
     return [f"{name}: {text}" if name else text] if text else []
 
 
