@@ -29,13 +29,12 @@ from torch import Tensor
 from holdfast.checks import values_are_readable
 from holdfast.cores.base import Core, check_sizes
 from holdfast.rollout.buffer_files import BufferFiles
+from holdfast.rollout.buffer_starts import Starts
 from holdfast.rollout.segment import Segment
 from holdfast.state import State, leaves, named_leaves, tree_map
 
 _RESET, _TERMINATED, _TRUNCATED, _VALID, _UNKNOWN = 1, 2, 4, 8, 16
 """Flags of a row, in one byte. Unknown: its observation was not finite, so no row may take it for its successor."""
-_FIRST_SLOTS = 64
-_FINEST_PRIORITY = 2.0**-32  # relative to the largest one
 
 
 class SequenceBuffer:
@@ -58,6 +57,7 @@ class SequenceBuffer:
         context: int | None = None,
     ) -> None:
         check_sizes(capacity=capacity, num_envs=num_envs)
+        _check_count(context=context or 0)
         if capacity < 2 * num_envs:
             raise ValueError(
                 f"capacity {capacity} is too small for {num_envs} environments; use at least {2 * num_envs}"
@@ -87,14 +87,8 @@ class SequenceBuffer:
     @torch.no_grad()
     def add(self, segment: Segment) -> None:
         """Append the steps of a segment to the streams, and the states at its chunk starts."""
-        states = segment.chunk_states or [segment.start_state]
-        T, B = segment.resets.shape
-        if self.num_envs != B:
-            raise ValueError(f"this segment has {B} environments, the buffer {self.num_envs}")
-        if T % len(states):
-            raise ValueError(
-                f"this segment has {T} steps and {len(states)} start states, which must be equally far apart"
-            )
+        states = self._checked_states(segment)
+        T = segment.num_steps
         rows, spoiled = self._rows_of(segment)
         self._check_or_make(rows, states[0])
         ended = segment.truncated.to(self.device)
@@ -194,6 +188,33 @@ class SequenceBuffer:
 
     # --- checking ----------------------------------------------------------------------------------------------------
 
+    def _checked_states(self, segment: Segment) -> list[State]:
+        """The start states of a segment, if it is one and of these environments."""
+        if not isinstance(segment, Segment):
+            raise TypeError(f"a buffer takes a Segment, got a {type(segment).__name__}; hf.Collector gives them")
+        T, B = segment.resets.shape
+        if self.num_envs != B:
+            raise ValueError(f"this segment has {B} environments, the buffer {self.num_envs}")
+        for name in ("obs", "actions", "action_mask", "final_obs"):
+            part = getattr(segment, name)
+            wrong = [x.shape for x in leaves(part) if x.shape[:2] != (T, B)] if part is not None else []
+            if wrong:
+                raise ValueError(f"{name} of this segment has shape {tuple(wrong[0])}, expected [{T}, {B}, ...]")
+        if segment.final_obs is not None and _shapes(segment.final_obs) != _shapes(segment.obs):
+            found, expected = (" ".join(_shapes(part).values()) for part in (segment.final_obs, segment.obs))
+            raise ValueError(f"final_obs of this segment is {found}, expected {expected} as its observations")
+        states = segment.chunk_states or [segment.start_state]
+        if T % len(states):
+            raise ValueError(
+                f"this segment has {T} steps and {len(states)} start states, which must be equally far apart"
+            )
+        for state in states:
+            if state is None:
+                raise ValueError("this segment has no start state; policy.initial_state(num_envs) begins an episode")
+            if any(len(x) != B for x in leaves(state)):
+                raise ValueError(f"this segment has a start state with {len(leaves(state)[0])} rows, expected {B}")
+        return states
+
     def _check_or_make(self, rows: dict[str, Any], state: State) -> None:
         """Storage like the first rows; later ones must be like these."""
         if not self.rows:
@@ -229,6 +250,7 @@ class SequenceBuffer:
     def _need(self, length: int, burn_in: int) -> int:
         """Rows of a sequence: those to learn from, those before, and the last one's successor."""
         check_sizes(length=length)
+        _check_count(burn_in=burn_in)
         need = burn_in + length + 1
         if burn_in < (self.context or 0):
             raise ValueError(
@@ -311,9 +333,12 @@ class SequenceBuffer:
             raise ValueError(
                 f"index has shape {tuple(index.shape)}, priorities {tuple(priorities.shape)}; both are [S]"
             )
+        if index.is_floating_point() or index.dtype == torch.bool:
+            raise ValueError(f"index has dtype {index.dtype}, expected torch.int64: the .index of what was sampled")
         if values_are_readable(priorities) and not bool((priorities.isfinite() & (priorities >= 0)).all()):
             raise ValueError("priorities must be finite and at least 0")
-        self.starts.prioritize(index.to(self.device), priorities.to(self.device, torch.float32))
+        oldest = self.written - self.stream_rows
+        self.starts.prioritize(index.to(self.device).long(), priorities.to(self.device, torch.float32), oldest)
 
     def _take_note_of(self, length: int) -> None:
         """States are kept at least this often from now on."""
@@ -321,7 +346,7 @@ class SequenceBuffer:
             warnings.warn(
                 f"states were kept every {self._longest_chunk} rows, so sequences of {length} never reach the rows between; "
                 f"collect with bptt={length} or less",
-                stacklevel=3,
+                stacklevel=4,
             )
         self._length = length if self._length is None else min(length, self._length)
 
@@ -429,81 +454,14 @@ def _copy(x: Tensor) -> Tensor:
     return x.to("cpu", copy=True)
 
 
-class Starts:
-    """Where sequences may begin: the row of each stream, and the state before it. A ring [N, B] that grows while its oldest entry
-    may still be used. Start number s is in slot s % N; all streams have their s-th start at the same step."""
+def _check_count(**counts: Any) -> None:
+    for name, value in counts.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise ValueError(f"{name} must be an integer of at least 0, got {value!r}")
 
-    def __init__(self, num_envs: int, device: torch.device) -> None:
-        self.num_envs, self.device = num_envs, device
-        self.count = 0
-        self.steps: deque[int] = deque()  # of the starts that are held
-        self.rows = torch.full((_FIRST_SLOTS, num_envs), -1, device=device)
-        self.numbers = torch.full((_FIRST_SLOTS,), -1, device=device)  # of the starts, for code that a graph captures
-        self.priorities = torch.ones(_FIRST_SLOTS, num_envs, device=device)
-        self.largest = torch.ones((), device=device)  # priority so far
-        self.states: State = {}
 
-    @property
-    def last_step(self) -> int | None:
-        return self.steps[-1] if self.steps else None
-
-    def make(self, like: State) -> None:
-        """Storage for states like these [B, ...]."""
-        size = len(self.rows)
-        self.states = tree_map(lambda x: torch.zeros(size, *x.shape, dtype=x.dtype, device=self.device), like)
-
-    def state_bytes(self) -> int:
-        """Of one environment."""
-        return sum(x[0, 0].numel() * x.element_size() for x in leaves(self.states))
-
-    def append(self, step: int, rows: Tensor, state: State, oldest: int) -> None:
-        """A start of every stream [B]. oldest: starts of earlier steps are surely gone."""
-        if len(self.steps) == len(self.rows):
-            if self.steps[0] >= oldest:
-                self._grow()
-            else:
-                self.steps.popleft()
-        slot = self.count % len(self.rows)
-        self.rows[slot] = rows
-        self.numbers[slot] = self.count
-        self.priorities[slot] = self.largest
-        tree_map(lambda store, x: store[slot].copy_(x), self.states, state)
-        self.steps.append(step)
-        self.count += 1
-
-    def _grow(self) -> None:
-        size = len(self.rows)
-        numbers = torch.arange(self.count - size, self.count, device=self.device)
-
-        def grown(old: Tensor, fill: float = 0) -> Tensor:
-            new = torch.full((2 * size, *old.shape[1:]), fill, dtype=old.dtype, device=self.device)
-            return new.index_copy_(0, numbers % (2 * size), old.index_select(0, numbers % size))
-
-        self.rows, self.priorities = grown(self.rows, -1), grown(self.priorities, 1)
-        self.numbers = grown(self.numbers, -1)
-        self.states = tree_map(grown, self.states)
-
-    def number_slots(self) -> None:
-        """Make `numbers` from `count`."""
-        newest, slots = self.count - 1, torch.arange(len(self.rows), device=self.device)
-        self.numbers = (newest - (newest - slots) % len(self.rows)).clamp(min=-1)
-
-    def prioritize(self, index: Tensor, priorities: Tensor) -> None:
-        number, stream = index // self.num_envs, index % self.num_envs
-        slot = number % len(self.rows)
-        held = (
-            (self.numbers.index_select(0, slot) == number) & (number >= 0) & priorities.isfinite() & (priorities >= 0)
-        )
-        flat = slot * self.num_envs + stream
-        old = self.priorities.flatten()
-        # Those that are gone write to a place that nobody reads.
-        wide = torch.cat([old, old[:1]]).index_copy_(0, torch.where(held, flat, len(old)), priorities)
-        self.priorities.copy_(wide[:-1].view_as(self.priorities))
-        self.largest.copy_(torch.maximum(self.largest, torch.where(held, priorities, 0.0).max()))
-
-    def weights(self) -> Tensor:
-        """Priorities as whole numbers of at least 1."""
-        return (self.priorities.double() / (self.largest * _FINEST_PRIORITY)).long().clamp(min=1)
+def _shapes(tree: Any) -> dict[str, str]:
+    return {name: f"{name} {list(x.shape)}".strip() for name, x in named_leaves(tree).items()}
 
 
 def _finite(tree: Any) -> tuple[Any, Tensor]:

@@ -112,7 +112,7 @@ class Collector:
 
     memory: a new one unless given, so acting elsewhere with the same policy does not change it. bptt: length of the training
     chunks whose start states are kept (None: the whole segment). gamma, gae_lambda: of advantages and returns, which are computed
-    at once; gamma None: there are none. reward_scale: rewards are multiplied by it before; `segment.rewards` stay raw.
+    at once; there are none if gamma is None or values are not recorded. reward_scale: rewards are multiplied by it before; `segment.rewards` stay raw.
     records: what is kept besides what was played, out of log_prob, value, params and final_obs. noise: exploration noise; by
     default noise_correlation makes it, for Box actions (`exploration.py`). acting: what steps the policy.
     """
@@ -262,7 +262,7 @@ class Collector:
         segment = Segment(**parts, start_state=chunks[0], chunk_states=chunks, **known)
         if not self.adapter.has_dummy_steps:
             segment.mark_all_valid()
-        if self.gamma is not None:
+        if self.gamma is not None and segment.value is not None:
             segment.advantage, segment.returns = segment_advantages(
                 segment, self.gamma, self.gae_lambda, self.reward_scale
             )
