@@ -57,6 +57,7 @@ class Stream:
     played: list[Row] = field(default_factory=list)
     at: list[int] = field(default_factory=list)  # of each played row: its number among `rows`
     spoiled: bool = False
+    interrupted: bool = False  # a new episode begins, though none ended
 
     def observation(self, number: int) -> Tree:
         b, x = self.number, self.draw.gauss(0, 1)
@@ -83,7 +84,14 @@ class Stream:
         before = self.played[-1] if self.played else None
         number = len(self.rows)
         dummy = before is not None and before.ended and not self.adds
-        first = before is None or (before.ended and self.adds) or (not before.valid and not before.failed)
+        dummy = dummy and not self.interrupted
+        first = (
+            before is None
+            or self.interrupted
+            or (before.ended and self.adds)
+            or (not before.valid and not before.failed)
+        )
+        self.interrupted = False
         mask = torch.tensor([self.draw.random() < 0.7 for _ in range(4)]) if self.masked else None
         # NEXT_STEP plays the final observation of an episode as a row whose action is ignored.
         row = Row(self.observation(number), self.action(number), 0.0 if dummy else self._reward(), first, mask=mask)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from typing import Any
@@ -28,7 +29,7 @@ quick = settings(max_examples=40, phases=[Phase.explicit, Phase.generate], suppr
 
 
 @st.composite
-def played(draw: Any, odd: bool = True) -> dict[str, Any]:
+def played(draw: Any) -> dict[str, Any]:
     """A buffer's sizes, its environments, and the lengths of the segments that it is given."""
     count, length, burn_in = draw(st.integers(1, 3)), draw(st.integers(1, 5)), draw(st.integers(0, 3))
     need = burn_in + length + 1
@@ -39,7 +40,8 @@ def played(draw: Any, odd: bool = True) -> dict[str, Any]:
         segments=[(parts * size, parts) for parts, size in chunks],
         seed=draw(st.integers(0, 10**6)),
         obs=draw(st.sampled_from(("vector", "image", "dict"))), actions=draw(st.sampled_from(("discrete", "heads", "box"))),
-        masked=draw(st.booleans()), adds=draw(st.booleans()), odd=draw(st.sampled_from((0.0, 0.1))) if odd else 0.0,
+        masked=draw(st.booleans()), adds=draw(st.booleans()), odd=draw(st.sampled_from((0.0, 0.1))),
+        interrupted=draw(st.booleans()),
         mean_length=draw(st.sampled_from((1.0, 1.5, 4.0, 30.0))),
     )  # fmt: skip
 
@@ -51,6 +53,9 @@ def filled(what: dict[str, Any], **options: Any) -> tuple[hf.SequenceBuffer, lis
     buffer = hf.SequenceBuffer(what["capacity"], what["count"], seed=what["seed"], **options)
     for steps, chunks in what["segments"]:
         first = len(envs[0].played)
+        if what["interrupted"] and first:
+            for env in envs:
+                env.interrupted = not (env.played[-1].truncated and not env.adds)
         buffer.add(segment(envs, steps, chunks))
         starts += [(env.number, env.at[first + t]) for t in range(0, steps, steps // chunks) for env in envs]
     return buffer, envs, starts
@@ -397,7 +402,7 @@ def test_large_states_are_kept_less_often_but_at_least_every_length_rows():
         for _ in range(20):
             add()
         kept = [step for step in buffer.starts.steps if step >= 80]
-        assert {b - a for a, b in zip(kept, kept[1:])} == {gap}
+        assert {b - a for a, b in itertools.pairwise(kept)} == {gap}
         check_sample(buffer.sample(30, length), envs, length, state=large_state)
 
 

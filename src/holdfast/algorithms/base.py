@@ -190,6 +190,10 @@ class Algorithm(ABC):
         """Write what is too large for a checkpoint. Returns what the checkpoint says about it."""
         return {}
 
+    def prune_files(self, folder: Path) -> None:
+        """The checkpoint that holds what `save_files` returned last is written: remove what is not needed any more."""
+        return None
+
     def load_files(self, folder: Path, manifest: dict[str, Any]) -> None:
         """Read what `save_files` wrote. Raises ValueError if it is damaged or missing."""
         return None

@@ -263,6 +263,9 @@ class OffPolicy(Algorithm):
     def save_files(self, folder: Path) -> dict[str, Any]:
         return self.buffer.save_files(folder)
 
+    def prune_files(self, folder: Path) -> None:
+        self.buffer.prune_files(folder)
+
     def load_files(self, folder: Path, manifest: dict[str, Any]) -> None:
         self.buffer.load_files(folder, manifest)
 

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from holdfast.checks import values_are_readable
 from holdfast.cores.base import Core, check_sizes
+from holdfast.rollout.buffer_checks import check_counters
 from holdfast.rollout.buffer_files import BufferFiles
 from holdfast.rollout.buffer_starts import Starts
 from holdfast.rollout.segment import Segment
@@ -395,12 +396,6 @@ class SequenceBuffer:
             "blank": None if self._blank is None else tree_map(_copy, self._blank),
         }
 
-    def check(self, d: dict[str, Any]) -> None:
-        """Raise ValueError unless this was saved by a buffer of the same sizes."""
-        for name in ("capacity", "num_envs", "prioritized", "context"):
-            if d[name] != getattr(self, name):
-                raise ValueError(f"the saved buffer has {name} {d[name]}, this one {getattr(self, name)}")
-
     def state_dict(self) -> dict[str, Any]:
         """Plain data, rows included: a copy."""
         return {
@@ -412,7 +407,7 @@ class SequenceBuffer:
 
     def load_state_dict(self, d: dict[str, Any]) -> None:
         """Continue from a `state_dict`."""
-        self.check(d)
+        check_counters(self, d)
         self.restore(
             d, *(tree_map(lambda x: x.to(self.device, copy=True), d[k]) for k in ("rows", "start_rows", "states"))
         )
@@ -421,9 +416,15 @@ class SequenceBuffer:
         """Write to a folder what was added since the last time. Returns what a checkpoint must hold to load it."""
         return self._files_in(folder).save(self)
 
+    def prune_files(self, folder: str | Path) -> None:
+        """Delete files whose rows were overwritten. Call it once the checkpoint with what `save_files` returned is written."""
+        self._files_in(folder).prune()
+
     def load_files(self, folder: str | Path, manifest: dict[str, Any]) -> None:
         """Continue from what `save_files` wrote and returned. ValueError if a file is damaged or missing; nothing changes then."""
-        self._files_in(folder).load(self, manifest)
+        files = self._files_in(folder)
+        files.load(self, manifest)
+        self._files = {files.folder: files}
 
     def _files_in(self, folder: str | Path) -> BufferFiles:
         folder = Path(folder).absolute()
@@ -433,6 +434,7 @@ class SequenceBuffer:
 
     def restore(self, d: dict[str, Any], rows: dict[str, Any], start_rows: Tensor, states: State) -> None:
         """Continue from `counters()`, with these tensors as storage."""
+        self._files = {}  # they hold other rows
         self.rows, self.starts.rows, self.starts.states = rows, start_rows, states
         self._blank = None if d["blank"] is None else tree_map(lambda x: x.to(self.device, copy=True), d["blank"])
         self.generator.set_state(d["generator"])

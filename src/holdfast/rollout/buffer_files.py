@@ -4,8 +4,8 @@
     manifest                     in the checkpoint: names, lengths and SHA-256 of the files, and all small numbers
 
 A manifest names the bytes at the beginning of each file, and nobody changes those. So a kill at any moment leaves the manifest
-of the last checkpoint loadable. A file is deleted when all its rows were overwritten and the last manifests do not name it. Files hold
-plain bytes; reading them runs no code.
+of the last checkpoint loadable. `prune`, once a checkpoint is written, deletes the files that the last two manifests do not name:
+those whose rows were all overwritten. Files hold plain bytes; reading them runs no code.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import re
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,20 +21,24 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from holdfast.rollout.buffer_checks import FILE_NAME, check_counters, check_entries, check_start_rows, check_storage
 from holdfast.state import leaves, tree_map
 
 if TYPE_CHECKING:
     from holdfast.rollout.buffer import SequenceBuffer
 
-_PATTERN = re.compile(r"rows-(\d{8})\.bin")
 _HEAD = struct.Struct("<8sQQ")  # magic, number of the first start, how many starts
 _MAGIC = b"hf-rows\1"
 _PIECE = 2**24  # bytes that are copied at a time
 _SMALLEST_FILE = 2**22
 _FILES = 16  # about so many hold a full buffer
-_MANIFESTS = (
-    3  # files of so many are kept: this one, the last checkpoint's, and one whose checkpoint may not have been written
-)
+
+
+def most_bytes_on_disk(full: int, saved_at_once: int) -> int:
+    """Of a buffer that is `full` bytes with its states: its rows, files of which only some rows are still held, and what the last
+    checkpoints need besides."""
+    file = max(_SMALLEST_FILE, full // _FILES) + min(full, saved_at_once)
+    return full + 2 * file + 3 * min(full, saved_at_once)
 
 
 class _File:
@@ -57,11 +60,11 @@ class BufferFiles:
         self.saved = torch.zeros(num_envs, dtype=torch.int64)  # rows of each stream that are in files, or were
         self.saved_starts = 0
         self.can_append = False  # to the last file
-        # Until something else was saved twice, whatever is here may belong to the newest checkpoint.
-        self.named = [{path.name for path in self._existing()}] * (_MANIFESTS - 1)
+        # By the manifests so far. Whatever is here may belong to the newest checkpoint.
+        self.named = [{path.name for path in self._existing()}]
 
     def _existing(self) -> list[Path]:
-        return sorted(path for path in self.folder.glob("rows-*.bin") if _PATTERN.fullmatch(path.name))
+        return sorted(path for path in self.folder.glob("rows-*.bin") if FILE_NAME.fullmatch(path.name))
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
@@ -76,28 +79,32 @@ class BufferFiles:
             self._append(buffer, written)
         oldest = written - buffer.stream_rows
         self.files = [file for file in self.files if bool((file.ends > oldest).any())]
-        self.named = [*self.named[1 - _MANIFESTS :], {file.name for file in self.files}]
-        for path in self._existing():
-            if not any(path.name in names for names in self.named):
-                path.unlink(missing_ok=True)
+        self.named.append({file.name for file in self.files})
         return {
             "version": 1,
             **buffer.counters(),
-            "rows_like": tree_map(lambda x: x[:0].cpu(), buffer.rows),
-            "states_like": tree_map(lambda x: x[:0].cpu(), buffer.starts.states),
+            "rows_like": _without_rows(buffer.rows),
+            "states_like": _without_rows(buffer.starts.states),
             "files": [file.entry() for file in self.files],
         }
 
+    def prune(self) -> None:
+        """Delete what neither the last manifest names nor the one before. Its checkpoint must have been written."""
+        self.named = self.named[-2:]
+        for path in self._existing():
+            if not any(path.name in names for names in self.named):
+                path.unlink(missing_ok=True)
+
     def _append(self, buffer: SequenceBuffer, written: Tensor) -> None:
         """A part with all rows and starts that are in no file yet."""
-        largest = max(_SMALLEST_FILE, sum(x.numel() * x.element_size() for x in leaves(buffer.rows)) // _FILES)
+        largest = max(_SMALLEST_FILE, _bytes_of(buffer) // _FILES)
         if not self.can_append or self.files[-1].length >= largest:
             number = 1 + max((int(path.stem[5:]) for path in self._existing()), default=0)
             file = _File(f"rows-{number:08d}.bin", hashlib.sha256(), 0, written)
         else:
             file = self.files[-1]
         digest, length, path = file.digest.copy(), file.length, self.folder / file.name
-        with open(path, "r+b" if length else "xb") as out:
+        with open(path, "r+b" if length else "xb", opener=_without_links) as out:
             out.truncate(length)  # what a failed write left
             out.seek(length)
             for piece in self._part(buffer, written):
@@ -129,85 +136,93 @@ class BufferFiles:
 
     def load(self, buffer: SequenceBuffer, manifest: dict[str, Any]) -> None:
         """Fill a buffer. It stays as it was if a file is damaged or missing."""
-        if manifest.get("version") != 1:
-            raise _refused(self.folder, f"its format is version {manifest.get('version')}, this Holdfast reads 1")
-        buffer.check(manifest)
-        streams, device, size = buffer.num_envs, buffer.device, manifest["start_slots"]
+        try:
+            version = manifest.get("version") if isinstance(manifest, dict) else None
+            if version != 1:
+                raise ValueError(f"its format is version {version!r:.20}, this Holdfast reads 1")
+            check_counters(buffer, manifest)
+            check_storage(buffer, {"files": None, "rows_like": None, "states_like": None, **manifest})
+            self._load(buffer, manifest)
+        except (ValueError, MemoryError, RuntimeError) as error:
+            reason = " ".join(str(error).split())[:300]
+            raise ValueError(f"{self.folder}: the buffer cannot be read: {reason}; begin with an empty one") from error
+
+    def _load(self, buffer: SequenceBuffer, manifest: dict[str, Any]) -> None:
+        streams, size, written = buffer.num_envs, manifest["start_slots"], manifest["written"]
 
         def room(like: Any, count: int) -> Any:
-            return tree_map(lambda x: torch.zeros(count, *x.shape[1:], dtype=x.dtype, device=device), like)
+            return tree_map(lambda x: torch.zeros(count, *x.shape[1:], dtype=x.dtype), like)
 
         rows = room(manifest["rows_like"], streams * buffer.stream_rows + 1)
         states = room(manifest["states_like"], size)
-        start_rows = torch.full((size, streams), -1, device=device)
+        start_rows = torch.full((size, streams), -1)
         begins, ends = torch.zeros(streams, dtype=torch.int64), torch.zeros(streams, dtype=torch.int64)
-        files = []
-        for entry in manifest["files"]:
+        files, full = [], sum(x.numel() * x.element_size() for x in leaves((rows, states, start_rows)))
+        for entry in check_entries(manifest["files"], 2 * full + 2 * _SMALLEST_FILE):
             data, digest = self._checked(entry)
             while data.left():
                 magic, first_start, count_starts = _HEAD.unpack(data.bytes(_HEAD.size))
-                if magic != _MAGIC:
-                    raise _refused(self.folder / entry["name"], "this is not a file of a buffer")
                 first, count = data.tensor((streams,), torch.int64), data.tensor((streams,), torch.int64)
+                in_range = (first >= 0) & (count >= 0) & (count <= buffer.stream_rows) & (first <= written - count)
+                too_many = count_starts > size or first_start > manifest["start_count"] - count_starts
+                if magic != _MAGIC or not bool(in_range.all()) or too_many:
+                    raise ValueError(f"{entry['name']} is not a file of this buffer")
                 begins, ends = torch.where(first == ends, begins, first), first + count
                 slots = _slots(buffer, first, count)
                 for leaf in leaves(rows):
-                    leaf.index_copy_(
-                        0, slots.to(device), data.tensor((len(slots), *leaf.shape[1:]), leaf.dtype).to(device)
-                    )
-                numbers = torch.arange(first_start, first_start + count_starts, device=device) % size
+                    leaf.index_copy_(0, slots, data.tensor((len(slots), *leaf.shape[1:]), leaf.dtype))
+                numbers = torch.arange(first_start, first_start + count_starts) % size
                 for leaf in (start_rows, *leaves(states)):
-                    leaf.index_copy_(0, numbers, data.tensor((count_starts, *leaf.shape[1:]), leaf.dtype).to(device))
+                    leaf.index_copy_(0, numbers, data.tensor((count_starts, *leaf.shape[1:]), leaf.dtype))
             files.append(_File(entry["name"], digest, entry["bytes"], ends))
-        written = manifest["written"]
         if not torch.equal(ends, written) or bool((begins > (written - buffer.stream_rows).clamp(min=0)).any()):
-            raise _refused(self.folder, "the files of the buffer do not belong together")
-        buffer.restore(manifest, rows, start_rows, states)
-        self.files, self.saved, self.saved_starts, self.can_append = (
-            files,
-            written.clone(),
-            manifest["start_count"],
-            False,
-        )
+            raise ValueError("its files do not belong together")
+        check_start_rows(start_rows, written)
+        buffer.restore(manifest, *(tree_map(lambda x: x.to(buffer.device), x) for x in (rows, start_rows, states)))
+        self.files, self.saved, self.can_append = files, written.clone(), False
+        self.saved_starts = manifest["start_count"]
 
     def _checked(self, entry: dict[str, Any]) -> tuple[_Bytes, Any]:
         """The bytes that a manifest names, and their digest."""
-        name, length = entry["name"], entry["bytes"]
-        path = self.folder / name
-        if not _PATTERN.fullmatch(name):
-            raise _refused(self.folder, f"the checkpoint names a file {name[:40]!r}, which no buffer has")
+        name, path = entry["name"], self.folder / entry["name"]
         try:
-            if not _has(path, length):
-                raise _refused(path, "this file of the buffer is missing or cut short")
-            data = bytearray(length)
-            with open(path, "rb") as file:
+            if path.is_symlink():
+                raise ValueError(f"{name} is a link, which is not followed")
+            if not _has(path, entry["bytes"]):
+                raise ValueError(f"{name} is missing or cut short")
+            data = bytearray(entry["bytes"])
+            with open(path, "rb", opener=_without_links) as file:
                 file.readinto(data)
         except OSError as error:
-            raise _refused(path, f"this file of the buffer cannot be read ({error.strerror})") from error
+            raise ValueError(f"{name} cannot be opened ({error.strerror})") from error
         digest = hashlib.sha256(data)
         if digest.hexdigest() != entry["sha256"]:
-            raise _refused(path, "this file of the buffer is damaged, its SHA-256 does not match")
-        return _Bytes(data), digest
+            raise ValueError(f"{name} is damaged, its SHA-256 does not match")
+        return _Bytes(name, data), digest
 
 
 class _Bytes:
     """Bytes that are read one tensor after another."""
 
-    def __init__(self, data: bytearray) -> None:
-        self.data, self.at = data, 0
+    def __init__(self, name: str, data: bytearray) -> None:
+        self.name, self.data, self.at = name, data, 0
 
     def left(self) -> bool:
         return self.at < len(self.data)
 
     def bytes(self, count: int) -> bytearray:
+        if count > len(self.data) - self.at:
+            raise ValueError(f"{self.name} ends too early")
         self.at += count
         return self.data[self.at - count : self.at]
 
     def tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        empty = torch.empty(shape, dtype=dtype)
-        if empty.numel() == 0:
-            return empty
-        return torch.frombuffer(self.bytes(empty.numel() * empty.element_size()), dtype=dtype).view(shape)
+        count = dtype.itemsize
+        for size in shape:
+            count *= size
+        if count == 0:
+            return torch.empty(shape, dtype=dtype)
+        return torch.frombuffer(self.bytes(count), dtype=dtype).view(shape)
 
 
 def _slots(buffer: SequenceBuffer, first: Tensor, count: Tensor) -> Tensor:
@@ -215,6 +230,15 @@ def _slots(buffer: SequenceBuffer, first: Tensor, count: Tensor) -> Tensor:
     streams = torch.arange(len(count)).repeat_interleave(count)
     numbers = torch.arange(len(streams)) + (first - (count.cumsum(0) - count))[streams]
     return numbers % buffer.stream_rows + streams * buffer.stream_rows
+
+
+def _bytes_of(buffer: SequenceBuffer) -> int:
+    return sum(x.numel() * x.element_size() for x in leaves(buffer.rows))
+
+
+def _without_rows(tree: Any) -> Any:
+    """Shapes and dtypes: tensors that keep nothing of the storage of others."""
+    return tree_map(lambda x: torch.empty(0, *x.shape[1:], dtype=x.dtype), tree)
 
 
 def _pieces(leaf: Tensor, rows: Tensor) -> Iterator[memoryview]:
@@ -233,8 +257,8 @@ def _has(path: Path, length: int) -> bool:
     return path.is_file() and path.stat().st_size >= length
 
 
-def _refused(path: Path, what: str) -> ValueError:
-    return ValueError(f"{path}: {what}; resume with --refill-buffer, which starts with an empty buffer")
+def _without_links(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0), 0o666)
 
 
 def _sync_folder(folder: Path) -> None:

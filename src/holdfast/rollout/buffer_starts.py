@@ -9,7 +9,7 @@ from torch import Tensor
 
 from holdfast.state import State, leaves, tree_map
 
-_FIRST_SLOTS = 64
+FIRST_SLOTS = 64
 _FINEST_PRIORITY = 2.0**-32  # relative to the largest one
 
 
@@ -21,9 +21,9 @@ class Starts:
         self.num_envs, self.device = num_envs, device
         self.count = 0
         self.steps: deque[int] = deque()  # of the starts that are held
-        self.rows = torch.full((_FIRST_SLOTS, num_envs), -1, device=device)
-        self.numbers = torch.full((_FIRST_SLOTS,), -1, device=device)  # of the starts, for code that a graph captures
-        self.priorities = torch.ones(_FIRST_SLOTS, num_envs, device=device)
+        self.rows = torch.full((FIRST_SLOTS, num_envs), -1, device=device)
+        self.numbers = torch.full((FIRST_SLOTS,), -1, device=device)  # of the starts, for code that a graph captures
+        self.priorities = torch.ones(FIRST_SLOTS, num_envs, device=device)
         self.largest = torch.ones((), device=device)  # priority so far
         self.states: State = {}
 

@@ -112,8 +112,8 @@ class Collector:
 
     memory: a new one unless given, so acting elsewhere with the same policy does not change it. bptt: length of the training
     chunks whose start states are kept (None: the whole segment). gamma, gae_lambda: of advantages and returns, which are computed
-    at once; there are none if gamma is None or values are not recorded. reward_scale: rewards are multiplied by it before; `segment.rewards` stay raw.
-    records: what is kept besides what was played, out of log_prob, value, params and final_obs. noise: exploration noise; by
+    at once, if gamma is not None and values are recorded. reward_scale: rewards are multiplied by it before; `segment.rewards` stay
+    raw. records: what is kept besides what was played, out of log_prob, value, params and final_obs. noise: exploration noise; by
     default noise_correlation makes it, for Box actions (`exploration.py`). acting: what steps the policy.
     """
 

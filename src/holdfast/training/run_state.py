@@ -141,13 +141,15 @@ def _restore_files(trainer: Trainer, folder: Path, manifest: dict[str, Any] | No
         config.refill_buffer = False  # this time only
         trainer.notify("the buffer starts empty and is filled again")
         return
-    again = f"add {named('refill_buffer')} to continue with an empty buffer"
+    again = named("refill_buffer")
     if manifest is None:
-        raise ValueError(f"its buffer was not saved with it, or the number of ranks has changed; {again}")
+        raise ValueError(
+            f"its buffer was not saved with it, or the number of ranks has changed; begin with an empty one ({again})"
+        )
     try:
         trainer.algorithm.load_files(files_folder(folder, trainer.ranks.rank), manifest)
     except (ValueError, OSError) as error:
-        raise ValueError(f"{error}; {again}") from error
+        raise ValueError(f"{error} ({again})") from error
 
 
 # --- another number of ranks -----------------------------------------------------------------------------------------

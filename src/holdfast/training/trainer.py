@@ -101,6 +101,7 @@ class Trainer:
         self.resumed_from: Path | None = None
         self.episodes_restarted = False
         self._checkpoint_requested = False
+        self._saved_with_files: Path | None = None  # the last checkpoint that names files of the algorithm
         self.print_resume_hint = True  # at SIGTERM; False where the run is a part of something that says it
         self.parts = parts = run_parts.build(config, kind, env, policy, self._notify_of_update)
         self.config = config = parts.config
@@ -398,11 +399,15 @@ class Trainer:
         if not self.algorithm.keeps_files:
             return None
         own = path is not None and path == checkpoint.path_for(self.folder.path, self.update)
-        folder = self.ranks.from_leader(str(path.parent) if own and path is not None else None)
-        if folder is None:
+        named = self.ranks.from_leader(str(path) if own else None)
+        if named is None:
             return None
+        folder = run_state.files_folder(Path(named).parent, self.ranks.rank)
         try:
-            return self.algorithm.save_files(run_state.files_folder(Path(folder), self.ranks.rank))
+            if self._saved_with_files is not None and self._saved_with_files.exists():
+                self.algorithm.prune_files(folder)  # only now: the checkpoint may not have been written
+            self._saved_with_files = Path(named)
+            return self.algorithm.save_files(folder)
         except OSError:
             if not self.ranks.joined:
                 raise
