@@ -207,7 +207,10 @@ def config(folder: Path, **settings: Any) -> hf.R2D2Config:
 
 @pytest.mark.parametrize(
     "settings",
-    [dict(), dict(core="lstm", prioritized=False, env="holdfast/PositionOnlyCartPoleEasy-v0", layer_norm=True)],
+    [
+        dict(lr_schedule="linear"),
+        dict(core="lstm", prioritized=False, env="holdfast/PositionOnlyCartPoleEasy-v0", layer_norm=True),
+    ],
 )
 def test_a_resumed_run_has_the_rows_of_an_unbroken_one(tmp_path: Path, settings: dict[str, Any]):
     hf.Trainer(config(tmp_path / "whole", **settings)).run()

@@ -157,6 +157,19 @@ def test_an_episode_is_not_valid_from_its_first_row_that_is_not_finite():
     assert rows.tolist() == [True, False, False, False, False, True], "also in the next segment, until a reset"
 
 
+@pytest.mark.parametrize("terminated", [False, True])
+def test_a_step_is_not_learned_from_if_the_observation_that_its_target_needs_is_not_finite(terminated: bool):
+    env = Stream(0, draw=streams(1, 0)[0].draw, mean_length=10.0**9)
+    buffer = hf.SequenceBuffer(60, 1)
+    new = segment([env], 8)
+    new.truncated[3], new.terminated[3], new.resets[4] = True, terminated, True
+    new.final_obs = torch.zeros_like(new.obs)
+    new.final_obs[3, 0, 2] = math.nan
+    buffer.add(new)
+    valid = [True, True, True, terminated, False, True, True, True]
+    assert buffer.sample(1, 8).valid.squeeze(1).tolist() == [*valid, True]
+
+
 def test_rows_of_a_rebuilt_environment_are_not_valid_and_cross_nothing():
     envs = streams(2, 4, mean_length=10.0**9)
     buffer = hf.SequenceBuffer(100, 2)
@@ -477,6 +490,18 @@ def test_an_index_names_its_sequence_also_after_the_ring_has_grown():
     assert len(most) > 45 and all(torch.equal(again.obs[:, s], chosen.obs[:, 0]) for s in most)
 
 
+def test_an_index_names_its_sequence_also_after_the_ring_has_wrapped_around():
+    buffer, envs = prioritized()
+    for _ in range(100):
+        buffer.add(segment(envs, 5))
+    chosen = buffer.sample(1, 5)
+    buffer.update_priorities(chosen.index, torch.tensor([500.0]))
+    again = buffer.sample(50, 5)
+    most = [s for s in range(50) if torch.equal(again.obs[:, s], chosen.obs[:, 0])]
+    assert len(most) > 40 and int(chosen.index[0]) > 2 * len(buffer.starts.rows)
+    check_sample(again, envs, 5)
+
+
 def test_new_sequences_get_the_largest_priority_so_far():
     buffer, envs = prioritized()
     index = torch.tensor(sorted(frequencies(buffer)))
@@ -491,6 +516,9 @@ def test_new_sequences_get_the_largest_priority_so_far():
 
 
 def test_priorities_of_sequences_that_are_gone_are_passed_over():
+    young, _ = prioritized()
+    young.update_priorities(torch.tensor([-1, -7, 20, 77, 10**12]), torch.full((5,), 1e6))
+    assert float(young.starts.largest) == 1.0 and bool((young.starts.priorities == 1.0).all())
     buffer, envs = prioritized(rows=30)
     gone = buffer.sample(4, 5).index
     for _ in range(40):

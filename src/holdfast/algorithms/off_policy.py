@@ -85,8 +85,7 @@ class OffPolicy(Algorithm):
             run.engines.optimizer([{"params": group.parameters, "lr": group.rate} for group in groups], config)
             for groups in self.groups()
         ]
-        self._groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
-        self._rates = [(group["lr"], float(group["lr"])) for group in self._groups]
+        self._rates = [float(group["lr"]) for group in self._param_groups()]
         self.gradient_steps = 0
         self.reward_factor = torch.ones((), device=run.device)
         """What rewards are multiplied by in `learn`."""
@@ -220,9 +219,14 @@ class OffPolicy(Algorithm):
             return 1 - fraction
         return 0.5 * (1 + math.cos(fraction * math.pi)) if self.config.lr_schedule == "cosine" else 1.0
 
+    def _param_groups(self) -> list[dict[str, Any]]:
+        """Those of now: loading an optimizer's state replaces them."""
+        return [group for optimizer in self.optimizers for group in optimizer.param_groups]
+
     def _set_learning_rates(self, fraction: float) -> float:
         factor = self.rate_factor(fraction)
-        for group, (own, rate) in zip(self._groups, self._rates):
+        for group, rate in zip(self._param_groups(), self._rates):
+            own = group["lr"]
             group["lr"] = own.fill_(rate * factor) if isinstance(own, Tensor) else rate * factor
         return float(self.config.learning_rate * factor)
 

@@ -67,6 +67,7 @@ def _check_starts(buffer: SequenceBuffer, d: dict[str, Any], steps: int) -> None
 
 def check_storage(buffer: SequenceBuffer, d: dict[str, Any]) -> None:
     """The shapes of rows and states of a manifest, whose leaves have no rows: they say how much is allocated."""
+    check.mapping(d, "the manifest", "files", "rows_like", "states_like")
     rows, states, blank = d["rows_like"], d["states_like"], d["blank"]
     if d["steps"] == 0:
         if rows or states or blank is not None or d["start_count"] or d["files"]:

@@ -4,8 +4,8 @@
     manifest                     in the checkpoint: names, lengths and SHA-256 of the files, and all small numbers
 
 A manifest names the bytes at the beginning of each file, and nobody changes those. So a kill at any moment leaves the manifest
-of the last checkpoint loadable. `prune`, once a checkpoint is written, deletes the files that the last two manifests do not name:
-those whose rows were all overwritten. Files hold plain bytes; reading them runs no code.
+of the last checkpoint loadable. `prune`, once a checkpoint is written, deletes the files that neither it nor the checkpoint before
+names: those whose rows were all overwritten. Files hold plain bytes; reading them runs no code.
 """
 
 from __future__ import annotations
@@ -60,8 +60,9 @@ class BufferFiles:
         self.saved = torch.zeros(num_envs, dtype=torch.int64)  # rows of each stream that are in files, or were
         self.saved_starts = 0
         self.can_append = False  # to the last file
-        # By the manifests so far. Whatever is here may belong to the newest checkpoint.
-        self.named = [{path.name for path in self._existing()}]
+        # By the last two checkpoints. Whatever is here may belong to the newest one.
+        self.needed = [{path.name for path in self._existing()}]
+        self.named: set[str] | None = None  # by the last manifest, as long as its checkpoint may not have been written
 
     def _existing(self) -> list[Path]:
         return sorted(path for path in self.folder.glob("rows-*.bin") if FILE_NAME.fullmatch(path.name))
@@ -79,7 +80,7 @@ class BufferFiles:
             self._append(buffer, written)
         oldest = written - buffer.stream_rows
         self.files = [file for file in self.files if bool((file.ends > oldest).any())]
-        self.named.append({file.name for file in self.files})
+        self.named = {file.name for file in self.files}
         return {
             "version": 1,
             **buffer.counters(),
@@ -89,10 +90,12 @@ class BufferFiles:
         }
 
     def prune(self) -> None:
-        """Delete what neither the last manifest names nor the one before. Its checkpoint must have been written."""
-        self.named = self.named[-2:]
+        """The last manifest is in a checkpoint: delete what neither that one names nor the checkpoint before."""
+        if self.named is None:
+            return
+        self.needed, self.named = [self.needed[-1], self.named], None
         for path in self._existing():
-            if not any(path.name in names for names in self.named):
+            if not any(path.name in names for names in self.needed):
                 path.unlink(missing_ok=True)
 
     def _append(self, buffer: SequenceBuffer, written: Tensor) -> None:
@@ -141,7 +144,7 @@ class BufferFiles:
             if version != 1:
                 raise ValueError(f"its format is version {version!r:.20}, this Holdfast reads 1")
             check_counters(buffer, manifest)
-            check_storage(buffer, {"files": None, "rows_like": None, "states_like": None, **manifest})
+            check_storage(buffer, manifest)
             self._load(buffer, manifest)
         except (ValueError, MemoryError, RuntimeError) as error:
             reason = " ".join(str(error).split())[:300]
