@@ -18,6 +18,7 @@ from holdfast.cores import Core, Parallel
 from holdfast.cores.gated import GatedCore
 from holdfast.kernels.cpu import recurrence as native
 from holdfast.kernels.cpu.update import Perceptron, layers_of
+from holdfast.kernels.gated_operator import Kept
 from holdfast.kernels.operands import Gradients, Resets
 from holdfast.policies.actor_critic import ActorCritic
 from holdfast.policies.base import RecurrentPolicy, Step, merge_time, segment_shape
@@ -61,7 +62,7 @@ class CorePasses:
 
     def __init__(self, core: Core, x: Tensor, state: Tensor | None, resets: Tensor, passes: Passes) -> None:
         self.core, self.out = core, x
-        self._kept: list[native.Kept] = []
+        self._kept: list[Kept] = []
         if not isinstance(core, GatedCore):
             return
         assert state is not None  # [leaves, layers, B, H]

@@ -1,30 +1,19 @@
-"""The GRU in plain torch: the operator, its hand-written backward, and a single step."""
+"""The GRU in plain torch: forward, hand-written backward, and a single step."""
 
-# mypy: disable-error-code="no-untyped-def"
-from typing import Optional
+from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.library import custom_op
 
-from holdfast.kernels.operands import Resets, Weights
+from holdfast.kernels.gated_operator import Kept, Outputs, make_operator
+from holdfast.kernels.operands import Gradients, Needed, Resets, Weights
 from holdfast.kernels.portable import time_loop
 
 
-@custom_op("holdfast::gru_portable", mutates_args=())
-def _forward(
-    x: Tensor,
-    h0: Tensor,
-    mask: Optional[Tensor],
-    reset_h: Optional[Tensor],
-    w_ih: Tensor,
-    w_hh: Tensor,
-    b_ih: Optional[Tensor],
-    b_hh: Optional[Tensor],
-    detach_at_reset: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """y, h_n and what the backward needs: activated gates r, z, n [T, B, 3H], the hidden part of n [T, B, H], and h
-    in the state's dtype [T, B, H], empty if that is y."""
+def _forward(x: Tensor, h0: Tensor, c0: Tensor | None, resets: Resets, weights: Weights, keep: bool) -> Outputs:
+    """Kept for the backward: activated gates r, z, n [T, B, 3H], the hidden part of n [T, B, H], and h in the state's
+    dtype [T, B, H], empty if that is y."""
+    (mask, reset_h, _, detach_at_reset), (w_ih, w_hh, b_ih, b_hh) = resets, weights
     T, B, _ = x.shape
     H = w_hh.shape[1]
     S = h0.dtype
@@ -61,37 +50,19 @@ def _forward(
         h = torch.lerp(n_[t], h, z_[t], out=h_[t])  # (1 - z) n + z h
         if mixed:
             y_[t].copy_(h)
-    return y, h.clone(), gates, hidden_n, h_full
+    return Outputs(y, h.clone(), None, None, (gates, hidden_n, h_full) if keep else ())
 
 
-@_forward.register_fake
-def _(x, h0, mask, reset_h, w_ih, w_hh, b_ih, b_hh, detach_at_reset):
-    T, B, _ = x.shape
-    H = w_hh.shape[1]
-    gates, hidden_n = h0.new_empty(T, B, 3 * H), h0.new_empty(T, B, H)
+def _new_outputs(x: Tensor, h0: Tensor, w_hh: Tensor, is_lstm: bool, keep: bool) -> Outputs:
+    (T, B, _), H = x.shape, w_hh.shape[1]
     h_full = h0.new_empty(T, B, H) if h0.dtype != x.dtype else h0.new_empty(0)
-    return x.new_empty(T, B, H), h0.new_empty(B, H), gates, hidden_n, h_full
+    kept = (h0.new_empty(T, B, 3 * H), h0.new_empty(T, B, H), h_full) if keep else ()
+    return Outputs(x.new_empty(T, B, H), h0.new_empty(B, H), None, None, kept)
 
 
-@custom_op("holdfast::gru_portable_backward", mutates_args=())
-def _backward(
-    dy: Optional[Tensor],
-    dh_n: Optional[Tensor],
-    x: Tensor,
-    h0: Tensor,
-    mask: Optional[Tensor],
-    reset_h: Optional[Tensor],
-    w_ih: Tensor,
-    w_hh: Tensor,
-    y: Tensor,
-    gates: Tensor,
-    hidden_n: Tensor,
-    h_full: Tensor,
-    detach_at_reset: bool,
-    need_x: bool,
-    need_w: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """dx, dh0, d_reset_h, dW_ih, dW_hh, db_ih, db_hh."""
+def _backward(dy: Tensor | None, dh_n: Tensor | None, dc_n: Tensor | None, kept: Kept, needed: Needed) -> Gradients:
+    x, h0, _, (mask, reset_h, _, detach_at_reset), (w_ih, w_hh, *_), y, _, (gates, hidden_n, h_full) = kept
+    need_w = any(needed[5:])
     T, B, H = y.shape
     D, S = x.dtype, h0.dtype
     dgh = x.new_empty(T, B, 3 * H)  # gradients of the hidden-side pre-activations: r, z, n
@@ -137,46 +108,17 @@ def _backward(
 
     dgx = torch.cat([dgh[..., : 2 * H], dn_in], dim=-1).view(T * B, 3 * H)
     flat = dgh.view(T * B, 3 * H)
-    dx, dw_ih, dw_hh = time_loop.input_and_weight_grads(dgx, flat, x, h_before.to(D), w_ih, need_x, need_w)
-    if not need_w:
-        return dx, dh, d_reset_h, dw_ih, dw_hh, h0.new_empty(0), h0.new_empty(0)
-    return dx, dh, d_reset_h, dw_ih, dw_hh, dgx.sum(0, dtype=S).to(D), flat.sum(0, dtype=S).to(D)
+    dx, dw_ih, dw_hh = time_loop.input_and_weight_grads(dgx, flat, x, h_before.to(D), w_ih, needed.x, need_w)
+    biases = tuple(part.sum(0, dtype=S).to(D) for part in (dgx, flat)) if need_w else (None, None)
+    return Gradients(dx, dh, None, d_reset_h, None, dw_ih, dw_hh, *biases)
 
 
-@_backward.register_fake
-def _(dy, dh_n, x, h0, mask, reset_h, w_ih, w_hh, y, gates, hidden_n, h_full, detach_at_reset, need_x, need_w):
-    H = w_hh.shape[1]
-    dx, dw_ih, dw_hh = time_loop.fake_input_and_weight_grads(x, w_ih, w_hh, need_x, need_w)
-    db_ih, db_hh = (w_hh.new_empty(3 * H) if need_w else h0.new_empty(0) for _ in range(2))
-    return dx, h0.new_empty(h0.shape), h0.new_empty(H), dw_ih, dw_hh, db_ih, db_hh
-
-
-def _save(ctx, inputs, output):
-    x, h0, mask, reset_h, w_ih, w_hh, _b_ih, _b_hh, detach_at_reset = inputs
-    y, _, gates, hidden_n, h_full = output
-    ctx.save_for_backward(x, h0, mask, reset_h, w_ih, w_hh, y, gates, hidden_n, h_full)
-    ctx.detach_at_reset = detach_at_reset
-    ctx.set_materialize_grads(False)
-
-
-def _grad(ctx, dy, dh_n, *_):
-    need = ctx.needs_input_grad
-    need_w = any(need[4:8])
-    dx, dh0, d_reset_h, dw_ih, dw_hh, db_ih, db_hh = _backward(
-        dy, dh_n, *ctx.saved_tensors, ctx.detach_at_reset, need[0], need_w
-    )
-    grads = (dx, dh0, None, d_reset_h, dw_ih, dw_hh, db_ih, db_hh)
-    return *(g if n else None for g, n in zip(grads, need)), None
-
-
-_forward.register_autograd(_grad, setup_context=_save)
-_backward.register_autograd(time_loop.no_second_derivative)
+_layer = make_operator("gru_portable", _forward, _backward, _new_outputs)
 
 
 def sequence(x: Tensor, h0: Tensor, resets: Resets, weights: Weights) -> tuple[Tensor, Tensor]:
     """As `reference.gru.sequence`."""
-    y, h_n, *_ = _forward(x, h0, resets.mask, resets.h, *weights, resets.detach)
-    return y, h_n
+    return _layer(x, h0, None, resets, weights)[:2]
 
 
 def step(x: Tensor, h: Tensor, resets: Resets, weights: Weights) -> tuple[Tensor]:

@@ -1,17 +1,16 @@
-"""The LSTM in plain torch: the operator, its hand-written backward, and a single step.
+"""The LSTM in plain torch: forward, hand-written backward, and a single step.
 
 Inside, the gates are in the order g, i, f, o: the sigmoids i, f, o are adjacent for the forward, and g, i, f, which all
 multiply the gradient of c, are adjacent for the backward.
 """
 
-# mypy: disable-error-code="no-untyped-def"
-from typing import Optional
+from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.library import custom_op
 
-from holdfast.kernels.operands import Resets, Weights
+from holdfast.kernels.gated_operator import Kept, Outputs, make_operator
+from holdfast.kernels.operands import Gradients, Needed, Resets, Weights
 from holdfast.kernels.portable import time_loop
 
 
@@ -25,20 +24,11 @@ def _from_gifo(w: Tensor) -> Tensor:
     return torch.cat([i, f, g, o])
 
 
-@custom_op("holdfast::lstm_portable", mutates_args=())
-def _forward(
-    x: Tensor,
-    h0: Tensor,
-    c0: Tensor,
-    mask: Optional[Tensor],
-    reset_h: Optional[Tensor],
-    reset_c: Optional[Tensor],
-    w_ih: Tensor,
-    w_hh: Tensor,
-    bias: Optional[Tensor],
-    detach_at_reset: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """y, h_n, c_n and what the backward needs: activated gates [T, B, 4H], c and tanh(c) [T, B, H]."""
+def _forward(x: Tensor, h0: Tensor, c0: Tensor | None, resets: Resets, weights: Weights, keep: bool) -> Outputs:
+    """Kept for the backward: activated gates [T, B, 4H], c and tanh(c) [T, B, H]."""
+    assert c0 is not None
+    (mask, reset_h, reset_c, detach_at_reset), (w_ih, w_hh, b_ih, b_hh) = resets, weights
+    bias = None if b_ih is None or b_hh is None else b_ih + b_hh
     T, B, _ = x.shape
     H = w_hh.shape[1]
     S = c0.dtype
@@ -74,42 +64,23 @@ def _forward(
         else:
             torch.mul(o_[t], tc_[t], out=y_[t])
         h = y_[t]
+    kept = (gates, tanh_c) if keep else ()
     if T == 0:
-        return y, h0.clone(), c0.clone(), gates, cs, tanh_c
-    return y, (h_full if mixed else y[-1].clone()), cs[-1].clone(), gates, cs, tanh_c
+        return Outputs(y, h0.clone(), c0.clone(), cs, kept)
+    return Outputs(y, h_full if mixed else y[-1].clone(), cs[-1].clone(), cs if keep else None, kept)
 
 
-@_forward.register_fake
-def _(x, h0, c0, mask, reset_h, reset_c, w_ih, w_hh, bias, detach_at_reset):
-    T, B, _ = x.shape
-    H = w_hh.shape[1]
-    cell = c0.new_empty(T, B, H)
-    y, gates = x.new_empty(T, B, H), c0.new_empty(T, B, 4 * H)
-    return y, c0.new_empty(B, H), c0.new_empty(B, H), gates, cell, torch.empty_like(cell)
+def _new_outputs(x: Tensor, h0: Tensor, w_hh: Tensor, is_lstm: bool, keep: bool) -> Outputs:
+    (T, B, _), H = x.shape, w_hh.shape[1]
+    y, cells = x.new_empty(T, B, H), h0.new_empty(T, B, H) if keep else None
+    kept = (h0.new_empty(T, B, 4 * H), h0.new_empty(T, B, H)) if keep else ()
+    return Outputs(y, h0.new_empty(B, H), h0.new_empty(B, H), cells, kept)
 
 
-@custom_op("holdfast::lstm_portable_backward", mutates_args=())
-def _backward(
-    dy: Optional[Tensor],
-    dh_n: Optional[Tensor],
-    dc_n: Optional[Tensor],
-    x: Tensor,
-    h0: Tensor,
-    c0: Tensor,
-    mask: Optional[Tensor],
-    reset_h: Optional[Tensor],
-    reset_c: Optional[Tensor],
-    w_ih: Tensor,
-    w_hh: Tensor,
-    y: Tensor,
-    gates: Tensor,
-    cs: Tensor,
-    tanh_c: Tensor,
-    detach_at_reset: bool,
-    need_x: bool,
-    need_w: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """dx, dh0, dc0, d_reset_h, d_reset_c, dW_ih, dW_hh, dbias."""
+def _backward(dy: Tensor | None, dh_n: Tensor | None, dc_n: Tensor | None, kept: Kept, needed: Needed) -> Gradients:
+    x, h0, c0, (mask, reset_h, reset_c, detach_at_reset), (w_ih, w_hh, *_), y, cs, (gates, tanh_c, *_) = kept
+    assert c0 is not None and cs is not None
+    need_w = any(needed[5:])
     T, B, H = y.shape
     D, S = x.dtype, c0.dtype
     w = _to_gifo(w_hh)
@@ -159,59 +130,27 @@ def _backward(
 
     flat = dgates.view(T * B, 4 * H)
     h_before = time_loop.states_before(h0, y, mask, reset_h, detach_at_reset) if need_w else y
-    dx, dw_ih, dw_hh = time_loop.input_and_weight_grads(flat, flat, x, h_before, _to_gifo(w_ih), need_x, need_w)
-    if not need_w:
-        return dx, dh, dc, d_reset_h, d_reset_c, dw_ih, dw_hh, c0.new_empty(0)
+    dx, dw_ih, dw_hh = time_loop.input_and_weight_grads(flat, flat, x, h_before, _to_gifo(w_ih), needed.x, need_w)
+    starts = (dx, dh, dc, d_reset_h, d_reset_c)
+    if dw_ih is None or dw_hh is None:
+        return Gradients(*starts, None, None, None, None)
     dbias = _from_gifo(flat.sum(0, dtype=S).to(D))
-    return dx, dh, dc, d_reset_h, d_reset_c, _from_gifo(dw_ih), _from_gifo(dw_hh), dbias
+    return Gradients(*starts, _from_gifo(dw_ih), _from_gifo(dw_hh), dbias, dbias.clone())
 
 
-@_backward.register_fake
-def _(
-    dy, dh_n, dc_n, x, h0, c0, mask, reset_h, reset_c, w_ih, w_hh, y, gates, cs, tanh_c, detach_at_reset, need_x, need_w
-):
-    H = w_hh.shape[1]
-    dx, dw_ih, dw_hh = time_loop.fake_input_and_weight_grads(x, w_ih, w_hh, need_x, need_w)
-    dbias = w_hh.new_empty(4 * H) if need_w else c0.new_empty(0)
-    dh0, dc0 = c0.new_empty(c0.shape), c0.new_empty(c0.shape)
-    return dx, dh0, dc0, c0.new_empty(H), c0.new_empty(H), dw_ih, dw_hh, dbias
-
-
-def _save(ctx, inputs, output):
-    x, h0, c0, mask, reset_h, reset_c, w_ih, w_hh, _bias, detach_at_reset = inputs
-    y, _, _, gates, cs, tanh_c = output
-    ctx.save_for_backward(x, h0, c0, mask, reset_h, reset_c, w_ih, w_hh, y, gates, cs, tanh_c)
-    ctx.detach_at_reset = detach_at_reset
-    ctx.set_materialize_grads(False)
-
-
-def _grad(ctx, dy, dh_n, dc_n, *_):
-    need = ctx.needs_input_grad
-    need_w = need[6] or need[7] or need[8]
-    dx, dh0, dc0, d_reset_h, d_reset_c, dw_ih, dw_hh, dbias = _backward(
-        dy, dh_n, dc_n, *ctx.saved_tensors, ctx.detach_at_reset, need[0], need_w
-    )
-    grads = (dx, dh0, dc0, None, d_reset_h, d_reset_c, dw_ih, dw_hh, dbias)
-    return *(g if n else None for g, n in zip(grads, need)), None
-
-
-_forward.register_autograd(_grad, setup_context=_save)
-_backward.register_autograd(time_loop.no_second_derivative)
+_layer = make_operator("lstm_portable", _forward, _backward, _new_outputs)
 
 
 def sequence(x: Tensor, h0: Tensor, c0: Tensor, resets: Resets, weights: Weights) -> tuple[Tensor, Tensor, Tensor]:
     """As `reference.lstm.sequence`."""
-    return sequence_with_cells(x, h0, c0, resets, weights)[:3]
+    return _layer(x, h0, c0, resets, weights)[:3]
 
 
 def sequence_with_cells(
     x: Tensor, h0: Tensor, c0: Tensor, resets: Resets, weights: Weights
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """As `sequence`, and the cell state after every step, [T, B, H], without gradients."""
-    w_ih, w_hh, b_ih, b_hh = weights
-    bias = None if b_ih is None or b_hh is None else b_ih + b_hh
-    y, h_n, c_n, _, cs, _ = _forward(x, h0, c0, resets.mask, resets.h, resets.c, w_ih, w_hh, bias, resets.detach)
-    return y, h_n, c_n, cs.detach()
+    return _layer(x, h0, c0, resets, weights, keep=True)
 
 
 def step(x: Tensor, h: Tensor, c: Tensor, resets: Resets, weights: Weights) -> tuple[Tensor, Tensor]:

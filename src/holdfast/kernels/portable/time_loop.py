@@ -11,11 +11,6 @@ from torch import Tensor
 _CHUNK = 32768
 
 
-def no_second_derivative(*_: object) -> None:
-    """The autograd of a backward."""
-    raise RuntimeError('the portable kernel has no second derivative; use kernel="reference"')
-
-
 def chunks_from_the_end(T: int, B: int, H: int) -> Iterator[tuple[int, int]]:
     """(begin, end) of the chunks of steps that the backward takes, last first."""
     steps = max(1, _CHUNK // max(1, B * H))
@@ -81,20 +76,10 @@ def mm(a: Tensor, b: Tensor) -> Tensor:
 
 def input_and_weight_grads(
     d_input: Tensor, d_hidden: Tensor, x: Tensor, h_before: Tensor, w_ih: Tensor, need_x: bool, need_w: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """dx, dW_ih, dW_hh from the gate gradients on the input side and on the hidden side, [T*B, G] each."""
-    dx = mm(d_input, w_ih).view_as(x) if need_x else x.new_empty(0)
-    if not need_w:
-        return dx, x.new_empty(0), x.new_empty(0)  # an operator may not return one tensor twice
     N = d_input.shape[0]
-    return dx, mm(d_input.t(), x.reshape(N, -1)), mm(d_hidden.t(), h_before.reshape(N, -1))
-
-
-def fake_input_and_weight_grads(
-    x: Tensor, w_ih: Tensor, w_hh: Tensor, need_x: bool, need_w: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Empty tensors of the shapes that `input_and_weight_grads` returns."""
-    dx = torch.empty_like(x, memory_format=torch.contiguous_format) if need_x else x.new_empty(0)
+    dx = mm(d_input, w_ih).view_as(x) if need_x else None
     if not need_w:
-        return dx, x.new_empty(0), x.new_empty(0)
-    return dx, w_ih.new_empty(w_ih.shape), w_hh.new_empty(w_hh.shape)
+        return dx, None, None
+    return dx, mm(d_input.t(), x.reshape(N, -1)), mm(d_hidden.t(), h_before.reshape(N, -1))
