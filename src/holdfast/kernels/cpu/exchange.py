@@ -16,16 +16,7 @@ _COUNTER_BYTES = 64  # of a process: a cache line
 _NO_SUM = -2  # see c/exchange.c
 
 
-class _RankSum(ctypes.Structure):
-    """`RankSum` in c/job.h, field by field."""
-
-    _fields_ = [
-        *((name, ctypes.c_int64) for name in ("rank", "processes", "slot")),
-        *((name, ctypes.c_void_p) for name in ("arrived", "slots")),
-        *((name, ctypes.c_int64) for name in ("meeting", "phase")),
-        ("x", ctypes.c_void_p),
-        ("count", ctypes.c_int64),
-    ]
+_RankSum = library.struct("RankSum")
 
 
 def bytes_for(processes: int, slot_bytes: int) -> int:

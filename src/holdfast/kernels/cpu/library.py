@@ -8,21 +8,16 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from holdfast.kernels.cpu import build
 
-_INTEGERS = ("steps", "batch", "inputs", "hidden", "is_lstm", "detach_at_reset", "threads")
-_POINTERS = (
-    *("x", "h0", "c0", "resets", "reset_h", "reset_c", "w_ih", "w_hh", "b_ih", "b_hh"),
-    *("y", "h_n", "c_n", "gates", "cells"),
-    *("dy", "dh_n", "dc_n"),
-    *("dx", "dh0", "dc0", "d_reset_h", "d_reset_c", "dw_ih", "dw_hh", "db_ih", "db_hh"),
-)
 # What each function reads or writes without asking whether it is there.
 _REQUIRED = {
     "forward": ("x", "h0", "c0", "w_ih", "w_hh", "y", "c_n"),
@@ -35,13 +30,23 @@ _OUT_OF_MEMORY = 1  # statuses, see c/job.h
 MULTIPLICATIONS_PER_THREAD = 10_000_000
 
 
-class _RecurrenceJob(ctypes.Structure):
-    """`Job` in c/job.h, field by field."""
+def struct(name: str) -> Any:
+    """A struct of c/job.h as a class of ctypes, with the same fields in the same order."""
+    header = re.sub(r"/\*.*?\*/", "", (build.SOURCES / "job.h").read_text(), flags=re.DOTALL)
+    (body,) = re.findall(rf"typedef struct {{([^{{}}]*)}} {name};", header)
+    fields = []
+    for kind, declared in re.findall(r"(?:const )?(int64_t|double|float|uint8_t)\b([^;]*);", body):
+        for stars, field, length in re.findall(r"([*\s]*(?:const)?[*\s]*)\b(\w+)(?:\[(.*?)\])?", declared):
+            number: Any = (
+                ctypes.c_void_p if "*" in stars else {"int64_t": ctypes.c_int64, "double": ctypes.c_double}[kind]
+            )
+            fields.append((field, number * _LENGTHS[length] if length else number))
+    return type(name, (ctypes.Structure,), {"_fields_": fields})
 
-    _fields_ = [
-        *((name, ctypes.c_int64) for name in _INTEGERS),
-        *((name, ctypes.c_void_p) for name in _POINTERS),
-    ]
+
+MAX_LAYERS = 8  # of c/job.h
+_LENGTHS = {"MAX_LAYERS": MAX_LAYERS, "MAX_LAYERS + 1": MAX_LAYERS + 1}
+_RecurrenceJob = struct("Job")
 
 
 @dataclass(frozen=True)

@@ -12,19 +12,9 @@ from holdfast.kernels.linear_operator import Gradients, Kept, Needed, make_opera
 from holdfast.kernels.operands import Resets
 
 _FORMS = ("real", "complex", "gated")  # LinearForm in c/job.h
-_INTEGERS = ("steps", "batch", "channels", "form", "a_per_channel", "detach_at_reset", "threads")
-_POINTERS = ("a", "b", "h0", "resets", "fill", "h", "h_n", "dh", "dh_n", "da", "db", "dh0", "d_fill")
+_LinearJob = library.struct("LinearRecurrence")
 # The arithmetic is little and the memory much: an element counts as this many multiplications when threads are chosen.
 _MULTIPLICATIONS_PER_ELEMENT = 64
-
-
-class _LinearJob(ctypes.Structure):
-    """`LinearRecurrence` in c/job.h, field by field."""
-
-    _fields_ = [
-        *((name, ctypes.c_int64) for name in _INTEGERS),
-        *((name, ctypes.c_void_p) for name in _POINTERS),
-    ]
 
 
 def _forward(a: Tensor | None, b: Tensor, h0: Tensor, resets: Resets, form: str) -> tuple[Tensor, Tensor]:

@@ -17,24 +17,13 @@ from torch import Tensor, nn
 
 from holdfast.kernels.cpu import library
 
-MAX_LAYERS = 8
+MAX_LAYERS = library.MAX_LAYERS
 ACTIVATIONS: dict[type[nn.Module], int] = {nn.Identity: 0, nn.Tanh: 1, nn.ReLU: 2}
 
 _Pointers = ctypes.c_void_p * MAX_LAYERS
 
 
-class _PerceptronJob(ctypes.Structure):
-    """`Perceptron` in c/job.h, field by field."""
-
-    _fields_ = [
-        *((name, ctypes.c_int64) for name in ("rows", "layers", "threads")),
-        ("sizes", ctypes.c_int64 * (MAX_LAYERS + 1)),
-        ("activation", ctypes.c_int64 * MAX_LAYERS),
-        ("x", ctypes.c_void_p),
-        *((name, _Pointers) for name in ("w", "b", "out")),
-        *((name, ctypes.c_void_p) for name in ("d_out", "dx")),
-        *((name, _Pointers) for name in ("dw", "db")),
-    ]
+_PerceptronJob = library.struct("Perceptron")
 
 
 def layers_of(module: nn.Module) -> list[tuple[nn.Linear, int]] | None:
@@ -108,18 +97,7 @@ def _address(tensor: Tensor, elements: int, name: str) -> int:
 
 _POINTERS = ("logits", "chosen", "value", "old_log_prob", "old_value", "advantage", "returns", "valid")
 _UNKNOWN_ACTION = 2  # a status, see c/job.h
-_NUMBERS = ("clip_range", "clip_value", "entropy_coef", "value_coef")
-
-
-class _ObjectiveJob(ctypes.Structure):
-    """`Objective` in c/job.h, field by field."""
-
-    _fields_ = [
-        *((name, ctypes.c_int64) for name in ("rows", "actions")),
-        *((name, ctypes.c_void_p) for name in _POINTERS),
-        *((name, ctypes.c_double) for name in _NUMBERS),
-        *((name, ctypes.c_void_p) for name in ("d_logits", "d_value", "terms")),
-    ]
+_ObjectiveJob = library.struct("Objective")
 
 
 class StoredSteps(NamedTuple):
@@ -179,15 +157,7 @@ class PreparedObjective:
 _MAX_PARAMETERS = 4_000_000
 
 
-class _AdamJob(ctypes.Structure):
-    """`Adam` in c/job.h, field by field."""
-
-    _fields_ = [
-        *((name, ctypes.c_int64) for name in ("tensors", "step")),
-        *((name, ctypes.c_void_p) for name in ("count", "parameter", "mean", "square", "gradient")),
-        *((name, ctypes.c_double) for name in ("rate", "beta1", "beta2", "eps", "max_norm")),
-        *((name, ctypes.c_void_p) for name in ("norm", "steps_taken")),
-    ]
+_AdamJob = library.struct("Adam")
 
 
 class NativeAdam:

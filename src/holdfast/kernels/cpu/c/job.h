@@ -1,4 +1,4 @@
-/* The arguments of a call: sizes and pointers, nothing else. Mirrored field by field in library.py.
+/* The arguments of a call: sizes and pointers, nothing else. `struct` in library.py reads them from this file.
  *
  * All arrays are float32, contiguous, in torch's layout unless a comment says otherwise. `padded` is `hidden` rounded
  * up to whole vectors of the chosen instruction set. A NULL input is absent, a NULL output is not needed. */
