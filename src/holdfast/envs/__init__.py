@@ -16,35 +16,19 @@ from holdfast.envs.bridge import UnknownEnvError, make
 from holdfast.envs.catalog import EnvRow, list_envs, register_all
 
 _CLASSES = {
-    "TorchVectorEnv": "base",
-    "Transition": "base",
-    "RepeatPrevious": "repeat_previous",
-    "RepeatFirst": "repeat_first",
-    "PositionOnlyCartPole": "position_only_cartpole",
-    "TMaze": "t_maze",
-    "KeepObs": "observation_masks",
-    "PositionMask": "observation_masks",
-    "VelocityMask": "observation_masks",
-    "WorkersVectorEnv": "workers",
-    "NoisyPositionOnlyCartPole": "popgym.cartpole",
-    "VelocityOnlyCartPole": "popgym.cartpole",
-    "PositionOnlyPendulum": "popgym.pendulum",
-    "NoisyPositionOnlyPendulum": "popgym.pendulum",
-    "MultiarmedBandit": "popgym.multiarmed_bandit",
-    "HigherLower": "popgym.higher_lower",
-    "Autoencode": "popgym.autoencode",
-    "CountRecall": "popgym.count_recall",
-    "Concentration": "popgym.concentration",
-    "Battleship": "popgym.battleship",
-    "MineSweeper": "popgym.minesweeper",
-    "LabyrinthEscape": "popgym.labyrinth",
-    "LabyrinthExplore": "popgym.labyrinth",
-    "NumpyView": "numpy_view",
-    "from_pettingzoo": "pettingzoo",
-    "from_rsl_rl": "rsl_rl",
-    "from_jax": "jax.suites",
-    "JaxEnv": "jax.protocol",
-    "JaxVectorEnv": "jax.vector_env",
+    **{task: module for module, task in (row.entry_point.split(":") for row in list_envs())},
+    "TorchVectorEnv": "holdfast.envs.base",
+    "Transition": "holdfast.envs.base",
+    "KeepObs": "holdfast.envs.observation_masks",
+    "PositionMask": "holdfast.envs.observation_masks",
+    "VelocityMask": "holdfast.envs.observation_masks",
+    "WorkersVectorEnv": "holdfast.envs.workers",
+    "NumpyView": "holdfast.envs.numpy_view",
+    "from_pettingzoo": "holdfast.envs.pettingzoo",
+    "from_rsl_rl": "holdfast.envs.rsl_rl",
+    "from_jax": "holdfast.envs.jax.suites",
+    "JaxEnv": "holdfast.envs.jax.protocol",
+    "JaxVectorEnv": "holdfast.envs.jax.vector_env",
 }
 
 __all__ = ["EnvRow", "UnknownEnvError", "list_envs", "make", "register_all", *_CLASSES]
@@ -56,5 +40,5 @@ def __getattr__(name: str) -> Any:
     if name in _CLASSES:
         from importlib import import_module
 
-        return getattr(import_module(f"holdfast.envs.{_CLASSES[name]}"), name)
+        return getattr(import_module(_CLASSES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
