@@ -71,8 +71,10 @@ class SequenceBuffer:
         self.rows: dict[str, Any] = {}  # leaves [num_envs * stream_rows + 1, ...]; the last one takes what nobody reads
         self.written = torch.zeros(num_envs, dtype=torch.int64, device=self.device)  # rows of each stream, so far
         self.starts = Starts(num_envs, self.device)
-        self._spoiled = torch.zeros(num_envs, dtype=torch.bool, device=self.device)  # the present episode is not finite
-        self._open_truncation = torch.zeros_like(self._spoiled)  # the last row is truncated and has no final row
+        self._nonfinite = torch.zeros(
+            num_envs, dtype=torch.bool, device=self.device
+        )  # the present episode is not finite
+        self._open_truncation = torch.zeros_like(self._nonfinite)  # the last row is truncated and has no final row
         self._has_added_rows = False
         self._length: int | None = None  # the shortest that was sampled
         self._longest_chunk = 0
@@ -90,7 +92,7 @@ class SequenceBuffer:
         """Append the steps of a segment to the streams, and the states at its chunk starts."""
         states = self._checked_states(segment)
         T = segment.num_steps
-        rows, spoiled = self._rows_of(segment)
+        rows, nonfinite = self._rows_of(segment)
         self._check_or_make(rows, states[0])
         ended = segment.truncated.to(self.device)
         adds = segment.final_obs is not None
@@ -107,24 +109,24 @@ class SequenceBuffer:
                 self._write(at[part] + 1, tree_map(lambda x, part=part: x[part], finals), ended[part])
         self._keep_states(at, states)
         self.written.copy_(after[-1])
-        self._spoiled.copy_(spoiled)
+        self._nonfinite.copy_(nonfinite)
         self._open_truncation.copy_(ended[-1] & (not adds))
         self.steps += T
         self._has_added_rows |= adds
 
     def _rows_of(self, segment: Segment) -> tuple[dict[str, Any], Tensor]:
-        """The rows of a segment, leaves [T, B, ...], with zeros where numbers are not finite; and which episodes go on spoiled [B]."""
+        """The rows of a segment, leaves [T, B, ...], with zeros where numbers are not finite; and which episodes go on so [B]."""
         here = segment.to(self.device)
         obs, unknown = _finite(here.obs)
         actions, odd_action = _finite(here.actions)
         rewards, odd_reward = _finite(here.rewards)
         odd, resets = unknown | odd_action | odd_reward, here.resets
-        # An episode is spoiled from its first row that is odd: since then there was no reset.
+        # An episode is not finite from its first row that is odd: since then there was no reset.
         step = torch.arange(len(resets), device=self.device).unsqueeze(1)
         last_reset = torch.where(resets, step, -1).cummax(0).values
-        last_odd = torch.where(odd, step, torch.where(self._spoiled, -1, -2)).cummax(0).values
-        spoiled = last_odd >= last_reset
-        valid = here.valid & ~spoiled
+        last_odd = torch.where(odd, step, torch.where(self._nonfinite, -1, -2)).cummax(0).values
+        nonfinite = last_odd >= last_reset
+        valid = here.valid & ~nonfinite
         if here.failed is not None:
             valid = valid & ~here.failed
         rows = {
@@ -138,7 +140,7 @@ class SequenceBuffer:
         elif "action_mask" in self.rows:
             mask = self.rows["action_mask"]
             rows["action_mask"] = torch.ones((*resets.shape, *mask.shape[1:]), dtype=mask.dtype, device=self.device)
-        return rows, spoiled[-1]
+        return rows, nonfinite[-1]
 
     def _final_rows_of(self, segment: Segment, rows: dict[str, Any]) -> dict[str, Any]:
         """A row after each step [T, B, ...]; only those after truncations are kept. Its action is never played."""
@@ -383,7 +385,7 @@ class SequenceBuffer:
             "generator": self.generator.get_state(),
             "steps": self.steps,
             "written": _copy(self.written),
-            "spoiled": _copy(self._spoiled),
+            "nonfinite": _copy(self._nonfinite),
             "open_truncation": _copy(self._open_truncation),
             "has_added_rows": self._has_added_rows,
             "length": self._length,
@@ -440,7 +442,7 @@ class SequenceBuffer:
         self.generator.set_state(d["generator"])
         for name, own in (
             ("written", self.written),
-            ("spoiled", self._spoiled),
+            ("nonfinite", self._nonfinite),
             ("open_truncation", self._open_truncation),
         ):
             own.copy_(d[name])

@@ -39,7 +39,7 @@ def check_counters(buffer: SequenceBuffer, d: Any) -> None:
     written = check.tensor(d["written"], "written", streams, torch.int64)
     if bool(((written < steps) | (written > 2 * steps)).any()):
         raise ValueError(f"written is {written.tolist()!s:.60}, expected from {steps} to {2 * steps} rows")
-    check.tensor(d["spoiled"], "spoiled", streams, torch.bool)
+    check.tensor(d["nonfinite"], "nonfinite", streams, torch.bool)
     check.tensor(d["open_truncation"], "open_truncation", streams, torch.bool)
     check.flag(d["has_added_rows"], "has_added_rows")
     if d["length"] is not None:

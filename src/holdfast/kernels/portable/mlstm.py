@@ -48,8 +48,8 @@ def _chunk(inputs: MatrixInputs, memory: Tensor, mask: Tensor | None, fill: Tens
         return _finite_chunk(inputs, memory, mask, episode, seen, fill)
     clean = MatrixInputs(*[leaf.masked_fill(_rows(bad, leaf), 0.0) for leaf in inputs])
     y, after = _finite_chunk(clean, memory.masked_fill(lost.view(B, 1, 1, 1), 0.0), mask, episode, seen, fill)
-    spoiled = (seen & bad.unsqueeze(1)).any(2) | ((episode == 0) & lost.unsqueeze(1))
-    return y.masked_fill(_rows(spoiled, y), torch.nan), after.masked_fill(spoiled[:, -1].view(B, 1, 1, 1), torch.nan)
+    sees_bad = (seen & bad.unsqueeze(1)).any(2) | ((episode == 0) & lost.unsqueeze(1))
+    return y.masked_fill(_rows(sees_bad, y), torch.nan), after.masked_fill(sees_bad[:, -1].view(B, 1, 1, 1), torch.nan)
 
 
 def _finite_chunk(
