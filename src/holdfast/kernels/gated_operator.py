@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
+from holdfast.checks import is_without_numbers
 from holdfast.kernels.operands import Gradients, Needed, Resets, Weights, refuse_second_derivative
 
 
@@ -163,7 +164,7 @@ def make_operator(name: str, run_forward: Forward, run_backward: Backward, new_o
             reset_h = reset_c = None
         tensors = (x, h0, c0, mask, reset_h, reset_c, *weights)
         grad = torch.is_grad_enabled() and any([t is not None and t.requires_grad for t in tensors])
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or is_without_numbers(x):
             return forward(*tensors, detach, grad or keep)[:4]
         if grad:
             plain = not torch._C._are_functorch_transforms_active()
