@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from holdfast.distributed import processes as module
-from holdfast.distributed.processes import Child, Processes
-from holdfast.distributed.termination import Terminated
+from holdfast.distributed.processes import Child, Processes, Terminated
 
 SAVES = """
 import pathlib, signal, sys, time

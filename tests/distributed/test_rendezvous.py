@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 from torch.distributed import HashStore, Store
 
-from holdfast.distributed.rendezvous import fresh_store
+from holdfast.distributed.ranks import fresh_store
 
 PATIENCE = timedelta(seconds=20)
 

@@ -18,7 +18,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 import holdfast as hf
 from counting_env import CountingEnv
 from failing_env import EPISODE, FailingEnv, SavingVectorEnv
-from holdfast.distributed.termination import Terminated
+from holdfast.distributed.processes import Terminated
 from holdfast.rollout.env_failures import EnvFailedError, RebuildingEnv
 from holdfast.rollout.vector_env import VectorEnvAdapter
 from holdfast.runs import checkpoint

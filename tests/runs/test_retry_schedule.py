@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from holdfast.runs.retry_schedule import RetrySchedule
+from holdfast.runs.writing import RetrySchedule
 
 
 def test_waits_double_up_to_a_limit_and_the_user_hears_of_the_beginning_and_the_end():

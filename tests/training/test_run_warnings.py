@@ -14,8 +14,7 @@ import holdfast as hf
 from holdfast.algorithms.base import relative_distance as staleness
 from holdfast.algorithms.ppo import PPO
 from holdfast.training.iteration import memory_metrics
-from holdfast.training.no_progress import ProgressCheck
-from holdfast.training.run_warnings import Warnings
+from holdfast.training.run_warnings import ProgressCheck, Warnings
 
 NO_RESETS = torch.zeros(3, 2, dtype=torch.bool)
 

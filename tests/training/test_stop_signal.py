@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import holdfast as hf
+from holdfast.distributed.processes import Terminated
 from holdfast.distributed.ranks import ALONE, Ranks
-from holdfast.distributed.termination import Terminated
 from holdfast.training.stop_signal import StopSignal
 
 CPU = torch.device("cpu")

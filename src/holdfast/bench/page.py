@@ -13,11 +13,10 @@ from pathlib import Path
 from holdfast.bench import charts
 from holdfast.bench.aggregate import STATISTICS
 from holdfast.bench.comparison import Cell, Comparison, number, signed
-from holdfast.bench.facts import facts
 from holdfast.bench.settings import heading_of, stated
 from holdfast.bench.suite import STATISTICS as MEANINGS
 from holdfast.bench.suite import Suite, SuiteTask
-from holdfast.bench.table import core_name, estimate_text
+from holdfast.bench.table import core_name, estimate_text, facts
 from holdfast.display.dashboard import compact
 from holdfast.display.html import document
 

@@ -23,7 +23,15 @@ from subprocess import Popen, TimeoutExpired
 from tempfile import TemporaryFile
 from typing import Any
 
-from holdfast.distributed.termination import Terminated
+# --- termination -----------------------------------------------------------------------------------------------------
+# The exception that ends a process which was told to end. `training/stop_signal.py` raises it.
+
+
+class Terminated(SystemExit):
+    """The process was told to end (SIGTERM), or its torchrun is gone; everything is saved."""
+
+    def __init__(self) -> None:
+        super().__init__(128 + signal.SIGTERM)  # 143, as shells count
 
 
 def num_cores() -> int:

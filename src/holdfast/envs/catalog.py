@@ -34,7 +34,7 @@ class EnvRow:
 
 
 CATALOG = tuple(
-    EnvRow(f"holdfast/{name}-v0", *told, f"holdfast.envs.{task}", kwargs)
+    EnvRow(*(f"holdfast/{name}-v0", *told, f"holdfast.envs.{task}", kwargs))
     for name, task, *told, kwargs in read_toml(__file__, "catalog.toml")["envs"]
 )
 

@@ -23,7 +23,7 @@ import torch
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from torch import Tensor
 
-from holdfast.distributed.termination import Terminated
+from holdfast.distributed.processes import Terminated
 from holdfast.envs.workers import WorkerFailedError, what_happened
 from holdfast.rollout.env_arrays import masks_of
 from holdfast.rollout.env_contract import broken_rule

@@ -21,8 +21,7 @@ from holdfast.distributed.ranks import Ranks, launched
 from holdfast.runs import checkpoint
 from holdfast.runs.lock import LOCK_NAME, FolderInUseError, RunLock
 from holdfast.runs.log import RESULT_NAME, RunFolderError, read_progress, removed_folder, write_json, write_metadata
-from holdfast.runs.retry_schedule import RetrySchedule
-from holdfast.runs.writing import RESCUE_PLACES, rescue_folder
+from holdfast.runs.writing import RESCUE_PLACES, RetrySchedule, rescue_folder
 from holdfast.spans import span
 
 BEFORE_THE_FIRST_UPDATE = {"config.json", "meta.json", LOCK_NAME}

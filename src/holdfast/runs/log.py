@@ -19,9 +19,8 @@ from typing import Any
 from holdfast.runs import record
 from holdfast.runs.metadata import describe_process
 from holdfast.runs.record import CSV_NAME, MAX_ROWS, Record, read_progress
-from holdfast.runs.retry_schedule import RetrySchedule
 from holdfast.runs.tensorboard import EventFile
-from holdfast.runs.writing import RESCUE_PLACES, new_folder, rescue_folder, write_whole
+from holdfast.runs.writing import RESCUE_PLACES, RetrySchedule, new_folder, rescue_folder, write_whole
 
 __all__ = ["CSV_NAME", "MAX_ROWS", "RESULT_NAME", "RunFolderError", "RunLog", "read_progress", "write_json"]
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from holdfast.config import RunConfig, imports, names_about
-from holdfast.distributed.termination import Terminated
+from holdfast.distributed.processes import Terminated
 from holdfast.runs import checkpoint, saved_policy
 from holdfast.runs.log import read_progress
 from holdfast.sweep.study import REPORTS, Study, key_of

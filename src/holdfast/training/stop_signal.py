@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from holdfast.distributed.processes import Terminated
 from holdfast.distributed.ranks import Ranks, launcher
-from holdfast.distributed.termination import Terminated
 
 REASONS = ("callback", "target", "interrupt", "SIGTERM", "the end of torchrun")
 

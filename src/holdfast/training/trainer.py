@@ -25,8 +25,8 @@ from holdfast.config import RunConfig, default_config, given, imports, settings_
 from holdfast.config.imports import allow_imports_flag
 from holdfast.display.first_lines import first_lines
 from holdfast.display.live import Display
+from holdfast.distributed.processes import Terminated
 from holdfast.distributed.ranks import RankLostError, is_lost_rank
-from holdfast.distributed.termination import Terminated
 from holdfast.envs.bridge import UnknownEnvError
 from holdfast.envs.user_envs import can_be_made_again, is_vector_env
 from holdfast.policies.base import autocast, autocast_dtype

@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 import torch
 
-from holdfast.envs.popgym.mazes import grid_size, hunt_and_kill, pool
+from holdfast.envs.popgym.labyrinth import grid_size, hunt_and_kill, pool
 
 
 def neighbors(room, rooms):

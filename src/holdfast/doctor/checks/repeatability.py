@@ -8,8 +8,7 @@ from torch import nn
 
 from holdfast.doctor.checks.base import Case, NotApplicable, check
 from holdfast.doctor.comparison import Difference
-from holdfast.doctor.moving_parts import MovingPart
-from holdfast.doctor.recordings import Recordings
+from holdfast.doctor.recordings import MovingPart, Recordings
 from holdfast.doctor.script import STEPS
 from holdfast.doctor.trees import tensors_in
 

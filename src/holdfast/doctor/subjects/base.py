@@ -36,14 +36,16 @@ The other methods are optional; each one lets one more check run.
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from holdfast.doctor.observations import Observations, device_of
-from holdfast.doctor.trees import tensors_in
+from holdfast.doctor.trees import map_tensors, tensors_in
 
 
 class NotOffered(Exception):
@@ -260,3 +262,52 @@ def memo_without_graphs(subject: Subject) -> dict[int, Any]:
     holders = [subject, *(m for module in subject.modules() for m in module.modules())]
     tensors = [x for holder in holders for x in tensors_in(list(vars(holder).values()))]
     return {id(x): x.detach().clone() for x in tensors if x.grad_fn is not None}
+
+
+# --- copies ----------------------------------------------------------------------------------------------------------
+# Copies of agents that hold more than a policy: optimizers, buffers, the distribution of their last call.
+
+
+Kind = TypeVar("Kind", bound=Subject)
+
+
+def copy_without(subject: Kind, dropped: Iterable[Any], shared: Iterable[Any] = ()) -> Kind:
+    """A deep copy. `dropped` becomes None, and so does the last distribution of each module, which may hold a graph.
+
+    `shared`: what the copy never writes to.
+    """
+    memo = memo_without_graphs(subject)
+    held = [x for model in subject.modules() for m in model.modules() for x in vars(m).values()]
+    last = [x for x in held if isinstance(x, torch.distributions.Distribution)]
+    memo.update({id(x): None for x in (*last, *dropped) if x is not None})
+    memo.update({id(x): x for x in shared})
+    return copy.deepcopy(subject, memo)
+
+
+# --- the play loop ---------------------------------------------------------------------------------------------------
+# The play loop of Stable-Baselines3: `predict(obs, state, episode_start)`; the caller keeps the state.
+
+
+class PredictLeg(Subject):
+    """An evaluation leg. `watching()` collects what the policy computes on the way; `output` turns it into columns."""
+
+    def __init__(
+        self,
+        name: str,
+        predict: Callable[..., Any],
+        watching: Callable[[], AbstractContextManager[list[Any]]],
+        output: Callable[[Any], Tensor],
+    ) -> None:
+        super().__init__(name=name)
+        self.predict, self.watching, self.output = predict, watching, output
+        self._state: Any = None
+
+    def begin(self, num_envs: int) -> None:
+        self._state = None
+
+    def step(self, obs: Any, terminated: Tensor, truncated: Tensor, env_ids: Tensor) -> SubjectStep:
+        first = (terminated | truncated).cpu().numpy() | (self._state is None)
+        arrays = map_tensors(lambda x: x.cpu().numpy(), obs)
+        with self.watching() as seen:
+            _, self._state = self.predict(arrays, self._state, first, deterministic=True)
+        return SubjectStep(self.output(seen[0]))

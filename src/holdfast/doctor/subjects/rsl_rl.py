@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast.doctor.subjects.base import RecordedSegment, Replay, Subject, SubjectStep
-from holdfast.doctor.subjects.copies import copy_without
+from holdfast.doctor.subjects.base import RecordedSegment, Replay, Subject, SubjectStep, copy_without
 from holdfast.doctor.trees import map_tensors, tensors_in
 
 

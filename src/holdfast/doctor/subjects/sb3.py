@@ -11,9 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from holdfast.doctor.subjects.base import RecordedSegment, Replay, Subject, SubjectStep
+from holdfast.doctor.subjects.base import PredictLeg, RecordedSegment, Replay, Subject, SubjectStep
 from holdfast.doctor.subjects.holdfast import carries
-from holdfast.doctor.subjects.predict import PredictLeg
 from holdfast.doctor.trees import map_tensors
 
 

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from holdfast.doctor.columns import columns
 from holdfast.doctor.script import STEPS
-from holdfast.doctor.subjects.base import NotOffered, RecordedSegment, Replay, Subject, SubjectStep
-from holdfast.doctor.subjects.copies import copy_without
+from holdfast.doctor.subjects.base import NotOffered, RecordedSegment, Replay, Subject, SubjectStep, copy_without
 from holdfast.doctor.trees import map_tensors, tensors_in
 
 
