@@ -27,11 +27,13 @@ try:
         Stack,
         WindowAttention,
     )
+    from holdfast.kernels.linear import linear_recurrence
     from holdfast.memory import Memory
     from holdfast.policies.base import Evaluation, PolicyOutput, RecurrentPolicy, Step
     from holdfast.rollout.advantages import gae, resets_from, segment_advantages
     from holdfast.rollout.collector import Collector, collect
     from holdfast.rollout.segment import Segment
+    from holdfast.state import RowShape
 except KeyboardInterrupt:  # torch takes its time, and the command has no other place to catch Ctrl-C meanwhile
     if not (Path(sys.argv[0]).stem == "holdfast" or (sys.argv[0] == "-m" and "holdfast" in sys.orig_argv)):
         raise
@@ -111,9 +113,9 @@ __all__ = [
     "FFM", "GRU", "LRU", "LSTM", "MLSTM", "ActorCritic", "Algorithm", "Block", "Callback", "Collector", "Core",
     "Evaluation", "Loss", "Memory", "Memoryless", "MinGRU", "OffPolicy", "OffPolicyConfig", "OnPolicy",
     "OnPolicyConfig", "PPOConfig", "PQNConfig", "Parallel", "PolicyOutput", "Profile", "QNetwork", "R2D2Config",
-    "RecurrentPolicy", "RunConfig", "Runner", "SACConfig", "Segment", "SequenceBuffer", "SoftActorCritic", "Stack",
+    "RecurrentPolicy", "RowShape", "RunConfig", "Runner", "SACConfig", "Segment", "SequenceBuffer", "SoftActorCritic", "Stack",
     "Step", "TrainConfig", "Trainer", "WindowAttention", "collect", "debug", "doctor", "evaluate", "export_policy",
-    "gae", "load", "ppo_loss", "push_to_hub", "resets_from", "save_pretrained", "segment_advantages", "setting",
+    "gae", "linear_recurrence", "load", "ppo_loss", "push_to_hub", "resets_from", "save_pretrained", "segment_advantages", "setting",
 ]  # fmt: skip
 
 

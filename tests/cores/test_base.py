@@ -9,6 +9,7 @@ import torch
 import holdfast as hf
 from accumulator import DTYPES, Accumulator, dtypes
 from holdfast import state as state_ops
+from holdfast.cores import scan
 from holdfast.state import RowShape
 
 B = 3
@@ -103,3 +104,107 @@ def test_a_core_without_a_step_in_place_says_so():
 
 def test_row_shapes_without_a_dtype_are_as_before():
     assert RowShape((2, 3)) == RowShape((2, 3), None) and RowShape((2,)).dtype is None
+
+
+class Written(hf.Core):
+    """A cell as docs/own_memory.md writes one: what it computes says where it was reset."""
+
+    def __init__(self, reset: str = "zero", size: int = 3):
+        super().__init__()
+        self.input_size = self.output_size = size
+        self.reset = reset
+        self.rate = torch.nn.Parameter(torch.full((size,), 0.5))
+        self.fresh = torch.nn.Parameter(torch.ones(size))
+
+    def row_shapes(self):
+        return {"h": hf.RowShape((self.input_size,))}
+
+    def initial_rows(self):
+        return {"h": self.fresh}
+
+    def step(self, x, state):
+        h = self.rate * state["h"] + x
+        return h, {"h": h}
+
+
+class Scan(Written):
+    def sequence(self, x, state, resets):
+        h, last = hf.linear_recurrence(self.rate, x, state["h"], resets, self.fresh)
+        return h, {"h": last}
+
+
+class ScanAlone(Scan):
+    step = hf.Core.step
+
+
+X, RESETS = torch.arange(12.0).view(4, 1, 3), torch.tensor([[False], [False], [True], [False]])
+
+
+@pytest.mark.parametrize("kind", [Written, Scan, ScanAlone])
+def test_a_written_step_or_sequence_starts_from_a_reset_state(kind):
+    core = kind()
+    y, state = core(X, None, RESETS)
+    by_hand = [0.5 + X[0], 0.5 * (0.5 + X[0]) + X[1], 0.5 + X[2], 0.5 * (0.5 + X[2]) + X[3]]
+    torch.testing.assert_close(y, torch.stack(by_hand))
+    steps, again = [], core.initial_state(1)
+    for x, flags in zip(X, RESETS):
+        one, again = core(x, again, flags)
+        steps.append(one)
+    assert torch.equal(torch.stack(steps), y) and torch.equal(again["h"], state["h"])
+    y.detach().zero_()  # what a caller does with outputs does not reach the state
+    steps[-1].detach().zero_()
+    assert state["h"].all() and again["h"].all()
+
+
+def test_the_reset_mode_of_a_written_step_is_one_attribute():
+    gradients = {}
+    for mode in ("zero", "detach", "never"):
+        core, x = Written(mode), X.clone().requires_grad_()
+        y, _ = core(x, None, RESETS)
+        gradients[mode] = torch.autograd.grad(y[2:].sum(), x)[0][:2].abs().sum()
+        assert torch.equal(y, Written("never")(X)[0]) == (mode != "zero")
+    assert gradients["never"] > 0 == gradients["zero"] == gradients["detach"]
+
+
+def test_a_nan_does_not_survive_the_reset_of_a_written_step():
+    y, state = Written()(X, {"h": torch.full((1, 3), torch.nan)}, RESETS)
+    assert y[:2].isnan().all() and y[2:].isfinite().all() and state["h"].isfinite().all()
+
+
+def test_a_core_without_a_step_says_what_to_write():
+    with pytest.raises(NotImplementedError, match="write step"):
+        type("Empty", (Written,), {"step": hf.Core.step})()(X)
+
+
+@pytest.mark.parametrize("steps", [4, 3])
+def test_compiled_steps_compute_what_steps_do(steps, monkeypatch):
+    compile = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda fn, **options: compile(fn, backend="eager", **options))
+    scan._compiled.cache_clear()
+    core, plain = Written(), Written()
+    core.compiled_steps = 2
+    x, resets = torch.randn(steps, 1, 3), RESETS[:steps]
+    (y, _), (expected, _) = core(x, None, resets), plain(x, None, resets)
+    assert torch.equal(y, expected)
+    for a, b in zip((core, plain), (y, expected)):
+        b.sum().backward()
+    assert torch.equal(core.fresh.grad, plain.fresh.grad)
+    scan._compiled.cache_clear()
+
+
+def test_where_nothing_can_be_compiled_the_loop_runs_and_says_so_once(monkeypatch):
+    def compile(fn, **options):
+        def fails(*args):
+            raise RuntimeError("no C++ compiler\nmore")
+
+        return fails
+
+    monkeypatch.setattr(torch, "compile", compile)
+    scan._compiled.cache_clear()
+    core = Written()
+    core.compiled_steps = 2
+    with pytest.warns(UserWarning, match="Written run uncompiled: no C\\+\\+ compiler$") as warned:
+        y, _ = core(X, None, RESETS)
+        core(X, None, RESETS)
+    assert len(warned) == 1 and torch.equal(y, Written()(X, None, RESETS)[0])
+    scan._compiled.cache_clear()

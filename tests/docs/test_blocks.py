@@ -28,6 +28,7 @@ RUN = [
     "docs/index.md",
     "docs/start.md",
     "docs/own_policy.md",
+    "docs/own_memory.md",
     "docs/own_environment.md",
     "docs/own_loop.md",
     "docs/recurrent_ppo.md",

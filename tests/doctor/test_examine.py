@@ -15,7 +15,7 @@ from broken.stateful_modules import LivePolicy, Policy
 from holdfast import doctor
 from holdfast.doctor import subjects
 from holdfast.doctor.checks import REGISTRY
-from holdfast.doctor.report.causes import CAUSES
+from holdfast.causes import CAUSES
 from holdfast.doctor.report.consequences import FOLLOWS
 from holdfast.doctor.report.findings import DOCS
 

@@ -16,6 +16,8 @@ ROOT_FILES = {
     "spans.py",
     "named_objects.py",
     "data_files.py",
+    "causes.py",
+    "causes.toml",
     "shown_text.py",
     "memory.py",
     "id_index.py",

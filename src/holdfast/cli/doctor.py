@@ -18,7 +18,7 @@ from holdfast.cli.commands import close_output
 from holdfast.cli.errors import UserError, raised_by_holdfast
 from holdfast.cli.flags import parse
 from holdfast.doctor.report import ci
-from holdfast.doctor.report.causes import CAUSES
+from holdfast.causes import CAUSES
 from holdfast.named_objects import import_named
 from holdfast.shown_text import show
 

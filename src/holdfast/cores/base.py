@@ -7,17 +7,17 @@ A core keeps nothing between calls and differentiates everything. `resets[t, b]`
 observation of an episode: the state of row b is reset *before* that step. None means no reset. The rule is the same in
 both forms, so a sequence equals its steps and any chunking of it. States are stored by `Memory`, not here.
 
-A new cell is one file: subclass `Core`, set `input_size` and `output_size`, and write
+A new cell subclasses `Core`, sets `input_size` and `output_size`, and writes (docs/own_memory.md):
 
 - `row_shapes()`: the state of one environment, as a tree of `RowShape`. A leaf that fixes a dtype has that dtype in
   every module; all others follow the module.
-- `_step(x, state, resets)`: one step.
-- `_sequence(...)`: only if there is something faster than a loop over `_step`.
+- `step(x, state)`: one step, from a state that is already reset.
+- or `sequence(x, state, resets)`: if there is something faster than a loop over steps; it does its own resets.
 - `initial_rows()`: only if a fresh state is not zeros.
 - `context()`: only if the state holds the last inputs and nothing else.
 - `advance_(x, state, resets)` and `supports_advance = True`: only if the state is too large to copy at every step.
 
-This file does the checking.
+This file does the checking. Our own cells, which reset inside their kernels, write `_step` and `_sequence`.
 """
 
 from __future__ import annotations
@@ -29,12 +29,20 @@ import torch
 from torch import Tensor, nn
 
 from holdfast import state as state_ops
-from holdfast.checks import check_resets, is_debug, locate_nonfinite
-from holdfast.cores import lazy_gradient
+from holdfast.checks import check_resets, is_debug, is_without_numbers, locate_nonfinite
+from holdfast.cores import lazy_gradient, scan
 from holdfast.kernels.autocast import autocast_dtype
 from holdfast.state import RowShape, State
 
 RESET_MODES = ("zero", "learned", "detach", "never")
+
+
+def _may_share(y: Tensor, state: State) -> bool:
+    """Whether y may hold the numbers of a state, which a caller could then change. What is compiled looks at the objects alone."""
+    parts = state_ops.leaves(state)
+    if torch.compiler.is_compiling() or is_without_numbers(y):
+        return any(y is leaf for leaf in parts)
+    return any(y.untyped_storage().data_ptr() == leaf.untyped_storage().data_ptr() for leaf in parts)
 
 
 def check_sizes(**sizes: Any) -> None:
@@ -68,6 +76,10 @@ class Core(nn.Module):
     output_size: int
     supports_advance: bool = False
     """Whether `advance_` is implemented."""
+    reset: str = "zero"
+    """The reset mode. A cell that writes `step` gets all of them by setting it; "learned" needs `initial_rows` too."""
+    compiled_steps: int = 0
+    """Run a loop over `step` through torch.compile, so many steps at a time (8 is a good number); 0: without."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -87,17 +99,35 @@ class Core(nn.Module):
         """Steps after which the state follows from the inputs alone, so that nobody needs to store it; None: never."""
         return None if state_ops.leaves(self.row_shapes()) else 0
 
+    def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        """x [B, I] and the state, reset where an episode begins -> y [B, O] and the new state."""
+        raise NotImplementedError(f"write step(self, x, state) in {type(self).__name__}: one step, or sequence")
+
+    def sequence(self, x: Tensor, state: State, resets: Tensor | None) -> tuple[Tensor, State]:
+        """x [T, B, I], resets [T, B] or None -> y [T, B, O] and the final state. By default a loop over steps."""
+        return scan.over_time(self, x, state, resets)
+
+    def reset_rows(self, state: State, resets: Tensor | None) -> State:
+        """The state with the flagged rows [B] as the reset mode says: fresh, or in "detach" mode without their gradient."""
+        if resets is None or self.reset == "never":
+            return state
+        other = state_ops.detach(state) if self.reset == "detach" else self.initial_state(resets.shape[0])
+        return state_ops.where(resets, other, state)  # selects: a NaN does not survive
+
     def _step(self, x: Tensor, state: State, resets: Tensor | None) -> tuple[Tensor, State]:
         """x [B, I], resets [B] -> y [B, O] that shares no storage with the new state, and that state."""
-        raise NotImplementedError
+        kind = type(self)
+        if kind.step is Core.step and kind.sequence is not Core.sequence:
+            y, state = self.sequence(x.unsqueeze(0), state, None if resets is None else resets.unsqueeze(0))
+            y = y.squeeze(0)
+        else:
+            y, state = self.step(x, self.reset_rows(state, resets))
+        return (y.clone() if _may_share(y, state) else y), state
 
     def _sequence(self, x: Tensor, state: State, resets: Tensor | None) -> tuple[Tensor, State]:
         """x [T, B, I], resets [T, B] -> y [T, B, O] and the final state."""
-        ys = []
-        for t, x_t in enumerate(x.unbind(0)):
-            y, state = self._step(x_t, state, None if resets is None else resets[t])
-            ys.append(y)
-        return torch.stack(ys), state
+        y, state = self.sequence(x, state, resets)
+        return (y.clone() if _may_share(y, state) else y), state
 
     def _trace(self, x: Tensor, state: State, resets: Tensor | None) -> tuple[Tensor, State, State]:
         """`_sequence`, and the state after every step: leaves [T, B, ...], without gradients."""

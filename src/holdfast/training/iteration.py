@@ -23,7 +23,7 @@ from holdfast.rollout.env_failures import RebuildingEnv
 from holdfast.rollout.segment import Segment
 from holdfast.spans import span
 from holdfast.state import State, named_leaves, tree_map
-from holdfast.training import nonfinite, replay_check
+from holdfast.training import isolation_check, nonfinite, replay_check
 from holdfast.training.callbacks import Hooks
 from holdfast.training.parts import Parts
 
@@ -218,6 +218,8 @@ class Iteration:
             return NAN
         with span("replay check"):
             gap = replay_check.check(self.parts.algorithm, segment)
+            if self._never_checked:
+                isolation_check.check(self.parts.policy, segment, self.config.precision != "fp32")
         self._never_checked = False
         return gap if scheduled else NAN
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from doctor.report import chromium
-from holdfast.doctor.report.causes import CAUSES
+from holdfast.causes import CAUSES
 from holdfast.doctor.report.html import prose
 
 in_a_browser = pytest.mark.skipif(chromium.find() is None, reason="no chromium; make test-browser installs it")

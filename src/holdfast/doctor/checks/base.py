@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from holdfast.doctor.report.causes import CAUSES
+from holdfast.causes import CAUSES
 from holdfast.doctor.report.findings import Finding, make_finding
 from holdfast.doctor.script import STEPS
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
-from holdfast.doctor.report.causes import CAUSES
+from holdfast.causes import CAUSES
 
 if TYPE_CHECKING:
     from holdfast.doctor.report.findings import Finding

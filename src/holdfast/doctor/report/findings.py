@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from holdfast.doctor.report.causes import CAUSES, Severity
+from holdfast.causes import CAUSES, Severity
 from holdfast.doctor.report.patches import patch_for
 
 DOCS = "docs/doctor.md"

@@ -1,4 +1,5 @@
-"""Every cause the doctor can name: one stable word, what it means in a sentence, and how to fix it. `causes.toml` lists them."""
+"""Every cause that the doctor and the trainer's checks can name: one stable word, what it means in a sentence, and how to
+fix it. `causes.toml` lists them."""
 
 from __future__ import annotations
 
