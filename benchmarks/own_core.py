@@ -97,7 +97,11 @@ def main() -> int:
     for name, value in speed.items():
         print(f"{name:<22} {value:>9,.0f} steps/s   {value / speed['loop over time']:.1f}x")
     print(f"linear_recurrence over loop, update by update: {min(ratios):.1f}x to {max(ratios):.1f}x")
-    settings = {"hidden_size": args.hidden_size, "updates": args.updates, **{name: getattr(config, name) for name in (*SIZES, "epochs")}}
+    settings = {
+        "hidden_size": args.hidden_size,
+        "updates": args.updates,
+        **{name: getattr(config, name) for name in (*SIZES, "epochs")},
+    }
     print(", ".join(f"{name} {value}" for name, value in settings.items()))
     result = {
         "command": " ".join(["python", *sys.argv]), "commit": this_commit(), "machine": platform.processor() or platform.machine(),

@@ -19,7 +19,9 @@ def script(monkeypatch):
 
 def test_forms_that_differ_are_not_timed(script, monkeypatch):
     script.require_equal(4)
-    monkeypatch.setattr(script, "RTU", type("Wrong", (script.RTU,), {"read": lambda self, h, x: 2 * script.Loop.read(self, h, x)}))
+    monkeypatch.setattr(
+        script, "RTU", type("Wrong", (script.RTU,), {"read": lambda self, h, x: 2 * script.Loop.read(self, h, x)})
+    )
     with pytest.raises(AssertionError):
         script.require_equal(4)
 

@@ -186,8 +186,8 @@ def test_compiled_steps_compute_what_steps_do(steps, monkeypatch):
     x, resets = torch.randn(steps, 1, 3), RESETS[:steps]
     (y, _), (expected, _) = core(x, None, resets), plain(x, None, resets)
     assert torch.equal(y, expected)
-    for a, b in zip((core, plain), (y, expected)):
-        b.sum().backward()
+    for out in (y, expected):
+        out.sum().backward()
     assert torch.equal(core.fresh.grad, plain.fresh.grad)
     scan._compiled.cache_clear()
 

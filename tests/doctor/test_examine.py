@@ -13,9 +13,9 @@ from broken.base import OBS
 from broken.cleanrl_agents import Agent, NeverResets, RunsTheSegmentAsOneEpisode
 from broken.stateful_modules import LivePolicy, Policy
 from holdfast import doctor
+from holdfast.causes import CAUSES
 from holdfast.doctor import subjects
 from holdfast.doctor.checks import REGISTRY
-from holdfast.causes import CAUSES
 from holdfast.doctor.report.consequences import FOLLOWS
 from holdfast.doctor.report.findings import DOCS
 

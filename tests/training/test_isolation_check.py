@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from accumulator import ProjectedAccumulator
 from torch import nn
 
 import holdfast as hf
+from accumulator import ProjectedAccumulator
 from holdfast.causes import CAUSES
 from holdfast.training.isolation_check import IsolationError, find_leak
 

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from holdfast.causes import CAUSES
 from holdfast.cli.commands import close_output
 from holdfast.cli.errors import UserError, raised_by_holdfast
 from holdfast.cli.flags import parse
 from holdfast.doctor.report import ci
-from holdfast.causes import CAUSES
 from holdfast.named_objects import import_named
 from holdfast.shown_text import show
 

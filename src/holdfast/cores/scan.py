@@ -32,7 +32,9 @@ def over_time(core: Any, x: Tensor, state: State, resets: Tensor | None) -> tupl
         return run_steps(core, x, state, resets)
     ys, T = [], x.shape[0]
     for t in range(0, T, size):
-        run = _compiled() if t + size <= T else run_steps  # the rest, if T is no multiple, is not worth another compilation
+        run = (
+            _compiled() if t + size <= T else run_steps
+        )  # the rest, if T is no multiple, is not worth another compilation
         y, state = run(core, x[t : t + size], state, None if resets is None else resets[t : t + size])
         ys.append(y)
     return torch.cat(ys), state

@@ -40,7 +40,9 @@ class Leak(NamedTuple):
 
 def check(policy: RecurrentPolicy, segment: Segment, half_precision: bool = False) -> None:
     """Raise an `IsolationError` in the doctor's words if a core that is not ours is not isolated."""
-    cores = [(name, core) for name, core in policy.core.named_modules() if isinstance(core, Core) and not _is_ours(core)]
+    cores = [
+        (name, core) for name, core in policy.core.named_modules() if isinstance(core, Core) and not _is_ours(core)
+    ]
     if not cores:
         return
     allowed = 10 * tolerance(segment.resets.device, half_precision)
@@ -97,7 +99,12 @@ class _Probe:
     def _leak_of_values(self, leg: Any, usual: Tensor) -> Leak | None:
         scale = float(usual.abs().max())
         for at, row in ((RESET, 0), (RESET, 2), (0, 1)):
-            flags, everybody, earlier, all_earlier = self.none.clone(), self.none.clone(), self.x.clone(), self.x.clone()
+            flags, everybody, earlier, all_earlier = (
+                self.none.clone(),
+                self.none.clone(),
+                self.x.clone(),
+                self.x.clone(),
+            )
             flags[at, row] = everybody[at] = True
             all_earlier[:at] = self.x[:at].roll((1, 1), (0, 1))
             earlier[:at, row] = all_earlier[:at, row]
@@ -112,18 +119,26 @@ class _Probe:
             after = (self._run(leg, earlier, flags, other) - alone)[at:, row].abs().amax(-1)  # [steps]
             if after.max() > limit:
                 ignored = torch.equal(alone[at:, row], usual[at:, row])
-                said = f"Other observations before an episode's start change outputs after it by {float(after.max()):.2g}"
+                said = (
+                    f"Other observations before an episode's start change outputs after it by {float(after.max()):.2g}"
+                )
                 late = bool(after[1:].max() < 1e-3 * after[0])
                 return Leak(_name(at, ignored, late), said)
             together = self._run(leg, all_earlier, everybody, others) - self._run(leg, self.x, everybody)
             common = float(together[at:].abs().max())
             if common > limit:
-                return Leak("common-ends-ignored", f"Where all environments begin an episode, outputs after it change by {common:.2g}")
+                return Leak(
+                    "common-ends-ignored",
+                    f"Where all environments begin an episode, outputs after it change by {common:.2g}",
+                )
             strangers = (alone - usual).abs().amax((0, 2))
             strangers[row] = 0
             if strangers.max() > limit:
                 b = int(strangers.argmax())
-                return Leak("resets-everybody", f"An episode that begins in environment {row} changes outputs of environment {b}")
+                return Leak(
+                    "resets-everybody",
+                    f"An episode that begins in environment {row} changes outputs of environment {b}",
+                )
         return None
 
     def _leak_of_gradients(self) -> Leak | None:
@@ -132,7 +147,9 @@ class _Probe:
         crossing, usual = self._gradient(flags), self._gradient(self.none)
         if crossing is None or usual is None or not crossing > 1e-3 * usual or not crossing > 0:
             return None
-        evidence = f"The gradient that reaches the episode before is {float(crossing):.2g} (without resets {float(usual):.2g})"
+        evidence = (
+            f"The gradient that reaches the episode before is {float(crossing):.2g} (without resets {float(usual):.2g})"
+        )
         return Leak("gradient-crosses-reset", evidence)
 
     def _gradient(self, resets: Tensor) -> Tensor | None:

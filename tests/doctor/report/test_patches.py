@@ -1,7 +1,7 @@
 """Lines to change, before and after, in the words of the framework at hand."""
 
-from holdfast.doctor import subjects
 from holdfast.causes import CAUSES
+from holdfast.doctor import subjects
 from holdfast.doctor.report.patches import PATCHES, patch_for
 
 WITHOUT = {"state-grows", "graph-breaks", "check-failed-to-run"}  # there are no lines to show
