@@ -217,6 +217,68 @@ def _finish(trainer: hf.Trainer) -> dict[str, Any]:
     }
 
 
+def train_from_buffer(config: Any, stop: int = 10**9, env: Any = None) -> dict[str, Any]:
+    """A run of SAC or R2D2: all weights, those of the target too, and what the buffer of this rank holds."""
+    return _from_buffer(hf.Trainer(config, callbacks=[Stop(stop)], env=env))
+
+
+def resume_from_buffer(folder: Path, total_steps: int | None = None) -> dict[str, Any]:
+    more = {} if total_steps is None else {"total_steps": total_steps}
+    return _from_buffer(hf.Trainer.resume(folder, **more))
+
+
+def _from_buffer(trainer: hf.Trainer) -> dict[str, Any]:
+    trainer.run()
+    algorithm: Any = trainer.algorithm
+    networks = (trainer.policy, algorithm.target)
+    return {
+        "weights": [p.detach().clone() for network in networks for p in network.parameters()],
+        "stored": algorithm.buffer.rows["actions"].clone(),
+        "gradient_steps": algorithm.gradient_steps,
+    }
+
+
+def train_unevenly(config: Any) -> dict[str, Any]:
+    """Episodes of the last rank are truncated after each step, those of others are long."""
+    import gymnasium
+
+    last = ranks().rank == ranks().size - 1
+
+    def make_env() -> Any:
+        env = gymnasium.make("CartPole-v1", max_episode_steps=1 if last else 500)
+        env.unwrapped.theta_threshold_radians = env.unwrapped.x_threshold = 1e9  # type: ignore[attr-defined]
+        return env
+
+    return train_from_buffer(config, env=make_env)
+
+
+def gradient_of_sequences(seed: int) -> list[torch.Tensor]:
+    """Gradients of R2D2's loss on this rank's part of 8 sequences; ranks begin with the weights of the first."""
+    from gymnasium import spaces
+
+    from holdfast.algorithms.base import RunContext
+    from holdfast.algorithms.r2d2 import R2D2
+    from holdfast.engines.choose import Engines
+    from holdfast.rollout.segment import Segment
+
+    mine, cpu, space = ranks(), torch.device("cpu"), spaces.Discrete(3)
+    torch.manual_seed(seed * mine.rank)
+    config = hf.R2D2Config(
+        hidden_size=8, head_sizes=(8,), num_envs=8, num_steps=8, burn_in=2, train_length=7, prioritized=False
+    )
+    policy = R2D2.make_policy(config, spaces.Box(-1, 1, (3,)), space)
+    algorithm = R2D2(policy, config, RunContext(mine, cpu, 1, Engines(config, cpu, mine), 8, space))
+    random, none = torch.Generator().manual_seed(5), torch.zeros(10, 8, dtype=torch.bool)
+    rows = Segment(
+        obs=torch.randn(10, 8, 3, generator=random), actions=torch.randint(3, (10, 8), generator=random), resets=none,
+        rewards=torch.randn(10, 8, generator=random), terminated=none, truncated=none, valid=~none,
+        start_state=policy.initial_state(8),
+    )  # fmt: skip
+    share = mine.share(8)
+    algorithm.learn(rows.select(torch.arange(share.start, share.stop)))
+    return [p.grad.clone() for p in policy.parameters() if p.grad is not None]
+
+
 class Area(hf.Callback):
     """Area under the learning curve: a step's mean reward, over all updates and the environments of this rank."""
 

@@ -15,6 +15,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 import holdfast as hf
 from holdfast.runs.log import read_progress
 from holdfast.state import tree_map
+from holdfast.training.replay_check import ReplayError
 
 BOX, CHOICES = spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(3, start=4)
 SMALL: dict[str, Any] = dict(
@@ -296,3 +297,45 @@ def test_a_buffer_too_small_for_its_environments_is_refused(tmp_path: Path, algo
         config(tmp_path, algorithm, num_envs=6, buffer_size=100)
     with pytest.raises(ValueError, match=r"buffer_size=60 is too small: num_envs=4 .* need at least 72"):
         hf.Trainer(config(tmp_path, algorithm, num_envs=0, buffer_size=60), env=lambda: Drawn(actions))
+
+
+# --- law 1 in every run -----------------------------------------------------------------------------------------------
+
+
+class IgnoresResets:
+    def features(self, obs: Any, state: Any, resets: Any = None) -> Any:
+        return super().features(obs, state, None)  # type: ignore[misc]
+
+
+class ResetsLate:
+    def features(self, obs: Any, state: Any, resets: Any = None) -> Any:
+        return super().features(obs, state, resets.roll(1, 0))  # type: ignore[misc]
+
+
+class BeginsFromNothing:
+    def features(self, obs: Any, state: Any, resets: Any = None) -> Any:
+        return super().features(obs, self.initial_state(resets.shape[1]), resets)  # type: ignore[attr-defined,misc]
+
+
+class TakesTheStatesOfOthers:
+    def features(self, obs: Any, state: Any, resets: Any = None) -> Any:
+        return super().features(obs, tree_map(lambda x: x.roll(1, 0), state), resets)  # type: ignore[misc]
+
+
+@EACH
+@pytest.mark.parametrize("fault", [IgnoresResets, ResetsLate, BeginsFromNothing, TakesTheStatesOfOthers])
+def test_a_policy_whose_training_leg_does_something_else_is_stopped_in_its_first_rollouts(
+    tmp_path: Path, algorithm: str, actions: Any, fault: type
+):
+    """With 128 units and a fresh head, whose outputs are near 0."""
+    base = hf.QNetwork if algorithm == "r2d2" else hf.SoftActorCritic
+    broken = type("Broken", (fault, base), {})
+    for seed in range(1, 4):
+        folder = tmp_path / str(seed)
+        trainer = hf.Trainer(
+            config(folder, algorithm, seed=seed, warmup_steps=999, num_steps=7),
+            env=lambda: Drawn(actions),
+            policy=lambda observation_space, action_space: broken(observation_space, action_space, "gru", 128),
+        )
+        with pytest.raises(ReplayError, match="training does not replay the rollout"):
+            trainer.run()

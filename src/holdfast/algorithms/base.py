@@ -29,6 +29,10 @@ Finish = Callable[[], dict[str, float]]
 """Waits for an update and gives its metrics."""
 
 
+SMALL = 0.1
+"""Parameters of distributions count against their largest one, or against this: those of a fresh network are near 0."""
+
+
 class Task(NamedTuple):
     """What sizes of rollouts depend on."""
 
@@ -220,7 +224,7 @@ def replay_difference(
         scale = cut.value.abs().max().clamp(min=1.0)
         apart = torch.maximum(apart, (new.value.float() - cut.value).abs() / scale)
     if cut.params is not None:
-        scale = cut.params.abs().max().clamp(min=1.0)
+        scale = cut.params.abs().max().clamp(min=SMALL)
         params = new.dist.params.float().view(cut.params.shape)
         apart = torch.maximum(apart, (params - cut.params.float()).abs().flatten(2).amax(2) / scale)
     apart = torch.where(cut.valid, apart, 0.0)  # [length, chunks * B]

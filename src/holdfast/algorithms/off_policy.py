@@ -80,11 +80,11 @@ class OffPolicy(Algorithm):
             prioritized=getattr(config, "prioritized", False),
             context=context,
         )
-        self.target = self.make_target()
         self.optimizers = [
             run.engines.optimizer([{"params": group.parameters, "lr": group.rate} for group in groups], config)
             for groups in self.groups()
         ]
+        self.target = self.make_target()  # of the weights that all ranks have now
         self._rates = [float(group["lr"]) for group in self._param_groups()]
         self.gradient_steps = 0
         self.reward_factor = torch.ones((), device=run.device)
@@ -131,7 +131,7 @@ class OffPolicy(Algorithm):
             self.buffer.add(segment)
         count, sums = 0, torch.zeros(len(self.terms) + 2, device=self.run.device)
         played = progress.steps + config.steps_per_segment
-        if played >= config.warmup_steps and self.buffer.ready(config.train_length, config.burn_in):
+        if played >= config.warmup_steps and self.all_ready():
             count = config.gradient_steps
         for _ in range(count):
             with span("gradient step"):
@@ -157,6 +157,13 @@ class OffPolicy(Algorithm):
             }
 
         return finish
+
+    def all_ready(self) -> bool:
+        """Whether every rank can sample: gradients are averaged, so all take a step or none does."""
+        ready, ranks = self.buffer.ready(self.config.train_length, self.config.burn_in), self.run.ranks
+        if not ranks.joined:
+            return ready
+        return int(ranks.sum(torch.tensor(int(ready), device=self.run.device))) == ranks.size
 
     @torch.no_grad()
     def staleness(self, segment: Segment) -> dict[str, float]:
@@ -191,17 +198,23 @@ class OffPolicy(Algorithm):
         loss.backward()
         with torch.no_grad():
             gradients = [[p.grad for p in part if p.grad is not None] for part in parameters]
-            if self.run.ranks.joined:
-                for gradient in (g for part in gradients for g in part):
-                    self.run.ranks.sum_(gradient).div_(self.run.ranks.size)
+            whole = self.average([g for part in gradients for g in part], loss.detach())
             norms = [torch.linalg.vector_norm(torch.stack(torch._foreach_norm(part))) for part in gradients]
-            whole = self.run.ranks.sum(loss.detach() + sum(norms))
-            skipped = (~whole.isfinite()).float()
+            skipped = (~(whole + sum(norms)).isfinite()).float()
             for optimizer, norm in zip(self.optimizers, norms):
                 optimizer.grad_scale = (norm / self.config.max_grad_norm).clamp(min=1.0)  # type: ignore[attr-defined]
                 optimizer.found_inf = skipped  # type: ignore[attr-defined]
                 optimizer.step()
             return {"grad_norm": torch.linalg.vector_norm(torch.stack(norms)), "skipped": skipped}
+
+    def average(self, gradients: list[Tensor], loss: Tensor) -> Tensor:
+        """Average gradients over ranks, in place and at once; the mean loss."""
+        if not self.run.ranks.joined:
+            return loss
+        flat = self.run.ranks.sum_(torch.cat([g.flatten() for g in [*gradients, loss.to(gradients[0].dtype)]]))
+        *parts, loss = flat.div_(self.run.ranks.size).split([*(g.numel() for g in gradients), 1])
+        torch._foreach_copy_(gradients, [part.view_as(g) for part, g in zip(parts, gradients)])
+        return loss.squeeze(0)
 
     def after_burn_in(self, batch: Segment, network: RecurrentPolicy, start: State) -> tuple[Segment, State]:
         """The rows that are trained on, and the state before them of a network that began at `start`."""

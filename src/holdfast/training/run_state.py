@@ -146,10 +146,14 @@ def _restore_files(trainer: Trainer, folder: Path, manifest: dict[str, Any] | No
         raise ValueError(
             f"its buffer was not saved with it, or the number of ranks has changed; begin with an empty one ({again})"
         )
+    ranks, problem = trainer.ranks, None
     try:
-        trainer.algorithm.load_files(files_folder(folder, trainer.ranks.rank), manifest)
+        trainer.algorithm.load_files(files_folder(folder, ranks.rank), manifest)
     except (ValueError, OSError) as error:
-        raise ValueError(f"{error} ({again})") from error
+        problem = str(error)
+    problem = ranks.from_leader(next((text for text in ranks.gather(problem) if text), None))
+    if problem:  # of any rank, so that none goes on alone
+        raise ValueError(f"{problem} ({again})")
 
 
 # --- another number of ranks -----------------------------------------------------------------------------------------
