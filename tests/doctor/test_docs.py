@@ -36,7 +36,7 @@ def test_python_blocks_run(tmp_path, monkeypatch):
         if language == "python" and "test_memory.py" not in code:
             exec(compile(code, "docs/doctor.md", "exec"), names)
             ran += 1
-    assert ran == 3
+    assert ran == 4
     assert (tmp_path / "report.html").exists()
 
 

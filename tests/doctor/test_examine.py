@@ -210,3 +210,41 @@ def test_dropped_resets_are_named_with_one_environment():
     torch.manual_seed(0)
     report = doctor.examine(subjects.Module(nn.GRU(OBS, 8), resets="nobody", num_envs=1))
     assert [f.cause for f in report.findings if f.severity == "error"] == ["reset-dropped-in-training"]
+
+
+class Trained(Policy):
+    """Has a training method of its own, whose second parameter is about something else."""
+
+    def forward(self, obs):
+        return super().forward(obs, torch.zeros(len(obs), dtype=torch.bool))
+
+    def clear(self, mask):
+        if self.lstm_hidden is not None:
+            self.lstm_hidden = self.reset(self.lstm_hidden, mask)
+
+    def evaluate(self, obs, scale=None, dones=None):
+        assert scale is None
+        outputs = []
+        for x, done in zip(obs, dones):
+            self.clear(done)
+            outputs.append(self(x))
+        return torch.stack(outputs)
+
+    def needs_more(self, obs, actions):
+        return self.evaluate(obs)
+
+
+def _trained(train):
+    torch.manual_seed(0)
+    arguments = {"reset": "clear", "observation_space": (OBS,), "no_grad": True}
+    return subjects.Stateful(Trained(), train=train, **arguments)
+
+
+def test_resets_go_to_the_parameter_of_training_that_is_named_for_them():
+    errors = {f.cause for f in doctor.examine(_trained("evaluate")).findings if f.severity == "error"}
+    assert not errors & {"reset-dropped-in-training", "never-resets", "check-failed-to-run"}
+
+
+def test_training_that_needs_something_else_is_said_to_need_another_subject():
+    with pytest.raises(doctor.CannotExamine, match=r"needs `actions`.*use subjects\.Loop"):
+        doctor.examine(_trained("needs_more"))

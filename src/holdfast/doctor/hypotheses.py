@@ -28,8 +28,11 @@ def of_a_rollout(script: Script) -> list[Hypothesis]:
     return _with_first_step([never, *_rules(script), memoryless, *_pairs(script)])
 
 
-def of_training(script: Script, before: Tensor, first: int, last: int) -> list[Hypothesis]:
-    """Mistakes that a training leg can make on the steps `first..last`; `before`: the rollout's resets until then."""
+def of_training(script: Script, before: Tensor, first: int, last: int, fresh: bool = False) -> list[Hypothesis]:
+    """Mistakes that a training leg can make on the steps `first..last`; `before`: the rollout's resets until then.
+
+    `fresh`: each rollout starts with an empty memory, and training does the same.
+    """
     true = script.resets
     inside = torch.zeros_like(true)
     inside[first:last] = True
@@ -37,7 +40,7 @@ def of_training(script: Script, before: Tensor, first: int, last: int) -> list[H
 
     def variant(causes: tuple[str, ...], story: str, resets: Tensor, at_start: Tensor | bool) -> None:
         pattern = torch.where(inside, resets, before)
-        pattern[first] = at_start
+        pattern[first] = True if fresh else at_start
         rules.append(Hypothesis(causes, story, pattern))
 
     none, every = torch.zeros_like(true), torch.ones_like(true)

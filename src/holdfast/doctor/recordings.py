@@ -52,6 +52,12 @@ class Recordings:
         if subject.carries_across_episodes:
             self.true_resets = torch.zeros_like(self.true_resets)
             self.true_resets[0] = True
+        #: `[N, B]` where a rollout starts, if the subject does something there
+        self.rollout_starts = torch.zeros_like(self.true_resets)
+        if type(subject).begin_rollout is not Subject.begin_rollout:
+            self.rollout_starts[STEPS::STEPS] = True
+        #: set when rollouts were found to start with an empty memory
+        self.fresh_rollouts = False
         #: the reset pattern that the rollout leg was found to follow; None when it follows no known pattern
         self.rollout_resets: Tensor | None = self.true_resets
         #: filled by the gradient check, for the report
@@ -89,6 +95,8 @@ class Recordings:
 
         subject.begin(self.rows)
         for t in range(first, last):
+            if flags == "script" and t != first:
+                self.maybe_begin_rollout(t, subject)
             if marks:
                 keep_mark()
             steps.append(self.step(t, obs, self.flags_at(t, flags, t == first), subject, seed_shift))
@@ -123,10 +131,17 @@ class Recordings:
         """Steps of the script with its flags, from a fresh start or (`begin=False`) from where the subject is."""
         if begin:
             self.subject.begin(self.rows)
-        steps = [
-            self.step(t, self.script.obs, self.flags_at(t, "script", begin and t == first)) for t in range(first, last)
-        ]
+        steps = []
+        for t in range(first, last):
+            if t != first or not begin:
+                self.maybe_begin_rollout(t)
+            steps.append(self.step(t, self.script.obs, self.flags_at(t, "script", begin and t == first)))
         return record(steps, first) if steps else Recording(torch.empty(0), None, None, first)
+
+    def maybe_begin_rollout(self, t: int, subject: Subject | None = None) -> None:
+        """Tell the subject that a rollout starts, if one starts at step t."""
+        if t % STEPS == 0:
+            (subject or self.subject).begin_rollout()
 
     def play_first_rows(self, count: int, steps: int = 3) -> None:
         """A few steps of the first `count` environments, without resets and from where the subject is."""
@@ -219,8 +234,15 @@ class Recordings:
         return self._replays[first, last]
 
     def windows(self) -> list[tuple[int, int]]:
-        """The segments of the script as (first, last) steps."""
+        """The segments of the script as (first, last) steps: those that training replays."""
+        if self.subject.whole_episodes:
+            return [(0, STEPS)]
         return [(k * STEPS, (k + 1) * STEPS) for k in range(SEGMENTS)]
+
+    @property
+    def window(self) -> tuple[int, int]:
+        """The one in the middle of episodes, if there is one."""
+        return self.windows()[len(self.windows()) // 2]
 
     # --- comparing -------------------------------------------------------------------------------------
     @property

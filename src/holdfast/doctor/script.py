@@ -85,6 +85,9 @@ def write_script(subject: Subject, seed: int) -> Script:
         terminated[:, row] |= chance[:, row] < 0.06
         truncated[:, row] |= (chance[:, row] >= 0.06) & (chance[:, row] < 0.12)
 
+    if subject.whole_episodes:  # training replays the first `STEPS` steps, as one episode
+        terminated[:STEPS], truncated[:STEPS] = False, False
+
     def grid(x: Tensor) -> Tensor:
         return x.reshape(TOTAL, rows, *x.shape[1:])
 

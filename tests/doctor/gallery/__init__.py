@@ -12,5 +12,6 @@ from doctor.gallery.packed_documents import EXHIBITS as PACKED
 from doctor.gallery.robots import EXHIBITS as ROBOTS
 from doctor.gallery.scans import EXHIBITS as SCANS
 from doctor.gallery.split_and_pad import EXHIBITS as SPLIT
+from doctor.gallery.wrapped_layers import EXHIBITS as WRAPPED
 
-GALLERY: list[Exhibit] = [*SCANS, *ROBOTS, *SPLIT, *PACKED, *SHARED]
+GALLERY: list[Exhibit] = [*SCANS, *ROBOTS, *SPLIT, *PACKED, *SHARED, *WRAPPED]

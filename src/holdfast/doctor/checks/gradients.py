@@ -26,7 +26,7 @@ from holdfast.doctor.trees import map_tensors, tensors_in
 @check("gradient-flow", "inside an episode, the outcome of a step teaches the steps before it")
 def gradient_flow(case: Case) -> str:
     recordings = case.recordings
-    first, last = recordings.windows()[1]
+    first, last = recordings.window
     segment = recordings.segment(first, last)
     if not _reaches_parameters(case, segment):
         return ""
@@ -217,7 +217,7 @@ def gradient_isolation(case: Case) -> str:
 
 def _start_state_and_rows(case: Case, floor: float) -> str:
     recordings = case.recordings
-    first, last = recordings.windows()[1]
+    first, last = recordings.window
     segment = recordings.segment(first, last)
     start, leaves = differentiable(segment.start)
     assert recordings.probe is not None
@@ -275,6 +275,8 @@ def _live_segments(case: Case) -> str:
     before: set[Any] = set()
     for segment in range(2):
         scores = []
+        if segment:
+            subject.begin_rollout()
         for t in range(segment * STEPS, segment * STEPS + STEPS):
             flags = recordings.flags_at(t, is_first=t == 0)
             with torch.enable_grad():

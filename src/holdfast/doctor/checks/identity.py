@@ -18,7 +18,7 @@ def nan(case: Case) -> str:
     recordings = case.recordings
     if recordings.subject.carries_across_episodes:
         raise NotApplicable(CARRIES_ON)
-    step, row = recordings.true_resets[2:].nonzero()[0].tolist()
+    step, row = recordings.script.resets[2:].nonzero()[0].tolist()
     step += 2
     try:
         after = _poisoned(recordings, step, row)

@@ -241,9 +241,9 @@ def compiles(case: Case) -> str:
     counters.clear()
     compiled = torch.compile(recordings.subject.training_call, backend="eager")
     try:
-        compiled(recordings.segment(*recordings.windows()[1]))
+        compiled(recordings.segment(*recordings.window))
         graphs = counters["stats"]["unique_graphs"]
-        compiled(recordings.segment(*recordings.windows()[2]))
+        compiled(recordings.segment(*recordings.windows()[-1]))
         again = counters["stats"]["unique_graphs"] - graphs
         breaks = [str(reason).splitlines()[0][:100] for reason in counters["graph_break"]]
     finally:

@@ -54,7 +54,7 @@ def _second_run(recordings: Recordings, seed_shift: int) -> Difference:
 
 
 def _second_replay(recordings: Recordings, seed_shift: int, after_the_same_play: bool = False) -> Difference:
-    segment = recordings.segment(*recordings.windows()[1])
+    segment = recordings.segment(*recordings.window)
     replays = []
     for shift in (100, 100 + seed_shift):
         if after_the_same_play:

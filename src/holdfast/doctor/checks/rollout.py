@@ -84,6 +84,8 @@ def rollout_resets(case: Case) -> str:
     rollout = recordings.rollout()
     difference = recordings.compare(rollout, recordings.alone(recordings.true_resets))
     ends = int(recordings.true_resets.sum()) - recordings.rows
+    if difference.any and _rollouts_start_fresh(case):
+        difference = recordings.compare(rollout, recordings.alone(recordings.true_resets))
     if not difference.any:
         together = _all_at_once(recordings)
         if together.any:
@@ -93,8 +95,9 @@ def rollout_resets(case: Case) -> str:
             return ""
         return f"{ends} episode ends, each followed by a fresh start (largest difference {difference.largest:.1g})"
     for guess in hypotheses.of_a_rollout(recordings.script):
-        if not recordings.compare(rollout, recordings.alone(guess.resets)).any:
-            recordings.rollout_resets = guess.resets
+        resets = guess.resets | recordings.rollout_starts if recordings.fresh_rollouts else guess.resets
+        if not recordings.compare(rollout, recordings.alone(resets)).any:
+            recordings.rollout_resets = resets
             evidence = f"{_first_difference(difference)}; the whole run is explained by: {guess.story}"
             for cause in guess.causes:
                 case.report(cause, evidence, explained="layout-swapped" not in case.earlier)
@@ -105,6 +108,22 @@ def rollout_resets(case: Case) -> str:
     return ""
 
 
+def _rollouts_start_fresh(case: Case) -> bool:
+    """Whether memory is empty where the subject says that rollouts start, under some rule of resets. That is no mistake."""
+    recordings = case.recordings
+    starts = recordings.rollout_starts
+    rules = [recordings.true_resets, *(rule.resets for rule in hypotheses.of_a_rollout(recordings.script))]
+    if not bool(starts.any()) or all(
+        recordings.compare(recordings.rollout(), recordings.alone(resets | starts)).any for resets in rules
+    ):
+        return False
+    steps = ", ".join(map(str, starts[:, 0].nonzero().flatten().tolist()))
+    case.report("rollouts-start-fresh", f"memory is empty at t={steps}, where the subject says that a rollout starts")
+    recordings.fresh_rollouts = True
+    recordings.true_resets = recordings.rollout_resets = recordings.true_resets | starts
+    return True
+
+
 def _all_at_once(recordings: Recordings) -> Difference:
     """The same run with one more end, of all environments at the same step, compared with episodes played alone."""
     t = TOTAL - 5
@@ -112,7 +131,8 @@ def _all_at_once(recordings: Recordings) -> Difference:
     truncated[t] = True
     other = copy.copy(recordings)
     other.script = replace(recordings.script, truncated=truncated)
-    return recordings.compare(other.run(0, t + 3), recordings.alone(other.script.resets, 0, t + 3))
+    expected = other.script.resets | recordings.rollout_starts if recordings.fresh_rollouts else other.script.resets
+    return recordings.compare(other.run(0, t + 3), recordings.alone(expected, 0, t + 3))
 
 
 def _unexplained(recordings: Recordings, difference: Difference) -> tuple[str, str]:

@@ -60,7 +60,7 @@ Influence = tuple[int, int, list[tuple[int, int]]]  # step and row that changed;
 
 
 def _influences(recordings: Recordings) -> list[Influence]:
-    first, last = recordings.windows()[1]
+    first, last = recordings.window
     segment, found = recordings.segment(first, last), []
     usual = recordings.replayed(first, last)
     for step, row in zip((3, 4, 7, 9, 10), _spaced(recordings.rows)):
@@ -115,7 +115,7 @@ def _describe(found: list[Influence]) -> str:
 def _start_states_separate(case: Case) -> str:
     """A different past of one environment must change its row of the next segment, and no other."""
     recordings = case.recordings
-    first, last = recordings.windows()[1]
+    first, last = recordings.window
     going_on = [b for b in range(recordings.rows) if not recordings.true_resets[first, b]]
     if recordings.rows == 1 or not going_on:
         return "rows depend on their own observations only"
@@ -140,7 +140,7 @@ def padding(case: Case) -> str:
     recordings = case.recordings
     if not recordings.subject.pads:
         raise NotApplicable("its training leg takes no padded rows")
-    first, last = recordings.windows()[1]
+    first, last = recordings.window
     segment = recordings.segment(first, last)
     lengths = torch.tensor([STEPS - (3 * b) % 7 for b in range(recordings.rows)])
     padded = torch.arange(STEPS).unsqueeze(1) >= lengths  # [T, B]

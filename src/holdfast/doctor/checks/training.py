@@ -73,7 +73,10 @@ def _follows(recordings: Recordings, before: Tensor, resets: Tensor) -> bool:
 def _explanation(recordings: Recordings) -> tuple[tuple[str, ...], str] | None:
     """The mistakes that give what training gave in every segment, and what they are; None if none do."""
     assert recordings.rollout_resets is not None
-    by_window = [hypotheses.of_training(recordings.script, recordings.rollout_resets, *w) for w in recordings.windows()]
+    by_window = [
+        hypotheses.of_training(recordings.script, recordings.rollout_resets, *w, recordings.fresh_rollouts)
+        for w in recordings.windows()
+    ]
     for guesses in zip(*by_window):
         if all(
             not recordings.compare(recordings.replayed(*w), recordings.alone(guess.resets, *w)).any
@@ -190,8 +193,10 @@ def _ratio(recordings: Recordings, window: tuple[int, int], difference: Differen
 @check("chunking", "the result does not depend on how a sequence is cut into calls")
 def chunking(case: Case) -> str:
     recordings = case.recordings
-    first, last = recordings.windows()[1]
+    first, last = recordings.window
     cuts = [(first, first + 5), (first + 5, last), (first + 1, first + 2), (first, 2 * STEPS + 4)]
+    if recordings.subject.whole_episodes or recordings.fresh_rollouts:
+        cuts = cuts[:1]
     for window in cuts:
         difference = recordings.compare(
             recordings.replay(recordings.segment(*window)), recordings.rollout().cut(*window)

@@ -7,6 +7,7 @@ from holdfast.doctor.subjects.base import NotOffered, RecordedSegment, Replay, S
 from holdfast.doctor.subjects.cleanrl import CleanRL
 from holdfast.doctor.subjects.holdfast import Holdfast
 from holdfast.doctor.subjects.jax import JAX
+from holdfast.doctor.subjects.loop import Loop
 from holdfast.doctor.subjects.module import Module
 from holdfast.doctor.subjects.packed import Packed
 from holdfast.doctor.subjects.puffer import Puffer
@@ -23,6 +24,7 @@ __all__ = [
     "SB3",
     "CleanRL",
     "Holdfast",
+    "Loop",
     "Module",
     "NotOffered",
     "Packed",

@@ -131,6 +131,8 @@ class Subject:
     num_envs: int = 5
     #: True if the project wants memory to carry on across episodes: isolation checks do not apply
     carries_across_episodes: bool = False
+    #: True if training replays whole episodes only, as off-policy projects do: segments then start with episodes
+    whole_episodes: bool = False
     #: True if the rollout leg receives the ids of the environments it steps, and finds their memory by id
     takes_env_ids: bool = False
     #: True if `step` accepts None for both flags
@@ -172,6 +174,9 @@ class Subject:
     def mark(self) -> Any:
         """What the project stores of the state when a segment starts (called before every step). None: nothing."""
         return None
+
+    def begin_rollout(self) -> None:
+        """What the project does before the first step of each rollout of `STEPS` steps, such as clearing the state."""
 
     # --- what a subject may have -----------------------------------------------------------------------
     def observations(self, count: int, generator: torch.Generator) -> Any:

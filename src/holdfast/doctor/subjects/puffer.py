@@ -19,6 +19,7 @@ class Puffer(Subject):
     Rollout: `forward_eval(obs [B, ...], state) -> (logits, value)` under `no_grad`, which updates the state dict in
     place. Training: `forward(obs [B, T, ...], state) -> (logits, value)`, with `done` `[B, T]`. `start`: what the
     trainer passes to training as the first state: `"stored"`, or `"nothing"` as PufferLib's own trainer does.
+    `fresh_rollouts`: the trainer zeroes the states when a rollout starts, as PufferLib's does since 3.0.
     """
 
     framework = "puffer"
@@ -30,6 +31,7 @@ class Puffer(Subject):
         *,
         hidden_size: int | None = None,
         start: Literal["stored", "nothing"] = "stored",
+        fresh_rollouts: bool = False,
         num_envs: int = 5,
         name: str | None = None,
     ) -> None:
@@ -39,12 +41,17 @@ class Puffer(Subject):
         if size is None:
             raise TypeError(f"{type(policy).__name__} has no `hidden_size`: pass hidden_size=")
         self.hidden_size = int(size)
-        self.start, self.num_envs = start, num_envs
+        self.start, self.num_envs, self.fresh_rollouts = start, num_envs, fresh_rollouts
         self._state: dict[str, Any] = {}
 
     def begin(self, num_envs: int) -> None:
         parameter = next(iter(self.policy.parameters()))
         self._state = {key: parameter.new_zeros(num_envs, self.hidden_size) for key in ("lstm_h", "lstm_c")}
+
+    def begin_rollout(self) -> None:
+        if self.fresh_rollouts:
+            for key in ("lstm_h", "lstm_c"):
+                self._state[key] = torch.zeros_like(self._state[key])
 
     def step(self, obs: Any, terminated: Tensor, truncated: Tensor, env_ids: Tensor) -> SubjectStep:
         self._state["done"] = terminated | truncated

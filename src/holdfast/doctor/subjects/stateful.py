@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,8 @@ from holdfast.doctor.inference import space_of
 from holdfast.doctor.subjects.base import NotOffered, RecordedSegment, Replay, Subject, SubjectStep
 from holdfast.doctor.trees import map_tensors, tensors_in
 
+_ABOUT_RESETS = re.compile(r"(is_)?(episode_)?(reset|done|first|start|init|terminal|mask)s?(_mask|_flags?)?s?")
+
 
 class Stateful(Subject):
     """A module that keeps its own state.
@@ -24,7 +27,8 @@ class Stateful(Subject):
     state. `reset`: how it learns of a new episode: the name of a keyword of `act` that takes a `[B]` bool mask, or of a
     method of the module. The method is called with the mask; if it takes no argument, it is called when every
     environment starts an episode. `train`: the method for a stored segment, called with `[T, B, ...]` observations and,
-    if it has a parameter for them, `[T, B]` resets; None, or the name of `act` with a reset method, steps through `act`.
+    if a parameter is named for them (`resets`, `dones`, `episode_starts`, ...), `[T, B]` resets; None, or the name of `act`
+    with a reset method, steps through `act`.
     `detach`: a method called between segments. `forget`: a method that clears all memory. `no_grad`: True if the project
     always steps under `torch.no_grad()`; otherwise the doctor also trains through live steps, segment after segment, as
     such scripts do.
@@ -128,13 +132,26 @@ class Stateful(Subject):
         if self._is_keyword(method):
             return getattr(self.module, method)(obs, **{self.reset: resets})
         if method == self.train and method != self.act:
-            return getattr(self.module, method)(obs, *([resets] if self._count(method) > 1 else []))
+            return getattr(self.module, method)(obs, **self._resets_for_training(resets))
         if not self.takes_mask:
             if bool(resets.all()):
                 getattr(self.module, self.reset)()
         elif bool(resets.any()):
             getattr(self.module, self.reset)(resets)
         return getattr(self.module, method)(obs)
+
+    def _resets_for_training(self, resets: Tensor) -> dict[str, Tensor]:
+        """The parameter of the training method that is about resets, if it has one."""
+        _, *others = inspect.signature(getattr(self.module, str(self.train))).parameters.values()
+        for parameter in others:
+            if _ABOUT_RESETS.fullmatch(parameter.name):
+                return {parameter.name: resets}
+            if parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD:
+                raise TypeError(
+                    f"{type(self.module).__name__}.{self.train} needs `{parameter.name}`, and the doctor gives observations and "
+                    "resets: use subjects.Loop, whose functions pass what your training takes"
+                )
+        return {}
 
     def _columns(self, result: Any, rows: int) -> Tensor:
         return columns(self.output(result) if self.output is not None else result, rows)
