@@ -133,8 +133,8 @@ def center_and_half_range(space: spaces.Box) -> tuple[Tensor, Tensor]:
     """
     low, high = (np.asarray(bound, np.float64).ravel() for bound in (space.low, space.high))
     bounded = np.isfinite(low) & np.isfinite(high) & (high > low)
-    center = np.where(bounded, low / 2 + high / 2, 0.0)
-    half_range = np.where(bounded, high / 2 - low / 2, 1.0)
+    low, high = np.where(bounded, low, -1.0), np.where(bounded, high, 1.0)
+    center, half_range = low / 2 + high / 2, high / 2 - low / 2
     dtype = torch.float64 if (np.abs(center) > FAR * half_range).any() else torch.float32
     return torch.as_tensor(center, dtype=dtype), torch.as_tensor(half_range, dtype=dtype)
 
