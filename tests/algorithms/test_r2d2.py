@@ -68,10 +68,19 @@ def test_n_step_returns_by_hand_stop_at_ends_and_at_the_last_row():
         column(1, 2, 4, 8, 16, 999, 32, 64, 999), terminated=[2], truncated=[4], invalid=[5], resets=[0, 3, 6]
     )
     value = column(10, 20, 30, 40, 50, 60, 70, 80, 90)
-    found = n_step_returns(rows, value, 3, 0.5).squeeze(1).tolist()
+    all_greedy = torch.ones_like(rows.resets)
+    found = n_step_returns(rows, value, all_greedy, 3, 0.5).squeeze(1).tolist()
     wanted = [1 + 1 + 1, 2 + 2, 4, 8 + 8 + 0.25 * 60, 16 + 0.5 * 60, 60, 32 + 32 + 0.25 * 90, 64 + 0.5 * 90]
     assert found == wanted
-    assert n_step_returns(rows, value, 1, 0.5).squeeze(1).tolist()[:2] == [1 + 10, 2 + 15]
+    assert n_step_returns(rows, value, all_greedy, 1, 0.5).squeeze(1).tolist()[:2] == [1 + 10, 2 + 15]
+
+
+def test_n_step_returns_by_hand_end_before_an_action_that_is_not_greedy():
+    """gamma 0.5, n = 3: what a random action at row 2 costs counts for row 2 alone."""
+    rows, value = rows_of(column(1, 2, 4, 8, 999)), column(10, 20, 40, 80, 160)
+    greedy = torch.tensor([False, True, False, True, True]).unsqueeze(1)
+    found = n_step_returns(rows, value, greedy, 3, 0.5).squeeze(1).tolist()
+    assert found == [1 + 1 + 0.25 * 40, 2 + 0.5 * 40, 4 + 4 + 0.25 * 160, 8 + 0.5 * 160]
 
 
 def played(T: int = 30) -> Segment:
@@ -90,19 +99,20 @@ def targets_by_episode(algorithm: R2D2, batch: Segment) -> torch.Tensor:
     """In float64: each episode alone, from a fresh state; each sum written out."""
     policy, target = (copy.deepcopy(network).double() for network in (algorithm.policy, algorithm.target))
     T, B = batch.resets.shape
-    value = torch.zeros(T, B, dtype=torch.float64)
+    value, greedy = torch.zeros(T, B, dtype=torch.float64), torch.zeros(T, B, dtype=torch.bool)
     for b in range(B):
         starts = [t for t in range(T) if batch.resets[t, b]]
         for first, last in zip(starts, [*starts[1:], T]):
             obs = batch.obs[first:last, b].double().unsqueeze(1)
             best = policy.unroll(obs, policy.initial_state(1)).dist.mode
+            greedy[first:last, b] = best == batch.actions[first:last, b]
             value[first:last, b] = unscaled(target.unroll(obs, target.initial_state(1)).dist.of(best).double()).detach()
     found = torch.zeros(T - 1, B, dtype=torch.float64)
     for t in range(T - 1):
         for b in range(B):
             total, discount, at = 0.0, 1.0, t
             for _ in range(algorithm.config.n_step):
-                if at == T - 1 or not batch.valid[at, b]:
+                if at == T - 1 or not batch.valid[at, b] or (at > t and not greedy[at, b]):
                     break
                 total += discount * float(batch.rewards[at, b])
                 discount *= 0.0 if batch.terminated[at, b] else algorithm.config.gamma

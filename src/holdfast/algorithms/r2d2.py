@@ -3,8 +3,9 @@
     target[t] = h( r[t] + gamma r[t+1] + ... + gamma^n h^-1( Q'(t+n, argmax Q(t+n)) ) )
 
 n-step double Q-learning: the online network chooses the action, the target network values it. h compresses large values, so that
-rewards of any size can be learned. An n-step sum ends earlier where an episode ends (a truncated one at its final observation) and at
-the last row of a sequence. Each environment explores with an epsilon of its own.
+rewards of any size can be learned. An n-step sum ends earlier where an episode ends (a truncated one at its final observation), at
+the last row of a sequence, and before an action that the online network would not choose (Watkins's cut, which the paper does
+without): what random actions cost later says nothing about this one. Each environment explores with an epsilon of its own.
 """
 
 from __future__ import annotations
@@ -45,14 +46,15 @@ def unscaled(x: Tensor) -> Tensor:
     return (y.sign() * (root**2 - 1)).to(x.dtype)
 
 
-def n_step_returns(rows: Segment, value: Tensor, n: int, gamma: float) -> Tensor:
-    """Discounted sums of up to n rewards and the value after them, [T - 1, S]; value [T, S]: of each row.
+def n_step_returns(rows: Segment, value: Tensor, greedy: Tensor, n: int, gamma: float) -> Tensor:
+    """Discounted sums of up to n rewards and the value after them, [T - 1, S]. value [T, S]: of each row, if the best action is played;
+    greedy [T, S]: whether it was.
 
     A row that was not played, such as the final observation of a truncated episode, is worth its value, and sums end there.
     """
     now, sums = rows.steps(0, rows.num_steps - 1), value
     for _ in range(n):
-        after = torch.where(now.terminated, 0.0, sums[1:])
+        after = torch.where(now.terminated, 0.0, torch.where(greedy[1:], sums[1:], value[1:]))
         played = now.rewards + gamma * after
         sums = torch.cat([torch.where(now.valid, played, value[:-1]), value[-1:]])
     return sums[:-1]
@@ -127,10 +129,11 @@ class R2D2(OffPolicy):
         rows, start = self.after_burn_in(batch, target, batch.start_state)
         dist = target.unroll(rows.obs, start, rows.resets, action_mask=rows.action_mask).dist
         value = dist.of(best).view(rows.resets.shape).float()
+        greedy = best.view(rows.resets.shape) == rows.actions
         rows = rows.changed(rewards=rows.rewards * self.reward_factor)
         if not self.config.rescale:
-            return n_step_returns(rows, value, self.config.n_step, self.config.gamma)
-        return rescaled(n_step_returns(rows, unscaled(value), self.config.n_step, self.config.gamma))
+            return n_step_returns(rows, value, greedy, self.config.n_step, self.config.gamma)
+        return rescaled(n_step_returns(rows, unscaled(value), greedy, self.config.n_step, self.config.gamma))
 
     def load_state_dict(self, d: dict[str, Any]) -> None:
         super().load_state_dict(d)
