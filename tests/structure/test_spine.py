@@ -19,12 +19,17 @@ from holdfast.kernels.cpu import recurrence as native
 from holdfast.training.iteration import Iteration
 from structure.source_tree import PACKAGE, ROOT
 
-MOST_FILES = 32
-
-SHORT_RUN = [
+ANY_RUN = [
     "train", "--env", "holdfast/RepeatPreviousEasy-v0", "--hidden-size", "8", "--num-envs", "8", "--num-steps", "8",
-    "--minibatches", "2", "--epochs", "1", "--total-steps", "128", "--final-eval-episodes", "2", "--run-dir", "run", "--quiet",
+    "--final-eval-episodes", "2", "--run-dir", "run", "--quiet",
 ]  # fmt: skip
+SHORT_RUN = [*ANY_RUN, "--minibatches", "2", "--epochs", "1", "--total-steps", "128"]
+SHORT_SAC = [
+    *ANY_RUN, "--algorithm", "sac", "--core", "gru", "--warmup-steps", "256", "--train-length", "8", "--batch-size", "8",
+    "--total-steps", "512",
+]  # fmt: skip
+# A run, an update after its preparations, and the most files that it may pass through. 0.2.0, which had PPO only: 48.
+COUNTED = {"ppo": (SHORT_RUN, 2, 32), "sac": (SHORT_SAC, 7, 40)}
 
 
 def spine(heading: str) -> list[str]:
@@ -66,7 +71,7 @@ def first_calls(run: Callable[[], Any], names: list[str]) -> list[str]:
     return order
 
 
-@pytest.mark.parametrize("heading", ["On a CPU", "On a GPU"])
+@pytest.mark.parametrize("heading", ["On a CPU", "On a GPU", "With SAC"])
 def test_the_spine_is_short_and_names_functions_that_exist(heading):
     names = spine(heading)
     assert 10 <= len(names) <= 15
@@ -81,6 +86,13 @@ def test_a_run_on_a_cpu_passes_through_the_spine_in_order(tmp_path, monkeypatch)
     assert first_calls(lambda: main([*SHORT_RUN, "--device", "cpu"]), names) == names
 
 
+@pytest.mark.skipif(not native.in_use(), reason="the page shows the run with the compiled kernel")
+def test_a_run_of_sac_passes_through_its_spine_in_order(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = spine("With SAC")
+    assert first_calls(lambda: main([*SHORT_SAC, "--device", "cpu"]), names) == names
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_run_on_a_gpu_passes_through_the_spine_in_order(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -88,7 +100,7 @@ def test_a_run_on_a_gpu_passes_through_the_spine_in_order(tmp_path, monkeypatch)
     assert first_calls(lambda: main([*SHORT_RUN, "--device", "cuda"]), names) == names
 
 
-def files_of_one_update(folder: Path) -> set[str]:
+def files_of_one_update(arguments: list[str], number: int, folder: Path) -> set[str]:
     """The files of the package that one iteration of training passes through: a rollout, its checks, an update, its row."""
     run, seen, count = Iteration.run, set(), [0]
 
@@ -98,7 +110,7 @@ def files_of_one_update(folder: Path) -> set[str]:
 
     def watched(iteration: Iteration) -> Any:
         count[0] += 1
-        if count[0] != 2:  # the first update prepares things
+        if count[0] != number:
             return run(iteration)
         sys.setprofile(watch)
         try:
@@ -109,13 +121,15 @@ def files_of_one_update(folder: Path) -> set[str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Iteration, "run", watched)
         patch.chdir(folder)
-        assert main([*SHORT_RUN, "--device", "cpu"]) == 0
+        assert main([*arguments, "--device", "cpu"]) == 0
     return seen
 
 
 @pytest.mark.skipif(not native.in_use(), reason="counted with the compiled kernel")
-def test_an_update_on_a_cpu_passes_through_few_files(tmp_path: Path):
-    """0.2.0 passed through 48."""
-    files = files_of_one_update(tmp_path)
-    assert "rollout/collector.py" in files and "algorithms/on_policy.py" in files
-    assert len(files) <= MOST_FILES, sorted(files)
+@pytest.mark.parametrize("algorithm", COUNTED)
+def test_an_update_on_a_cpu_passes_through_few_files(algorithm: str, tmp_path: Path):
+    arguments, number, most = COUNTED[algorithm]
+    files = files_of_one_update(arguments, number, tmp_path)
+    loop = {"ppo": "algorithms/on_policy.py", "sac": "algorithms/off_policy.py"}[algorithm]
+    assert "rollout/collector.py" in files and loop in files
+    assert len(files) <= most, sorted(files)
