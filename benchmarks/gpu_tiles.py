@@ -17,7 +17,7 @@ import torch
 from gpu_recurrence import SHAPES
 
 from holdfast.kernels.cuda import gated_layer, kernels, plans, tiles
-from holdfast.kernels.cuda.fp16_layout import Saved
+from holdfast.kernels.cuda.plans import Saved
 from holdfast.kernels.cuda.tiles import Tile
 from holdfast.kernels.operands import Resets, Weights
 

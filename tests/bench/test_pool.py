@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.bench import shared_gpu
+from holdfast.bench import pool as shared_gpu
 from holdfast.bench.jobs import jobs
 from holdfast.bench.pool import Pool
 from holdfast.bench.suite import parse

@@ -33,9 +33,9 @@ ELSEWHERE = {
     ("deploy/hub.py", "_write"): "weights, to be written into a file",
     ("algorithms/off_policy.py", "state_dict"): "weights of the target network, to be saved",
     ("integrations/rsl_rl/exports.py", "start"): "the numbers of a fresh state, to be written into a file",
-    ("integrations/rsl_rl/recurrence.py", "detach"): "a method of rsl_rl's models, which its runners may call",
+    ("integrations/rsl_rl/models.py", "detach"): "a method of rsl_rl's models, which its runners may call",
     ("integrations/rsl_rl/models.py", "detach_hidden_state"): "the same method by its name there",
-    ("deploy/training_record.py", "find_record"): "weights, to be compared with those of a checkpoint",
+    ("deploy/hub.py", "find_record"): "weights, to be compared with those of a checkpoint",
     ("envs/base.py", "state_dict"): "an environment's own tensors, copied to be saved",
 }
 

@@ -126,7 +126,7 @@ def test_metadata_says_what_the_run_was_made_with(tmp_path):
 
 def test_a_disk_that_fails_before_the_first_point_of_an_event_file_ends_no_run(tmp_path, monkeypatch):
     pytest.importorskip("tensorboard")
-    from holdfast.runs import tensorboard
+    from holdfast.runs import log as tensorboard
 
     def refuse(*_, **__):
         raise OSError(5, "Input/output error")
@@ -143,7 +143,7 @@ def test_a_disk_that_fails_before_the_first_point_of_an_event_file_ends_no_run(t
 
 def test_an_event_file_is_not_written_through_a_link(tmp_path, monkeypatch):
     pytest.importorskip("tensorboard")
-    from holdfast.runs import tensorboard
+    from holdfast.runs import log as tensorboard
 
     (tmp_path / "precious").write_text("kept")
     monkeypatch.setattr(tensorboard, "_number", iter([0, 0]))

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from holdfast.kernels import reference
-from holdfast.kernels.cuda.fp16_layout import Saved, kept_layout
 from holdfast.kernels.cuda.padding import padded_size
+from holdfast.kernels.cuda.plans import Saved, kept_layout
 from holdfast.kernels.operands import Gradients, Resets, Weights
 
 

@@ -4,13 +4,15 @@ Flax (linen or nnx) or Equinox. Needs `pip install 'holdfast[jax]'`."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from holdfast.doctor.columns import describe
 from holdfast.doctor.subjects.base import RecordedSegment, Replay, Subject, SubjectStep
-from holdfast.doctor.subjects.jax_bridge import Differentiable, PureFunction, Returns, to_jax, to_torch
 from holdfast.envs.jax.protocol import keep_jax_from_preallocating
 
 #: a function of (params or module, state, obs, done or dones)
@@ -149,3 +151,213 @@ def _with_time(obs: Any) -> Any:
     import jax
 
     return jax.tree.map(lambda x: x[None], obs)
+
+
+# --- functions -------------------------------------------------------------------------------------------------------
+# JAX functions as the doctor needs them: compiled, with PyTorch tensors in and out, and gradients through `jax.vjp`.
+
+
+def to_jax(tree: Any) -> Any:
+    """A pytree of tensors as JAX arrays. Copies, since JAX relies on arrays that never change."""
+    import jax
+    import jax.numpy as jnp
+
+    def convert(x: Tensor) -> Any:
+        x = x.detach().cpu()
+        if x.dtype is torch.bfloat16:
+            return jnp.array(x.view(torch.int16).numpy()).view(jnp.bfloat16)
+        return jnp.array(x.numpy())
+
+    return jax.tree.map(convert, tree)
+
+
+def to_torch(array: Any) -> Tensor:
+    """One JAX array as a tensor of its own."""
+    import jax.numpy as jnp
+
+    if array.dtype == jnp.bfloat16:
+        return torch.from_numpy(np.array(array.view(jnp.int16))).view(torch.bfloat16)
+    return torch.from_numpy(np.array(array))
+
+
+@dataclass(frozen=True)
+class Returns:
+    """Which part of a result is the state, and what to compare of the rest."""
+
+    order: str | None
+    output: Callable[[Any], Any] | None
+
+    def split(self, result: Any, state: Any, lead: tuple[int, ...]) -> tuple[Any, Any]:
+        """(`[*lead, K]` what to compare, the next state)."""
+        import jax
+        import jax.numpy as jnp
+
+        after, rest = self.parts(result, state)
+        picked = rest if self.output is None else self.output(rest)
+        arrays = [x for x in jax.tree.leaves(picked) if hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.floating)]
+        arrays = [x for x in arrays if x.shape[: len(lead)] == lead]
+        if not arrays:
+            raise TypeError(
+                f"subjects.JAX found no floating-point arrays with leading shape {lead} in what the function returned; "
+                "pass output=, a function that picks logits and value from it"
+            )
+        return jnp.concatenate([x.reshape(*lead, -1).astype(arrays[0].dtype) for x in arrays], axis=-1), after
+
+    def parts(self, result: Any, state: Any) -> tuple[Any, Any]:
+        """(the next state, everything else) of a result; `state`: the one before."""
+        place = self._place_of_state(result, state)
+        rest = tuple(part for i, part in enumerate(result) if i != place)
+        return result[place], rest[0] if len(rest) == 1 else rest
+
+    def _place_of_state(self, result: Any, state: Any) -> int:
+        if not isinstance(result, (tuple, list)) or len(result) < 2:
+            raise TypeError(
+                f"subjects.JAX: the function must return a state and outputs, and returned {describe(result)}"
+            )
+        last = len(result) - 1
+        if self.order is not None:
+            return 0 if self.order == "state first" else last
+        places = [i for i in (0, last) if _alike(result[i], state)]
+        if len(places) != 1:
+            raise TypeError(
+                f"subjects.JAX: {'both' if places else 'neither'} the first and the last part of the result "
+                f"{'have' if places else 'has'} the shapes of the state: pass returns='state first' or 'state last'"
+            )
+        return places[0]
+
+
+def _alike(left: Any, right: Any) -> bool:
+    import jax
+
+    if jax.tree.structure(left) != jax.tree.structure(right):
+        return False
+    return all(a.shape == b.shape for a, b in zip(jax.tree.leaves(left), jax.tree.leaves(right)))
+
+
+class PureFunction:
+    """`function(params, state, obs, done)`, compiled per shape. Never changes, so copies of a subject share it."""
+
+    def __init__(self, function: Any, params: Any, returns: Returns) -> None:
+        import jax
+
+        self.params = params
+        leaves = jax.tree.leaves(params)
+        self._is_trainable = [_is_float(x) for x in leaves]
+        self.trainable = [x for x in leaves if _is_float(x)]
+
+        def run(params: Any, state: Any, obs: Any, done: Any, lead: int) -> Any:
+            return returns.split(function(params, state, obs, done), state, done.shape[:lead])
+
+        def pullback(inputs: Any, fixed: Any, cotangents: Any) -> Any:
+            def outputs(inputs: Any) -> Any:
+                params, state, obs, done = _merge(inputs, fixed)
+                output, state = run(params, state, obs, done, 2)
+                return [output, *[x for x in jax.tree.leaves(state) if _is_float(x)]]
+
+            return jax.vjp(outputs, inputs)[1](cotangents)[0]
+
+        self._run = jax.jit(run, static_argnames="lead")
+        self._pullback = jax.jit(pullback)
+
+    def __deepcopy__(self, memo: Any) -> PureFunction:
+        return self
+
+    def __call__(self, state: Any, obs: Any, done: Any, *, lead: int) -> tuple[Any, Any]:
+        """(`[*lead shape, K]` what to compare, the next state); the first `lead` dimensions are time and batch."""
+        with _full_float32():
+            return self._run(self.params, state, obs, done, lead=lead)
+
+    def pullback(self, inputs: Any, fixed: Any, cotangents: Any) -> Any:
+        """Gradients of the floating-point leaves `inputs`, which stand in `fixed` where that is None."""
+        with _full_float32():
+            return self._pullback(inputs, fixed, cotangents)
+
+    @staticmethod
+    def leaves(tree: Any) -> list[Any]:
+        import jax
+
+        return jax.tree.leaves(tree)
+
+    @staticmethod
+    def poisoned(state: Any, row: int) -> Any:
+        """The state with NaN in one environment's row."""
+        import jax
+
+        return jax.tree.map(lambda x: x.at[row].set(float("nan")) if _is_float(x) and x.ndim else x, state)
+
+
+class Differentiable:
+    """One call of the training leg, as an operation that PyTorch can differentiate.
+
+    `state_like`: any state, for its structure.
+    """
+
+    def __init__(self, function: PureFunction, state_like: Any, obs: Any, dones: Any) -> None:
+        import jax
+
+        self.function, self.dones = function, dones
+        self.state_tree = jax.tree.structure(state_like)
+        self.obs_tree = jax.tree.structure(obs)
+
+    def __call__(self, parameters: list[Tensor], state: list[Tensor], obs: Any) -> tuple[Tensor, ...]:
+        import jax
+
+        observed = jax.tree.leaves(obs)
+        call: Any = _Call
+        return tuple(call.apply(self, len(state), *state, *observed, *parameters))
+
+    def forward(self, state: list[Tensor], obs: list[Tensor]) -> tuple[list[Any], Any]:
+        """(output and the leaves of the next state, all inputs as one pytree)."""
+        import jax
+
+        given = self.state_tree.unflatten(to_jax(state)), self.obs_tree.unflatten(to_jax(obs))
+        output, after = self.function(*given, self.dones, lead=2)
+        return [output, *jax.tree.leaves(after)], (self.function.params, *given, self.dones)
+
+    def backward(self, inputs: Any, cotangents: list[Any]) -> list[Any]:
+        """Gradients of parameters, state and observations, in this order, floating-point leaves only."""
+        import jax
+
+        chosen = jax.tree.map(lambda x: x if _is_float(x) else None, inputs)
+        fixed = jax.tree.map(lambda x: None if _is_float(x) else x, inputs)
+        return jax.tree.leaves(self.function.pullback(chosen, fixed, cotangents))
+
+
+class _Call(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, call: Differentiable, states: int, *tensors: Tensor) -> Any:
+        observed = call.obs_tree.num_leaves
+        outputs, ctx.inputs = call.forward(list(tensors[:states]), list(tensors[states : states + observed]))
+        ctx.call, ctx.states, ctx.observed = call, states, observed
+        ctx.is_float = [x.is_floating_point() for x in tensors]
+        results = tuple(to_torch(x) for x in outputs)
+        ctx.mark_non_differentiable(*[x for x in results if not x.is_floating_point()])
+        ctx.result_is_float = [x.is_floating_point() for x in results]
+        return results
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        cotangents = [to_jax(g) for g, is_float in zip(gradients, ctx.result_is_float) if is_float]
+        found = [to_torch(g) for g in ctx.call.backward(ctx.inputs, cotangents)]
+        count = sum(ctx.is_float[ctx.states + ctx.observed :])  # parameters come first in JAX, last in PyTorch
+        remaining = iter([*found[count:], *found[:count]])
+        return None, None, *[next(remaining) if is_float else None for is_float in ctx.is_float]
+
+
+def _full_float32() -> Any:
+    """Inside, JAX computes products of float32 numbers in float32; on a GPU its default is TF32, which differs from leg to leg."""
+    import jax
+
+    return jax.default_matmul_precision("highest")
+
+
+def _is_float(x: Any) -> bool:
+    import jax.numpy as jnp
+
+    return hasattr(x, "dtype") and bool(jnp.issubdtype(x.dtype, jnp.floating))
+
+
+def _merge(inputs: Any, fixed: Any) -> Any:
+    import jax
+
+    return jax.tree.map(lambda a, b: b if a is None else a, inputs, fixed, is_leaf=lambda x: x is None)

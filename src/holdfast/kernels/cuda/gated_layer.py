@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from holdfast.kernels.cuda import cublaslt, nvrtc
-from holdfast.kernels.cuda.fp16_layout import Saved
 from holdfast.kernels.cuda.kernels import address, bias_like, limits, ready, vector
 from holdfast.kernels.cuda.padding import padded_size
-from holdfast.kernels.cuda.plans import backward_plan, forward_plan
+from holdfast.kernels.cuda.plans import Saved, backward_plan, forward_plan
 from holdfast.kernels.cuda.tiles import tile_for
 from holdfast.kernels.operands import Gradients, Resets, Weights
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from holdfast.kernels.cuda import gated_layer
-from holdfast.kernels.cuda.fp16_layout import Saved, kept_layout
 from holdfast.kernels.cuda.padding import padded_size, run_padded
+from holdfast.kernels.cuda.plans import Saved, kept_layout
 from holdfast.kernels.gated_operator import Kept, Outputs, make_operator
 from holdfast.kernels.operands import Gradients, Needed, Resets, Weights
 
