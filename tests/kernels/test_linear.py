@@ -112,7 +112,7 @@ def test_an_operator_is_one_node_of_a_compiled_graph_and_is_registered_as_torch_
     a, b, h0, fill = (problem.tensors[n].float().requires_grad_() for n in ("a", "b", "h0", "fill"))
     operator = getattr(torch.ops.holdfast, f"linear_{kernel}")
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
-    torch.library.opcheck(operator, (a, b, h0, problem.mask, fill, False, "complex"), test_utils=checks)
+    torch.library.opcheck(operator, (b, a, h0, problem.mask, fill, False, "complex"), test_utils=checks)
     compiled = torch.compile(linear_recurrence, fullgraph=True, backend="aot_eager")
     results = [f(a, b, h0, problem.mask, fill, form="complex", kernel=kernel)[0] for f in (linear_recurrence, compiled)]
     gradients = [torch.autograd.grad(h.square().sum(), (a, b, h0, fill)) for h in results]

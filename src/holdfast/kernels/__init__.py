@@ -2,6 +2,6 @@
 
 `reference/` is the specification and `portable/` runs anywhere; `cpu/` is C, `gpu/` is CUDA C++ (linear: Triton). Each folder
 has one module per recurrence, `lstm`, `gru` and `linear`, with the function `sequence` and, where it is faster, `step`.
-`operands` names their arguments; `gated_operator` and `linear_operator` give them autograd. `linear.py` holds
+`operands` names their arguments; `operators` gives them autograd, through `gated_operator` and `linear_operator`. `linear.py` holds
 `linear_recurrence` for cells of your own.
 """

@@ -6,7 +6,6 @@ GRU), `Resets` without `detach`, `Weights`, then `detach_at_reset` and whether t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -78,11 +77,6 @@ class Needed(NamedTuple):
     b_ih: bool
     b_hh: bool
 
-    @classmethod
-    def of_inputs(cls, flags: Sequence[bool]) -> Needed:
-        """From autograd's `needs_input_grad`, in the order of an operator's inputs."""
-        return cls(*flags[:3], *flags[4:10])
-
 
 class Gradients(NamedTuple):
     """Gradients of one layer, None where not needed. Those of the biases have the dtype of the weights."""
@@ -96,14 +90,3 @@ class Gradients(NamedTuple):
     w_hh: Tensor | None
     b_ih: Tensor | None
     b_hh: Tensor | None
-
-    def of_inputs(self, flags: Sequence[bool]) -> tuple[Tensor | None, ...]:
-        """What autograd expects, in the order of an operator's inputs; `flags` is its `needs_input_grad`."""
-        in_order = (
-            *self[:3],
-            None,
-            *self[3:],
-            None,
-            None,
-        )  # no gradient of the mask, of `detach_at_reset` and of `keep`
-        return tuple(gradient if flag else None for gradient, flag in zip(in_order, flags))
