@@ -21,6 +21,7 @@ from holdfast.distributed.metrics import Metric
 from holdfast.distributed.ranks import ALONE, Ranks
 from holdfast.policies.actor_critic import ActorCritic, ValueScale
 from holdfast.policies.base import PolicyOutput, RecurrentPolicy, merge_time
+from holdfast.policies.heads import entropy_of
 from holdfast.rollout.advantages import segment_advantages
 from holdfast.rollout.exploration import CorrelatedNoise, Noise
 from holdfast.rollout.segment import Segment
@@ -108,7 +109,7 @@ class ClippedLoss(Loss):
     def __call__(self, output: PolicyOutput, batch: Segment) -> dict[str, Tensor]:
         T, B = batch.resets.shape
         log_prob = output.dist.log_prob(merge_time(batch.actions, T, B, "actions")).view(T, B)
-        entropy = output.dist.entropy().view(T, B)
+        entropy = entropy_of(output.dist).view(T, B)
         value = output.value.float()
         if self.value_scale is not None:
             value = self.value_scale.to_loss_units(value)

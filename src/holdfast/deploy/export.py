@@ -102,6 +102,13 @@ def compare(policy: RecurrentPolicy, file: Path, examples: Any, steps: int = 30)
                 f"this {type(policy).__name__} gives NaN or infinity for finite observations; look at its weights, or export "
                 "an earlier checkpoint"
             ) from error
+        except Exception as error:  # of onnxruntime
+            if file.suffix != ".onnx":
+                raise
+            raise ExportError(
+                f"the ONNX file of this {type(policy).__name__} does not run; let the `mode` of its distribution, encode and decode "
+                "be operations that do not depend on values (torch's Beta and Dirichlet are not), or export to .pt2"
+            ) from error
         pairs = list(zip(_numbers(ours), _numbers(theirs)))
         if a.value is not None:
             pairs.append((a.value, b.value))

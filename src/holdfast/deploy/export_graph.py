@@ -58,9 +58,11 @@ class StepGraph(nn.Module):
         dist, value, state = policy.step(obs, state, inputs["resets"], action_mask=mask, checked=True)
         try:
             action = dist.mode
-        except NotImplementedError as error:
+        except (NotImplementedError, AttributeError) as error:
+            base = dist.base_dist if isinstance(dist, torch.distributions.Independent) else dist
             raise ExportError(
-                f"the distribution {type(dist).__name__} has no most likely action; give it a property `mode`"
+                f"the distribution {type(base).__name__} has no most likely action; let decode return a subclass of it with a "
+                "property `mode`, or hf.heads.SquashedGaussian in place of a normal distribution through a tanh"
             ) from error
         self.action, parameters = distribution_parameters(dist)
         bounds = clip_bounds(self.action_space)

@@ -43,11 +43,15 @@ def parameters_of(distribution: Any) -> list[Tensor]:
     inner = getattr(distribution, "base_dist", None)
     if inner is not None:
         return parameters_of(inner)
+    if isinstance(distribution, torch.distributions.MixtureSameFamily):
+        both = distribution.mixture_distribution, distribution.component_distribution
+        return [x for part in both for x in parameters_of(part)]
     for name in ("distributions", "heads"):
         parts = getattr(distribution, name, None)
         if isinstance(parts, (list, tuple)):
             return [x for part in parts for x in parameters_of(part)]
-    found = [getattr(distribution, name, None) for name in ("logits", "loc", "scale", "concentration")]
+    names = ("logits", "loc", "scale", "concentration", "concentration1", "concentration0")
+    found = [getattr(distribution, name, None) for name in names]
     tensors = [x for x in found if isinstance(x, Tensor)]
     if tensors:
         return tensors
@@ -68,8 +72,11 @@ def describe(result: Any) -> str:
 
 def spread(distribution: Any, value: Tensor | None) -> Tensor:
     """`[N, K]`: log-probability of the mode, entropy, the mode itself if it is continuous, Q values and the value if there are any."""
-    mode = distribution.mode
-    parts = [distribution.log_prob(mode), distribution.entropy()]
+    try:
+        mode = distribution.mode
+        parts = [distribution.log_prob(mode), distribution.entropy()]
+    except (NotImplementedError, AttributeError):  # it has no mode, or no entropy but one of random samples
+        mode, parts = None, parameters_of(distribution)
     if hasattr(distribution, "q"):  # of a greedy policy the two are 0
         parts.append(distribution.q)
     if isinstance(mode, Tensor) and mode.is_floating_point():

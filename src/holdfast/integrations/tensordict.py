@@ -20,6 +20,7 @@ from holdfast.integrations import entries
 from holdfast.integrations.lstm_wrapper import LSTMWrapper
 from holdfast.memory import EnvIds, Memory
 from holdfast.policies.base import RecurrentPolicy
+from holdfast.policies.heads import entropy_of
 from holdfast.state import State, map_tensors, tree_map
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ class TensorDictPolicy(nn.Module):
         obs, mask = tree_map(time_major, obs), map_tensors(time_major, mask)
         dist, value, _ = self.policy.unroll(obs, state, resets, action_mask=mask)
         log_prob = dist.log_prob(time_major(_flat_actions(action, td)).flatten(0, 1))
-        results = {"act_log_prob": log_prob, "entropy": dist.entropy(), "value": value.flatten(), **_full(dist)}
+        results = {"act_log_prob": log_prob, "entropy": entropy_of(dist), "value": value.flatten(), **_full(dist)}
         self._write(td, {name: batch_major(rows) for name, rows in results.items()}, batch, steps)
         return td
 

@@ -24,7 +24,7 @@ from holdfast import state as state_ops
 from holdfast.checks import is_debug, rows_are, values_are_readable
 from holdfast.cores.base import Core
 from holdfast.memory import EnvIds, Memory
-from holdfast.policies.heads import draw_action, mask_tensors
+from holdfast.policies.heads import draw_action, entropy_of, mask_tensors
 from holdfast.state import State, leaves, map_tensors, tree_map
 
 if TYPE_CHECKING:
@@ -269,7 +269,7 @@ class RecurrentPolicy(nn.Module):
         dist, value, state = self.unroll(obs, state, resets, action_mask=action_mask)
         log_prob = dist.log_prob(merge_time(self._on_device(actions), T, B, "actions"))
         _check_batch_shape(log_prob, T * B)
-        return Evaluation(log_prob.view(T, B), dist.entropy().view(T, B), value, state if return_state else None)
+        return Evaluation(log_prob.view(T, B), entropy_of(dist).view(T, B), value, state if return_state else None)
 
     def evaluate_actions(self, *args: Any, **kwargs: Any) -> Evaluation:
         """`evaluate`, under the name that Stable-Baselines3 uses."""

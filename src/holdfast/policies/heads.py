@@ -10,6 +10,7 @@ A mask is bool, True = allowed. A forbidden action has probability 0 and contrib
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -435,3 +436,35 @@ def draw_action(dist: Any, noise: Tensor | None) -> Tensor:
     if isinstance(base, torch.distributions.Normal) and dist.mean.numel() == noise.numel():
         return dist.mean + dist.stddev * noise.view_as(dist.mean)
     return dist.sample()
+
+
+ENTROPY_SAMPLES = 16
+_estimated: set[str] = set()  # distributions whose entropy was said to be estimated
+
+
+def entropy_of(dist: Any) -> Tensor:
+    """The entropy of a policy's distribution, [N]: its own, or estimated from samples if it has none (said once)."""
+    if _has_entropy(dist):
+        entropy: Tensor = dist.entropy()
+        return entropy
+    name = type(dist.base_dist if isinstance(dist, torch.distributions.Independent) else dist).__name__
+    if not torch.compiler.is_compiling() and name not in _estimated:
+        _estimated.add(name)
+        warnings.warn(
+            f"{name} has no entropy(); it is estimated from {ENTROPY_SAMPLES} samples (said once)", stacklevel=3
+        )
+    with_path = bool(getattr(dist, "has_rsample", False))
+    samples = [dist.rsample() if with_path else dist.sample() for _ in range(ENTROPY_SAMPLES)]
+    surprise = -torch.stack([dist.log_prob(sample) for sample in samples])  # [samples, N]
+    if with_path or not surprise.requires_grad:
+        return surprise.mean(0)
+    # Samples that do not depend on the parameters: the gradient of the mean surprise alone would be 0 on average.
+    value = surprise.detach()
+    weight = (value - value.mean(0)) * (ENTROPY_SAMPLES / (ENTROPY_SAMPLES - 1))
+    return (value - weight * (surprise - value)).mean(0)
+
+
+def _has_entropy(dist: Any) -> bool:
+    if isinstance(dist, torch.distributions.Independent):
+        return _has_entropy(dist.base_dist)
+    return getattr(type(dist), "entropy", None) not in (None, torch.distributions.Distribution.entropy)
