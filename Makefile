@@ -70,9 +70,10 @@ sanitize: $(VENV)/dev
 chaos: $(VENV)/dev
 	$(PY) tests/chaos.py
 
-# Mutants of shared policies: none may run code, none may load silently wrong. About three minutes.
+# Mutants of shared policies: none may run code, none may load silently wrong. Mutants of buffers on disk: refused or harmless. Five minutes.
 mutants: $(VENV)/dev
 	$(PY) tests/pretrained_mutants.py --count 10000
+	$(PY) tests/buffer_mutants.py --count 1000
 
 # dist/: the wheel with the compiled CPU kernel, for any Python 3 on Linux x86_64, and the source distribution.
 wheels: $(VENV)/dev

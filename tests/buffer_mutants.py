@@ -72,6 +72,10 @@ def content(buffer: hf.SequenceBuffer) -> list[Any]:
     return [x.tolist() if isinstance(x, torch.Tensor) else x for x in leaves(buffer.state_dict())]
 
 
+def on_the_disk(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
 def tamper(files: dict[str, bytes], draw: random.Random) -> None:
     name = draw.choice(list(files))
     change = draw.random()
@@ -103,13 +107,13 @@ def forge(manifest: dict[str, Any], files: dict[str, bytes], draw: random.Random
 def attempt(folder: Path, manifest: Any, tampered: bool, original: list[Any]) -> tuple[str, str]:
     """(outcome, "" or what was not as promised)."""
     buffer = hf.SequenceBuffer(**SIZES, seed=2)  # type: ignore[arg-type]
-    before, on_disk = content(buffer), {path.name: path.lstat() for path in folder.iterdir()}
+    before, on_disk = content(buffer), on_the_disk(folder)
     try:
         buffer.load_files(folder, manifest)
     except ValueError as error:
         if "\n" in str(error) or len(str(error)) > 1000 or "begin with an empty one" not in str(error):
             return "refused", f"not one line that says what to do: {str(error)[:300]}"
-        if content(buffer) != before or {path.name: path.lstat() for path in folder.iterdir()} != on_disk:
+        if content(buffer) != before or on_the_disk(folder) != on_disk:
             return "refused", "it changed the buffer or its files"
         return "refused", ""
     if tampered:

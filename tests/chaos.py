@@ -2,10 +2,10 @@
 
     python tests/chaos.py --minutes 5 --seed 3
 
-The rounds share the time: runs killed at random moments and resumed; faults of disks and folders during a run; whole runs
-with random settings; mutants of checkpoints; hostile files; files for the commands; wrong arguments; threads that want one
-folder. Each prints how often it was tried and how often the promise in docs/reliability.md did not hold. The exit code is 1
-if that is more than never.
+The rounds share the time: runs killed at random moments and resumed, also those with a buffer; faults of disks and folders
+during a run; whole runs with random settings; mutants of checkpoints and of buffers; hostile files; files for the commands;
+wrong arguments; threads that want one folder. Each prints how often it was tried and how often the promise in
+docs/reliability.md did not hold. The exit code is 1 if that is more than never.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from typing import Any
 import torch
 
 import holdfast as hf
+from buffer_mutants import hunt as hunt_buffers
 from checkpoint_mutants import hunt
 from file_mutants import hunt as hunt_files
 from holdfast.cores.named import CORES
@@ -39,6 +40,7 @@ from holdfast.distributed.ranks import ALONE
 from holdfast.runs import checkpoint
 from holdfast.runs.folder import FolderInUseError, RunFolder
 from holdfast.runs.record import read_progress
+from killed_learners import hunt as hunt_learners
 from whole_runs import hunt as hunt_runs
 from whole_runs import record
 
@@ -70,6 +72,19 @@ def kills(folder: Path, draw: random.Random, until: float) -> Iterator[str]:
         hf.Trainer.resume(run).run()
         yield "" if record(run) == whole else f"the record of {run} differs"
         shutil.rmtree(run)
+        if time.monotonic() > until:
+            return
+
+
+def buffer_kills(folder: Path, draw: random.Random, until: float) -> Iterator[str]:
+    """The same of SAC and R2D2, which go on with the buffer that is on disk."""
+    yield from hunt_learners(folder, draw, 10**6, until)
+
+
+def buffer_mutants(folder: Path, draw: random.Random, until: float) -> Iterator[str]:
+    """Changed files and manifests of a buffer are refused in one line, or are a buffer."""
+    for _, problem in hunt_buffers(draw.randrange(10**9), itertools.count()):
+        yield problem
         if time.monotonic() > until:
             return
 
@@ -238,10 +253,12 @@ def threads(folder: Path, draw: random.Random, until: float) -> Iterator[str]:
 
 
 ROUNDS: dict[str, tuple[Round, float]] = {  # with its share of the time
-    "kills": (kills, 0.25),
+    "kills": (kills, 0.15),
+    "buffer kills": (buffer_kills, 0.15),
+    "buffer mutants": (buffer_mutants, 0.05),
     "faults": (faults, 0.15),
-    "mutants": (mutants, 0.2),
-    "whole runs": (whole_runs, 0.2),
+    "mutants": (mutants, 0.15),
+    "whole runs": (whole_runs, 0.15),
     "hostile files": (hostile_files, 0.05),
     "command files": (command_files, 0.05),
     "wrong inputs": (wrong_inputs, 0.03),

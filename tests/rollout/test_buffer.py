@@ -170,6 +170,16 @@ def test_a_step_is_not_learned_from_if_the_observation_that_its_target_needs_is_
     assert buffer.sample(1, 8).valid.squeeze(1).tolist() == [*valid, True]
 
 
+def test_a_state_with_numbers_that_are_not_finite_is_kept_with_zeros_for_them():
+    envs = streams(2, 0)
+    buffer = hf.SequenceBuffer(60, 2)
+    new = segment(envs, 9)
+    new.start_state["h"][0, 1] = math.nan
+    buffer.add(new)
+    start = buffer.sample(40, 5).start_state["h"]
+    assert bool(start.isfinite().all()) and {tuple(row) for row in start.tolist()} == {(0.0, 0.0), (1.0, 0.0)}
+
+
 def test_rows_of_a_rebuilt_environment_are_not_valid_and_cross_nothing():
     envs = streams(2, 4, mean_length=10.0**9)
     buffer = hf.SequenceBuffer(100, 2)
@@ -426,6 +436,15 @@ def test_small_states_are_all_kept():
         buffer.add(segment(envs, 8, 2))
         buffer.sample(1, 5) if buffer.ready(5) else None
     assert list(buffer.starts.steps) == list(range(0, 160, 4))
+
+
+def test_the_ring_of_starts_grows_in_order_also_when_it_begins_in_the_middle():
+    envs = streams(1, 6, mean_length=10.0**9)
+    buffer = hf.SequenceBuffer(300, 1)
+    for steps, chunks in 77 * [(20, 1)] + 12 * [(20, 20)]:
+        buffer.add(segment(envs, steps, chunks))
+    assert len(buffer.starts.rows) > 64
+    assert {at for _, at in check_sample(buffer.sample(5000, 4), envs, 4)} == {1480, 1500, 1520, *range(1540, 1776)}
 
 
 def test_the_ring_of_starts_grows_with_short_chunks_and_does_not_grow_for_ever():
