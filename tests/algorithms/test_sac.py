@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import shutil
 from pathlib import Path
@@ -141,8 +142,6 @@ def episodes(batch: Segment, column: int) -> list[list[int]]:
 
 def targets_by_episode(algorithm: SAC, batch: Segment) -> torch.Tensor:
     """Targets in float64, one episode at a time from a fresh state: what the page must give if nothing is mixed up."""
-    import copy
-
     policy, target = copy.deepcopy(algorithm.policy).double(), copy.deepcopy(algorithm.target).double()
     T, B = batch.resets.shape
     values = torch.zeros(T, B, dtype=torch.float64)
@@ -224,6 +223,31 @@ def test_box_targets_by_hand(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(algorithm.target, "q", lambda features, actions: q)
     found = algorithm.losses(batch).targets - batch.rewards[:-1]
     assert torch.allclose(found, 0.5 * torch.tensor([[10 - 4.0, 19 - 6.0], [30 - 8.0, 39 - 10.0]]))
+
+
+@pytest.mark.parametrize("burn_in", [0, 10])
+def test_box_targets_are_those_of_whole_episodes_in_double_precision(monkeypatch: pytest.MonkeyPatch, burn_in: int):
+    """With actions that are not drawn: tanh of the mean, and the mean's first number as log-probability."""
+
+    def not_drawn(dist: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        return dist.mean.tanh() * 4 + 2, dist.mean[:, 0]
+
+    monkeypatch.setattr("holdfast.algorithms.sac.sampled", not_drawn)
+    algorithm = make(burn_in=burn_in)
+    moved_target(algorithm)
+    batch = played(algorithm)
+    found = algorithm.losses(batch).targets.double()
+    policy, target = (copy.deepcopy(network).double() for network in (algorithm.policy, algorithm.target))
+    soft = torch.zeros(40, 2, dtype=torch.float64)
+    for column in range(2):
+        for rows in episodes(batch, column):
+            obs = batch.obs[rows, column].double().unsqueeze(1)
+            action, log_prob = not_drawn(policy.decode(policy.features(obs, policy.initial_state(1))[0])[0])
+            q = target.q(target.features(obs, target.initial_state(1))[0], action).amin(0)
+            soft[rows, column] = (q - algorithm.log_alpha.exp() * log_prob).detach().double()
+    after = torch.where(batch.terminated[:-1], 0.0, soft[1:])
+    wanted = (batch.rewards[:-1] + algorithm.config.gamma * after)[burn_in:]
+    assert float((found - wanted)[batch.valid[burn_in:-1]].abs().max()) < 1e-5
 
 
 def test_an_actor_s_gradient_is_that_of_the_objective():

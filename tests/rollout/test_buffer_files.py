@@ -6,6 +6,7 @@ import builtins
 import io
 import itertools
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -534,6 +535,32 @@ def test_a_checkpoint_that_could_not_be_written_costs_the_one_before_nothing(
     assert checkpoint.rolling(tmp_path / "run")[-1].name == "update_00000012.pt"
     hf.Trainer.resume(tmp_path / "run").run()
     assert rows(tmp_path / "run") == rows(whole)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        dict(),
+        dict(core="lstm", hidden_size=200, train_length=16, buffer_size=400),
+        dict(core="window", memory_span=4, burn_in=3),
+        dict(env="holdfast/PositionOnlyCartPoleEasy-v0", inputs=("obs", "prev_action", "prev_reward")),
+    ],
+)
+def test_the_first_lines_say_what_a_buffer_takes(tmp_path: Path, capsys: Any, settings: dict[str, Any]):
+    trainer = hf.Trainer(run_config(tmp_path / "run", **{"quiet": False, "total_steps": 800, **settings}))
+    trainer.run()
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("buffer")]
+    rows, row, *state, memory, disk = [int(number.replace(",", "")) for number in re.findall(r"\d[\d,]*", line)]
+    buffer = trainer.algorithm.buffer
+    assert rows == buffer.stream_rows * 2 == len(buffer)
+    assert row == sum(x[0].numel() * x.element_size() for x in leaves(buffer.rows))
+    if state:
+        kept = list(buffer.starts.steps)[-3:]
+        assert state == [buffer.starts.state_bytes(), kept[1] - kept[0]] and kept[2] - kept[1] == kept[1] - kept[0]
+    else:
+        assert settings["core"] == "window"
+    folder = tmp_path / "run" / "checkpoints" / "buffer-rank0"
+    assert folder_bytes(folder) <= disk * 10**6 + 10**6 and memory <= disk
 
 
 class SaveAlways(hf.Callback):

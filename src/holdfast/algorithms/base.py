@@ -147,6 +147,10 @@ class Algorithm(ABC):
         """Called with each segment before callbacks see it. A segment that has advantages is told here how to compute them."""
         return None
 
+    def first_lines(self) -> list[str]:
+        """What a run says of it when it begins, one fact per line."""
+        return []
+
     # --- updates ------------------------------------------------------------------------------------------------------
 
     @abstractmethod

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import torch
+from gymnasium.vector.utils import create_empty_array
 from torch import Tensor, nn
 
 from holdfast import plain_checks as check
@@ -26,9 +27,10 @@ from holdfast.cores.window import WINDOW
 from holdfast.distributed.metrics import Metric
 from holdfast.policies.base import RecurrentPolicy, autocast, autocast_dtype
 from holdfast.rollout.buffer import SequenceBuffer, check_reset_modes
+from holdfast.rollout.buffer_files import most_bytes_on_disk
 from holdfast.rollout.segment import Segment
 from holdfast.spans import span
-from holdfast.state import State, tree_map
+from holdfast.state import State, leaves, tree_map
 
 HISTORY = 4
 """So many training sequences before a stored start are replayed to see how stale it is."""
@@ -243,6 +245,23 @@ class OffPolicy(Algorithm):
             group["lr"] = own.fill_(rate * factor) if isinstance(own, Tensor) else rate * factor
         return float(self.config.learning_rate * factor)
 
+    def first_lines(self) -> list[str]:
+        """What the buffer takes, when it is full."""
+        config, run = self.config, self.run
+        row = bytes_of_space(run.observation_space) + bytes_of_space(run.action_space) + 5  # reward and flags
+        state, gap = 0, config.sequence_length
+        if self.buffer.context is None:
+            dtype = self.policy.core.dtype_and_device()[0]
+            shapes = leaves(self.policy.core.row_shapes())
+            state = sum(math.prod(shape.shape) * (shape.dtype or dtype).itemsize for shape in shapes)
+            gap *= max(1, min(math.ceil(state / row / gap), config.train_length // gap))
+        per_row, rows = row + state / gap, self.buffer.num_envs * self.buffer.stream_rows * run.ranks.size
+        at_once = config.steps_per_segment * config.checkpoint_every or rows
+        disk = most_bytes_on_disk(round(rows * per_row), round(at_once * per_row))
+        states = f", a state of {state:,} every {gap}" if state else ""
+        sizes = f"{rows * per_row / 1e6:,.0f} MB in memory, at most {disk / 1e6:,.0f} MB on disk"
+        return [f"buffer  {rows:,} rows of {row:,} bytes{states}: {sizes}"]
+
     # --- saving -------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
@@ -285,6 +304,12 @@ class OffPolicy(Algorithm):
 
     def load_files(self, folder: Path, manifest: dict[str, Any]) -> None:
         self.buffer.load_files(folder, manifest)
+
+
+def bytes_of_space(space: Any) -> int:
+    """Of an observation or action as a rollout holds it; float64 becomes float32."""
+    arrays = leaves(create_empty_array(space, 1))
+    return sum(x.size * (4 if x.dtype == "float64" else x.itemsize) for x in arrays)
 
 
 def target_copy(network: nn.Module) -> Any:
