@@ -68,6 +68,7 @@ def run(name: str, seed: int, variant: str, settings: dict[str, Any]) -> dict[st
         wall, cpu = (round(clock() - before) for clock, before in zip(clocks, began))
         rows = read_rows(Path(folder) / "run" / "progress.csv")
     curve = [[int(float(row["steps"])), round(float(row["rollout/ep_rew_mean"]), 4)] for row in rows]
+    curve = [point for point in curve if point[1] == point[1]]  # NaN: no episode has ended yet
     return {
         "task": name, "algorithm": task.algorithm, "seed": seed, "variant": variant, "settings": settings, "commit": this_commit(),
         "return": round(result.mean_return, 4), "steps": result.steps, "seconds": wall, "cpu_seconds": cpu,
