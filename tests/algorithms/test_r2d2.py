@@ -126,7 +126,7 @@ def targets_by_episode(algorithm: R2D2, batch: Segment) -> torch.Tensor:
 def errors(algorithm: R2D2, batch: Segment) -> torch.Tensor:
     """Q - target of rows after burn-in, with targets by episodes taken away: 0 if the page is right."""
     whole = batch.changed(start_state=algorithm.policy.initial_state(2))
-    found, valid, q = algorithm.errors(whole)
+    found, valid, q, _ = algorithm.errors(whole)
     return torch.where(
         valid, q.double() - found.double() - targets_by_episode(algorithm, played())[algorithm.config.burn_in :], 0.0
     )

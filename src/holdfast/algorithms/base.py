@@ -16,6 +16,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from holdfast.algorithms.auxiliary import AuxiliaryLosses
 from holdfast.config import RunConfig
 from holdfast.distributed.metrics import Metric
 from holdfast.distributed.ranks import Ranks
@@ -90,7 +91,7 @@ class Algorithm(ABC):
     """Its settings; each is a flag."""
     records: ClassVar[frozenset[str]] = frozenset()
     """What a rollout keeps for it besides what was played, out of log_prob, value, params, final_obs."""
-    metrics: ClassVar[tuple[Metric, ...]] = ()
+    metrics: tuple[Metric, ...] = ()
     """What `start_update` reports."""
     inputs: ClassVar[tuple[str, ...]] = ("obs",)
     """What its policies see, besides what the environment says they need."""
@@ -108,6 +109,9 @@ class Algorithm(ABC):
     def __init__(self, policy: RecurrentPolicy, config: Any, run: RunContext) -> None:
         self.policy, self.config, self.run = policy, config, run
         self.generator = torch.Generator().manual_seed(run.seed)
+        self.auxiliary = AuxiliaryLosses.of(policy, config)
+        if self.auxiliary is not None:
+            self.metrics = (*self.metrics, *(Metric(f"train/{name}", name) for name in self.auxiliary.names))
         if self.scales_rewards():
             self.reward_scale = RewardScale(run.num_envs, config.gamma, run.device)
 

@@ -14,7 +14,7 @@ import dataclasses
 import math
 from abc import abstractmethod
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from gymnasium.vector.utils import create_empty_array
@@ -25,7 +25,7 @@ from holdfast.algorithms.base import Algorithm, Finish, Progress, RunContext, Ta
 from holdfast.config import OffPolicyConfig, given
 from holdfast.cores.window import WINDOW
 from holdfast.distributed.metrics import Metric
-from holdfast.policies.base import RecurrentPolicy, autocast, autocast_dtype
+from holdfast.policies.base import PolicyOutput, RecurrentPolicy, autocast, autocast_dtype
 from holdfast.rollout.buffer import SequenceBuffer, check_reset_modes
 from holdfast.rollout.buffer_files import most_bytes_on_disk
 from holdfast.rollout.segment import Segment
@@ -51,7 +51,7 @@ class OffPolicy(Algorithm):
     Config = OffPolicyConfig
     records = frozenset(("params", "final_obs"))
     inputs = ("obs", "prev_action")
-    metrics: ClassVar[tuple[Metric, ...]] = (
+    metrics: tuple[Metric, ...] = (
         Metric("train/grad_norm", "grad norm"),
         Metric("train/skipped_steps"),
         Metric("train/learning_rate", "learn rate", form="exponent"),
@@ -59,7 +59,7 @@ class OffPolicy(Algorithm):
         Metric("memory/staleness_after_burn_in", over_ranks="mean"),
     )
     keeps_files = True
-    terms: ClassVar[tuple[str, ...]] = ()
+    terms: tuple[str, ...] = ()
     """What `learn` gives, in order; "grad_norm" and "skipped" come from `step`."""
 
     target: nn.Module
@@ -74,6 +74,8 @@ class OffPolicy(Algorithm):
                 f"must be at least {context}"
             )
         super().__init__(policy, config, run)
+        if self.auxiliary is not None:
+            self.terms = (*self.terms, *self.auxiliary.names)
         self.buffer = SequenceBuffer(
             config.buffer_size // run.ranks.size,
             run.num_envs,
@@ -191,6 +193,15 @@ class OffPolicy(Algorithm):
                         *(self.after_burn_in(batch, self.policy, s)[1] for s in (batch.start_state, state))
                     )
         return {"memory/staleness": stale, "memory/staleness_after_burn_in": left}
+
+    def auxiliary_terms(self, features: Tensor, dist: Any, state: State, rows: Segment) -> dict[str, Tensor]:
+        """The losses that the policy adds, by name, and their weighted sum, "loss"."""
+        none = {"loss": torch.zeros((), device=features.device)}
+        return (
+            none
+            if self.auxiliary is None
+            else self.auxiliary.add(none, features, PolicyOutput(dist, None, state), rows)
+        )
 
     def step(self, loss: Tensor) -> dict[str, Tensor]:
         """Differentiate a loss and step every optimizer, unless loss or gradients are not finite."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,7 +38,7 @@ class OnPolicy(Algorithm):
     every minibatch; averages are over the steps of all of them."""
 
     Config = OnPolicyConfig
-    metrics: ClassVar[tuple[Metric, ...]] = UPDATE_METRICS
+    metrics: tuple[Metric, ...] = UPDATE_METRICS
 
     def __init__(self, policy: RecurrentPolicy, config: Any, run: RunContext) -> None:
         super().__init__(policy, config, run)

@@ -102,26 +102,38 @@ class R2D2(OffPolicy):
 
     def learn(self, batch: Segment) -> dict[str, Tensor]:
         with autocast(batch.resets.device, autocast_dtype(self.config.precision)):
-            errors, valid, q = self.errors(batch)
+            errors, valid, q, added = self.errors(batch)
         loss = 0.5 * mean_over(valid, errors**2)
-        found = self.step(loss)
+        found = self.step(loss + added.pop("loss"))
         size = errors.detach().abs()
         if self.config.prioritized:
             self.buffer.update_priorities(batch.index, priorities(size, valid))
         self.target_age.add_(1).remainder_(self.config.target_every)
         move_target(self.target, self.policy, (self.target_age == 0).float())  # copies it, or does nothing
-        return {"q_loss": loss.detach(), "q_mean": mean_over(valid, q), "error": mean_over(valid, size), **found}
+        return {
+            "q_loss": loss.detach(),
+            "q_mean": mean_over(valid, q),
+            "error": mean_over(valid, size),
+            **added,
+            **found,
+        }
 
-    def errors(self, batch: Segment) -> tuple[Tensor, Tensor, Tensor]:
-        """Q of the actions that were played minus its target, which rows count, and Q, each [T - 1, S]."""
+    def errors(self, batch: Segment) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
+        """Q of the actions that were played minus its target, which rows count, and Q, each [T - 1, S]; `auxiliary_terms`."""
         rows, start = self.after_burn_in(batch, self.policy, batch.start_state)
         T, S = rows.resets.shape
-        dist = self.policy.unroll(rows.obs, start, rows.resets, action_mask=rows.action_mask).dist
+        features, output = self.policy.unroll_with_features(rows.obs, start, rows.resets, action_mask=rows.action_mask)
+        dist = output.dist
         now = rows.steps(0, T - 1)
         with torch.no_grad():
             targets = self.targets(batch, dist.mode)
         q = dist.of(merge_time(rows.actions, T, S, "actions")).view(T, S)[:-1].float()
-        return torch.where(now.valid, q - targets, 0.0), now.valid, q.detach()
+        return (
+            torch.where(now.valid, q - targets, 0.0),
+            now.valid,
+            q.detach(),
+            self.auxiliary_terms(features, dist, output.state, rows),
+        )
 
     def targets(self, batch: Segment, best: Tensor) -> Tensor:
         """[T - 1, S]. best [T * S]: the actions that the online network prefers."""

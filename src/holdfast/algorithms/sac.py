@@ -41,6 +41,7 @@ class Losses(NamedTuple):
     entropy: Tensor
     q: Tensor
     targets: Tensor
+    auxiliary: Any = None  # `auxiliary_terms`
 
 
 class SAC(OffPolicy):
@@ -130,7 +131,8 @@ class SAC(OffPolicy):
     def learn(self, batch: Segment) -> dict[str, Tensor]:
         with autocast(batch.resets.device, autocast_dtype(self.config.precision)):
             losses = self.losses(batch)
-        found = self.step(losses.critic + losses.actor + losses.temperature)
+        added = losses.auxiliary
+        found = self.step(losses.critic + losses.actor + losses.temperature + added.pop("loss"))
         move_target(self.target, self.critics(), self.config.tau)
         return {
             "critic_loss": losses.critic.detach(),
@@ -138,6 +140,7 @@ class SAC(OffPolicy):
             "temperature": self.log_alpha.detach().exp(),
             "entropy": losses.entropy.detach(),
             "q_mean": losses.q.detach(),
+            **added,
             **found,
         }
 
@@ -145,13 +148,15 @@ class SAC(OffPolicy):
         """What a batch [burn_in + T, S] says; the loss of each part has gradients for that part alone."""
         policy: Any = self.policy
         rows, start = self.after_burn_in(batch, policy, batch.start_state)
-        features, _ = policy.features(rows.obs, start, rows.resets)  # [T * S, ...]
+        features, state = policy.features(rows.obs, start, rows.resets)  # [T * S, ...]
         own_critic = getattr(policy, "has_own_critic", False)
         mask = () if rows.action_mask is None else (rows.action_mask.flatten(0, 1),)
         dist, _ = policy.decode(features if own_critic else features.detach(), *mask)
         if isinstance(dist, Categorical):
-            return self.discrete_losses(batch, rows, features, dist)
-        return self.box_losses(batch, rows, features, dist)
+            losses = self.discrete_losses(batch, rows, features, dist)
+        else:
+            losses = self.box_losses(batch, rows, features, dist)
+        return losses._replace(auxiliary=self.auxiliary_terms(features, dist, state, rows))
 
     def box_losses(self, batch: Segment, rows: Segment, features: Tensor, dist: Any) -> Losses:
         S, policy, target = rows.num_envs, *self.networks()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -109,6 +110,8 @@ class RunConfig:
     """Largest gradient norm; larger gradients are scaled down to it."""
     adam_eps: float = setting(1e-5, low=0, above=True, short="eps")
     """Adam's epsilon."""
+    loss_weights: tuple[str, ...] = setting((), short="losses")
+    """Weights of the losses that your policy adds (its method losses), such as next_obs=0.5."""
     normalize_obs: bool = setting(True, short="norm-obs", fixed=True)
     """Running normalization of float observations; frozen during rollout and update."""
     normalize_reward: bool = setting(False, short="norm-reward", fixed=True)
@@ -156,7 +159,10 @@ class RunConfig:
         self._check_objects()
         if isinstance(self.core, type):
             self.core = _core_name(self.core)
+        if isinstance(self.loss_weights, dict):
+            self.loss_weights = tuple(f"{name}={weight}" for name, weight in self.loss_weights.items())
         settings.check(self)
+        self.weights_of_losses()
         self._check_algorithm()
         self._check_named("core")
         self._check_named("encoder")
@@ -172,6 +178,18 @@ class RunConfig:
             raise ValueError(f"{given('inputs', self.inputs)} must be obs and optionally prev_action and prev_reward")
 
     # --- what follows from the settings ------------------------------------------------------------------------------
+
+    def weights_of_losses(self) -> dict[str, float]:
+        """The weights of the policy's own losses by name. In Python, `loss_weights` may be such a dict."""
+        try:
+            pairs = [(name, float(weight)) for name, _, weight in (text.partition("=") for text in self.loss_weights)]
+        except ValueError:
+            pairs = [("", 0.0)]
+        if not all(name and math.isfinite(weight) for name, weight in pairs):
+            raise ValueError(
+                f"{given('loss_weights', self.loss_weights)} must be names with numbers, such as next_obs=0.5"
+            )
+        return dict(pairs)
 
     @property
     def sequence_length(self) -> int:

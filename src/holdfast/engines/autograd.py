@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
+from holdfast.algorithms.auxiliary import AuxiliaryLosses
 from holdfast.algorithms.loss import Loss
 from holdfast.config import RunConfig
 from holdfast.distributed.ranks import ALONE, Ranks
@@ -103,11 +104,13 @@ class Minibatches:
         self.policy, self.config, self.optimizer, self.ranks = policy, config, optimizer, ranks
         self.parameters = list(policy.parameters())
         self._flat = FlatGradients(self.parameters) if ranks.joined else None
+        self.auxiliary = AuxiliaryLosses.of(policy, config)
 
     @property
     def names(self) -> tuple[str, ...]:
         """What the numbers that `step` gives are."""
-        return (*self.loss.terms, "grad_norm", "skipped")
+        own = () if self.auxiliary is None else self.auxiliary.names
+        return (*self.loss.terms, *own, "grad_norm", "skipped")
 
     def load(self, batch: Segment, loss: Loss) -> None:
         """Take these training sequences and their loss."""
@@ -146,8 +149,12 @@ class Minibatches:
         """The gradients of this rank."""
         with span("forward and loss"), autocast(part.resets.device, autocast_dtype(self.config.precision)):
             # Called as a module, so that hooks and torch.compile(policy) take part.
-            output = self.policy(part.obs, None, part.start_state, part.resets, action_mask=part.action_mask)
-            terms = self.loss(output, part)
+            given = part.obs, None, part.start_state, part.resets
+            if self.auxiliary is None:
+                terms = self.loss(self.policy(*given, action_mask=part.action_mask), part)
+            else:
+                features, output = self.policy(*given, action_mask=part.action_mask, with_features=True)
+                terms = self.auxiliary.add(self.loss(output, part), features, output, part)
         with span("backward"):
             self.optimizer.zero_grad(set_to_none=True)
             # 1 + 0 * loss: a loss that is not finite makes its gradients so, on every rank, and the step is skipped.
@@ -159,7 +166,7 @@ class Minibatches:
         with span("clipping and optimizer step"):
             norm = self.optimizer_step()
         with torch.no_grad(), span("its metrics"):
-            numbers = torch.stack([terms[name].detach() for name in self.loss.terms])
+            numbers = torch.stack([terms[name].detach() for name in self.names[:-2]])
             if self.ranks.joined:
                 numbers, norm = numbers * (rank_weight / self.ranks.size), norm / self.ranks.size
             skipped = ~norm.isfinite()
@@ -184,7 +191,7 @@ class Minibatches:
 
 # An ActorCritic that changes one of these computes something else than the C passes do.
 _FIXED_METHODS = (
-    "encode", "decode", "step", "unroll", "evaluate", "forward", "_encode", "_decode", "distribution", "_parts", "__call__",
+    "encode", "decode", "step", "unroll", "evaluate", "forward", "_encode", "_decode", "distribution", "_parts", "__call__", "losses",
 )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from holdfast.rollout.segment import PER_STEP, Segment
 from holdfast.spans import span
 from holdfast.state import map_tensors
 
-_UNUSED = ("rewards", "terminated", "truncated", "final_obs", "final_value")
+_UNUSED = ("final_obs", "final_value")
 _USED = (*(name for name in PER_STEP if name not in _UNUSED), "start_state")
 """The parts of a segment that a loss may read, once its targets are made."""
 

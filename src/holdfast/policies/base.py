@@ -108,6 +108,15 @@ class RecurrentPolicy(nn.Module):
             "write decode(self, features) in your policy: [N, core.output_size] -> (distribution, value)"
         )
 
+    def losses(self, features: Tensor, output: PolicyOutput, batch: Any) -> dict[str, Tensor]:
+        """Losses that training adds to those of the algorithm, by name: one number each. None by default.
+
+        features: [T * B, O], what `self.features` gave for these sequences; output: what `unroll` made of them; batch: the
+        `hf.Segment` [T, B] that is trained on, dummy steps included (`batch.valid`). `loss_weights` of the config names them
+        all; they are logged as train/NAME. Nothing in it should look at a number on a GPU.
+        """
+        return {}
+
     # --- the one composition: encode, core, decode --------------------------------------------------------------------
 
     def step(
@@ -141,12 +150,18 @@ class RecurrentPolicy(nn.Module):
 
         `dist` has batch shape [T * B], in the row order of `flatten(0, 1)`.
         """
+        return self.unroll_with_features(obs, state, resets, action_mask=action_mask)[1]
+
+    def unroll_with_features(
+        self, obs: Any, state: State, resets: Any = None, *, action_mask: Any = None
+    ) -> tuple[Tensor, PolicyOutput]:
+        """What `features` gives, and what `unroll` makes of it."""
         T, B = segment_shape(obs)
         features, state = self.features(obs, state, resets)
         action_mask = self.as_mask(action_mask)
         mask = None if action_mask is None else merge_time(action_mask, T, B, "an action mask")
         dist, value = self._decode(features, mask)
-        return PolicyOutput(dist, None if value is None else value.view(T, B), state)
+        return features, PolicyOutput(dist, None if value is None else value.view(T, B), state)
 
     def features(self, obs: Any, state: State, resets: Any = None) -> tuple[Tensor, State]:
         """What `decode` receives for a segment, [T * B, O], and the final state: the core's outputs, then the encoder's if the
@@ -277,6 +292,8 @@ class RecurrentPolicy(nn.Module):
 
     def forward(self, obs: Any, actions: Any, state: State, resets: Any, **options: Any) -> Any:
         """`evaluate`, or `unroll` if actions is None, so that DDP, hooks and `torch.compile(policy)` reach the training leg."""
+        if actions is None and options.pop("with_features", False):
+            return self.unroll_with_features(obs, state, resets, **options)
         if actions is None:
             return self.unroll(obs, state, resets, **options)
         return self.evaluate(obs, actions, state, resets, **options)
