@@ -49,7 +49,7 @@ class AuxiliaryLosses:
                 got = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"type {type(loss).__name__}"
                 taken = f"; {name} is a name of the algorithm's, choose another" if name in terms else ""
                 raise ValueError(
-                    f"the loss {name!r} of {type(self.policy).__name__} is a {got}, expected one number as a tensor{taken}"
+                    f"the loss {name!r} of {type(self.policy).__name__} is of {got}, expected one number as a tensor{taken}"
                 )
         total = terms["loss"] + sum(self.weights[name] * found[name].reshape(()) for name in self.names)
         return {**terms, **{name: found[name].detach().reshape(()).float() for name in self.names}, "loss": total}

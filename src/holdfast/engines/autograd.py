@@ -97,6 +97,7 @@ class Minibatches:
 
     batch: Segment
     loss: Loss
+    auxiliary: AuxiliaryLosses | None = None
 
     def __init__(
         self, policy: RecurrentPolicy, config: RunConfig, optimizer: torch.optim.Adam, ranks: Ranks = ALONE
@@ -104,7 +105,6 @@ class Minibatches:
         self.policy, self.config, self.optimizer, self.ranks = policy, config, optimizer, ranks
         self.parameters = list(policy.parameters())
         self._flat = FlatGradients(self.parameters) if ranks.joined else None
-        self.auxiliary = AuxiliaryLosses.of(policy, config)
 
     @property
     def names(self) -> tuple[str, ...]:

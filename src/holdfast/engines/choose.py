@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from holdfast.algorithms.auxiliary import AuxiliaryLosses
 from holdfast.algorithms.base import Algorithm
 from holdfast.algorithms.loss import Loss, MinibatchEngine
 from holdfast.algorithms.ppo import ClippedLoss
@@ -187,7 +188,7 @@ class _MinibatchEngines:
 
     def __init__(self, engines: Engines, policy: RecurrentPolicy, config: Any, optimizer: torch.optim.Adam) -> None:
         self.engines, self.policy, self.config, self.optimizer = engines, policy, config, optimizer
-        self.ranks = engines.ranks
+        self.ranks, self.auxiliary = engines.ranks, AuxiliaryLosses.of(policy, config)
         self._graph: GraphMinibatches | None = None
         sequences = len(self.ranks.share(config.num_envs)) * config.sequences_per_env
         self._choose(sequences, masked=False, loss=None)
@@ -201,8 +202,13 @@ class _MinibatchEngines:
                 graph.load(batch, loss)
                 return graph
         kind = NativeMinibatches if self.engines.update.engine == NATIVE else Minibatches
-        engine = kind(self.policy, self.config, self.optimizer, self.ranks)
+        engine = self._made(kind)
         engine.load(batch, loss)
+        return engine
+
+    def _made(self, kind: type[Minibatches]) -> Minibatches:
+        engine = kind(self.policy, self.config, self.optimizer, self.ranks)
+        engine.auxiliary = self.auxiliary
         return engine
 
     def _choose(self, sequences: int, masked: bool, loss: Loss | None) -> None:
@@ -243,7 +249,7 @@ class _MinibatchEngines:
             return None
         if capture:
             kind = FusedMinibatches if self._fuses(loss) else Minibatches
-            eager = kind(self.policy, self.config, self.optimizer, self.ranks)
+            eager = self._made(kind)
             try:
                 self._graph = GraphMinibatches(eager, batch, loss, size)
             except NotCapturable as reason:
