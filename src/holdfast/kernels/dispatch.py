@@ -90,17 +90,13 @@ def _named(kernel: str) -> ModuleType:
 
 
 def choose_step(core: GatedCore, x: Tensor) -> ModuleType | None:
-    """The module whose `step` runs x [B, I] without gradients, or None if there is none.
+    """The module whose `step` runs x [B, I] without gradients; None if torch's own cell, or a sequence of length 1, does.
 
-    None on a GPU: there a step is a sequence of length 1, so that it computes bit for bit what training computes.
+    On a GPU a step is a sequence of length 1, so that it computes bit for bit what training computes.
     """
-    if torch.is_grad_enabled() or core.kernel == "reference" or needs_reference() or is_without_numbers(x):
+    if torch.is_grad_enabled() or core.kernel in PURE_TORCH or needs_reference():
         return None
-    if core.kernel != "portable" and _runs_natively(core, x):
-        return getattr(cpu, core.cell)
-    if x.device.type != "cpu" or torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
-        return None
-    return getattr(portable, core.cell) if x.dtype in (torch.float32, torch.float64) else None
+    return getattr(cpu, core.cell) if _runs_natively(core, x) else None
 
 
 def is_transformed() -> bool:

@@ -1,4 +1,4 @@
-"""The GRU in plain torch: forward, hand-written backward, and a single step."""
+"""The GRU in plain torch: forward and hand-written backward."""
 
 from __future__ import annotations
 
@@ -119,17 +119,3 @@ _layer = make_operator("gru_portable", _forward, _backward, _new_outputs)
 def sequence(x: Tensor, h0: Tensor, resets: Resets, weights: Weights) -> tuple[Tensor, Tensor]:
     """As `reference.gru.sequence`."""
     return _layer(x, h0, None, resets, weights)[:2]
-
-
-def step(x: Tensor, h: Tensor, resets: Resets, weights: Weights) -> tuple[Tensor]:
-    """One step on a CPU without gradients: x [B, I], resets.mask [B] -> (h,). No operator call, no mask."""
-    w_ih, w_hh, b_ih, b_hh = weights
-    if resets.mask is not None:
-        rows = resets.mask.nonzero().squeeze(1)
-        if len(rows):
-            h = time_loop.reset_flagged(h, rows, resets.h)
-    xr, xz, xn = (torch.mm(x, w_ih.t()) if b_ih is None else torch.addmm(b_ih, x, w_ih.t())).chunk(3, 1)
-    hr, hz, hn = (torch.mm(h, w_hh.t()) if b_hh is None else torch.addmm(b_hh, h, w_hh.t())).chunk(3, 1)
-    r, z = torch.add(xr, hr).sigmoid_(), torch.add(xz, hz).sigmoid_()
-    n = torch.addcmul(xn, r, hn).mul_(2).sigmoid_().mul_(2).sub_(1)  # tanh, as in lstm.py
-    return (torch.lerp(n, h, z),)

@@ -1,4 +1,4 @@
-"""The LSTM in plain torch: forward, hand-written backward, and a single step.
+"""The LSTM in plain torch: forward and hand-written backward.
 
 Inside, the gates are in the order g, i, f, o: the sigmoids i, f, o are adjacent for the forward, and g, i, f, which all
 multiply the gradient of c, are adjacent for the backward.
@@ -151,18 +151,3 @@ def sequence_with_cells(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """As `sequence`, and the cell state after every step, [T, B, H], without gradients."""
     return _layer(x, h0, c0, resets, weights, keep=True)
-
-
-def step(x: Tensor, h: Tensor, c: Tensor, resets: Resets, weights: Weights) -> tuple[Tensor, Tensor]:
-    """One step on a CPU without gradients: x [B, I], resets.mask [B] -> (h, c). No operator call, no mask."""
-    w_ih, w_hh, b_ih, b_hh = weights
-    if resets.mask is not None:
-        rows = resets.mask.nonzero().squeeze(1)
-        if len(rows):
-            h, c = time_loop.reset_flagged(h, rows, resets.h), time_loop.reset_flagged(c, rows, resets.c)
-    gates = torch.mm(x, w_ih.t()) if b_ih is None or b_hh is None else torch.addmm(b_ih + b_hh, x, w_ih.t())
-    i, f, g, o = gates.addmm_(h, w_hh.t()).chunk(4, 1)
-    # tanh(a) is 2 sigmoid(2a) - 1, and torch's sigmoid is four times faster than its tanh.
-    i, o = torch.sigmoid(i), torch.sigmoid(o)
-    c = torch.sigmoid(f).mul_(c).sub_(i).addcmul_(i, torch.mul(g, 2).sigmoid_(), value=2)
-    return torch.mul(c, 2).sigmoid_().mul_(o).mul_(2).sub_(o), c

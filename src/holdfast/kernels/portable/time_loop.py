@@ -39,13 +39,6 @@ def reset(state: Tensor, mask: Tensor, value: Tensor | None) -> Tensor:
     return torch.where(mask, value.to(state.dtype), state)
 
 
-def reset_flagged(state: Tensor, rows: Tensor, value: Tensor | None) -> Tensor:
-    """The state with `rows` (indices) reset. On a CPU several times cheaper than a mask where few rows are reset."""
-    if value is None:
-        return state.index_fill(0, rows, 0.0)
-    return state.index_copy(0, rows, value.expand(len(rows), -1))
-
-
 def states_before(
     start: Tensor, sequence: Tensor, mask: Tensor | None, value: Tensor | None, detach_at_reset: bool
 ) -> Tensor:
