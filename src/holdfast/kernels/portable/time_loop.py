@@ -56,10 +56,10 @@ def project(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
     T, B, _ = x.shape
     out = x.new_empty(T * B, w.shape[0])
     if bias is None:
-        torch.mm(x.reshape(T * B, -1), w.t(), out=out)
+        torch.mm(x.flatten(0, 1), w.t(), out=out)
     else:
-        torch.addmm(bias, x.reshape(T * B, -1), w.t(), out=out)
-    return out.view(T, B, -1)
+        torch.addmm(bias, x.flatten(0, 1), w.t(), out=out)
+    return out.view(T, B, w.shape[0])
 
 
 def mm(a: Tensor, b: Tensor) -> Tensor:
@@ -71,8 +71,7 @@ def input_and_weight_grads(
     d_input: Tensor, d_hidden: Tensor, x: Tensor, h_before: Tensor, w_ih: Tensor, need_x: bool, need_w: bool
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """dx, dW_ih, dW_hh from the gate gradients on the input side and on the hidden side, [T*B, G] each."""
-    N = d_input.shape[0]
     dx = mm(d_input, w_ih).view_as(x) if need_x else None
     if not need_w:
         return dx, None, None
-    return dx, mm(d_input.t(), x.reshape(N, -1)), mm(d_hidden.t(), h_before.reshape(N, -1))
+    return dx, mm(d_input.t(), x.flatten(0, 1)), mm(d_hidden.t(), h_before.flatten(0, 1))
