@@ -13,6 +13,8 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import holdfast as hf
+from holdfast.cli.commands import main
+from holdfast.cli.sweep import SweepFlags, _start
 from holdfast.runs.log import read_progress
 from holdfast.state import tree_map
 from holdfast.training.replay_check import ReplayError
@@ -339,3 +341,35 @@ def test_a_policy_whose_training_leg_does_something_else_is_stopped_in_its_first
         )
         with pytest.raises(ReplayError, match="training does not replay the rollout"):
             trainer.run()
+
+
+# --- around a run -----------------------------------------------------------------------------------------------------
+
+
+class AllRewards(hf.Callback):
+    def on_rollout_end(self, trainer: Any, segment: Any) -> None:
+        segment.rewards = torch.full_like(segment.rewards, 7.0)
+
+
+@pytest.mark.parametrize(("algorithm", "env"), [("sac", "Pendulum-v1"), ("r2d2", "CartPole-v1")])
+def test_a_run_is_shared_evaluated_and_examined_and_learns_what_a_callback_made_of_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], algorithm: str, env: str
+):
+    trainer = hf.Trainer(
+        config(tmp_path, algorithm, env=env, warmup_steps=999, total_steps=16), callbacks=[AllRewards()]
+    )
+    trainer.run()
+    rows = trainer.algorithm.buffer.rows
+    assert set(rows["rewards"][rows["flags"] & 8 != 0].tolist()) == {7.0}
+    policy = hf.load(tmp_path / "run")
+    assert not hf.doctor.examine(policy).findings
+    hf.save_pretrained(policy, tmp_path / "shared")
+    assert f'| algorithm | "{algorithm}" |' in (tmp_path / "shared" / "README.md").read_text()
+    for flags, said in (([], "most likely actions"), (["--no-deterministic"], "sampled actions")):
+        assert main(["eval", str(tmp_path / "run"), "--episodes", "1", *flags]) == 0
+        assert f"1 episode, {said}" in capsys.readouterr().out
+
+
+def test_a_sweep_of_a_named_algorithm_does_not_speak_of_another_one_s_preset():
+    assert _start(SweepFlags(), ["--env", "Pendulum-v1"]) == "the preset pendulum"
+    assert _start(SweepFlags(), ["--env", "Pendulum-v1", "--algorithm", "sac"]) == "the default"

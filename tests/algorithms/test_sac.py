@@ -108,7 +108,7 @@ def test_q_of_a_bounded_action_is_in_units_of_its_bounds(critic_core: str, skip:
     q = policy.q(features, action)
     by_hand = policy.critic(torch.cat([policy._parts(features)[1], (action - 2) / 4], 1)).squeeze(-1)
     assert q.shape == (3, 8) and torch.allclose(q, by_hand)
-    assert hf.doctor.examine(policy).ok
+    assert not hf.doctor.examine(policy).findings
 
 
 def test_the_previous_action_is_read_in_units_of_its_bounds():
@@ -431,7 +431,7 @@ def test_its_policy_is_loaded_shared_exported_and_run(tmp_path: Path):
     pytest.importorskip("onnxruntime")
     run = hf.Trainer(config(tmp_path / "run")).run().run_dir
     policy = hf.load(run)
-    assert isinstance(policy, hf.SoftActorCritic) and hf.doctor.examine(policy).ok
+    assert isinstance(policy, hf.SoftActorCritic) and not hf.doctor.examine(policy).findings
     hf.save_pretrained(policy, tmp_path / "shared")
     hf.export_policy(policy, tmp_path / "policy.onnx")
     runners = [hf.Runner(source) for source in (policy, hf.load(tmp_path / "shared"), tmp_path / "policy.onnx")]

@@ -29,7 +29,7 @@ class EvalFlags:
     episodes: int = 100
     """Episodes to play."""
     deterministic: bool = False
-    """Take the most likely action instead of sampling."""
+    """Take the most likely action, or sample; by default as the run's algorithm is evaluated: PPO samples."""
     num_envs: int | None = None
     """Environments that play at the same time; by default as many as in training, at most one per episode."""
     seed: int = 0
@@ -48,6 +48,7 @@ def main(argv: list[str]) -> int:
 
     import holdfast as hf
     from holdfast import envs
+    from holdfast.algorithms import algorithm_class
     from holdfast.config import imports
     from holdfast.display.dashboard import compact, counted, number
     from holdfast.distributed.ranks import pick_device
@@ -62,6 +63,8 @@ def main(argv: list[str]) -> int:
             config = dataclasses.replace(config.without_env_options(), env=flags.env)
         config = dataclasses.replace(config, env_kwargs={**config.env_kwargs, **env_args})
         imports.require_allowed(config, file, flags.allow_imports, typed=(flags.env,), policy=False)
+        if not {"--deterministic", "--no-deterministic"} & set(argv):
+            flags.deterministic = algorithm_class(config.algorithm).evaluates_deterministically
         policy = hf.load(file, flags.policy, device=str(device), allow_imports=flags.allow_imports)
         env = envs.make(
             config.env,

@@ -136,7 +136,7 @@ def main(argv: list[str]) -> int:
 def _settings(argv: list[str]) -> tuple[SweepFlags, RunConfig]:
     preset, config_file = value_of(argv, "--preset"), value_of(argv, "--config")
     require_one_source([("--preset", preset), ("--config", config_file)])
-    if preset is None and config_file is None and value_of(argv, "--algorithm") is None:
+    if preset is None and config_file is None:
         preset = _preset_of(argv)
     with user_errors():
         defaults = defaults_from(argv, preset, config_file)
@@ -155,7 +155,9 @@ def _named_by_files(
 
 
 def _preset_of(argv: list[str]) -> str | None:
-    """The preset of an environment, the one that hides its velocities if the command does."""
+    """The preset of an environment, the one that hides its velocities if the command does; none if an algorithm is named."""
+    if value_of(argv, "--algorithm") is not None:
+        return None
     env, masked = value_of(argv, "--env"), "--mask-velocity" in argv
     named = [name for name, settings in PRESETS.items() if settings["env"] == env]
     as_played = [name for name in named if PRESETS[name].get("mask_velocity", False) == masked]

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from holdfast.config import RunConfig
+from holdfast.config.run import BEFORE_ALGORITHMS, RunConfig
 from holdfast.shown_text import markdown
 
 _POINTS_IN_TABLE = 8
@@ -95,7 +95,7 @@ def _training(config: RunConfig | None, steps: int | None) -> str:
     if config is None:
         return ""
     trained = f"Trained for {steps:,} steps" if steps is not None else "Trained"
-    defaults = type(config)().to_dict()
+    defaults = {**type(config)().to_dict(), "algorithm": BEFORE_ALGORITHMS}
     changed = {name: value for name, value in config.to_dict().items() if value != defaults[name]}
     rows = [(name, json.dumps(value)) for name, value in changed.items()]
     intro = f"{trained} with these settings, and the defaults of `holdfast train` for all others."

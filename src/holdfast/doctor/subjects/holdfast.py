@@ -105,8 +105,9 @@ class Holdfast(Subject):
     def evaluation(self) -> Subject:
         if self._draw_masks:
             raise NotOffered("predict takes no action masks")
-        watching = functools.partial(self._outputs_of, "step")
-        return PredictLeg(self.name, self.policy.predict, watching, lambda output: spread(output.dist, None))
+        policy = self.policy.deployed()  # what predict runs
+        watching = functools.partial(self._outputs_of, "step", policy)
+        return PredictLeg(self.name, policy.predict, watching, lambda output: spread(output.dist, None))
 
     def second_agent(self) -> Subject:
         return copy.copy(self)
@@ -121,20 +122,21 @@ class Holdfast(Subject):
         self._memory.load_state_dict(checkpoint)
 
     @contextlib.contextmanager
-    def _outputs_of(self, method: Literal["step", "unroll"]) -> Iterator[list[PolicyOutput]]:
+    def _outputs_of(self, method: Literal["step", "unroll"], policy: Any = None) -> Iterator[list[PolicyOutput]]:
         """Collects what the policy's `step` or `unroll` returns. The calls around them keep the distribution to themselves."""
         outputs: list[PolicyOutput] = []
-        original = getattr(self.policy, method)
+        policy = self.policy if policy is None else policy
+        original = getattr(policy, method)
 
         def keep(*args: Any, **kwargs: Any) -> PolicyOutput:
             outputs.append(original(*args, **kwargs))
             return outputs[-1]
 
-        setattr(self.policy, method, keep)
+        setattr(policy, method, keep)
         try:
             yield outputs
         finally:
-            delattr(self.policy, method)
+            delattr(policy, method)
 
 
 def _with_nan(x: Tensor) -> Tensor:
