@@ -84,7 +84,7 @@ def report(rows: list[dict[str, Any]]) -> str:
         cells = [
             name + (", positions only" if task.mask_velocity else "") + (f" [{variant}]" if variant else ""),
             task.algorithm.upper(),
-            f"{task.steps:,}",
+            f"{runs[0]['settings'].get('total_steps', task.steps):,}",
             f"{task.target:g}",
             ", ".join(f"{row['return']:.4g}" for row in runs),
             f"{min(row['cpu_seconds'] for row in runs)} to {max(row['cpu_seconds'] for row in runs)}",
