@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 
 import pytest
@@ -99,3 +100,20 @@ def test_a_run_that_failed_under_mps_is_a_line_and_not_counted(clock, runs):
         "A gru seed 1  failed under MPS, where a fault in one run ends all (CUDA error); "
         "it is retried without MPS after the others"
     ]
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_task_of_any_name_is_one_line_and_no_command(terminal, clock, runs):
+    """Suites are files, which may come from anywhere."""
+    named = [dataclasses.replace(run, task="\x1b]0;owned\x07\u202e\nfake row [red]") for run in runs]
+    console = shown(terminal)
+    bar = Progress(named, [], console=console)
+    bar.started(1, named[0])
+    bar.stepped(1, 300)
+    bar.refresh()
+    bar.ended(1, named[0], row(), "")
+    bar.ended(2, named[1], None, "\x1b[2J\nfake row")
+    bar.close()
+    text = console.file.getvalue()
+    assert "\\nfake row [red]" in text
+    assert not any(sign in text for sign in ("\x1b]0;", "\x07", "\u202e", "\nfake", "\x1b[2J\\n"))

@@ -264,3 +264,10 @@ def test_labels_show_automatic_sizes_only_if_nothing_else_tells_lines_apart(tmp_
 def test_a_name_from_a_file_is_no_formula(tmp_path):
     folders = [write_run(tmp_path / core, 1, [1, 2], core=core) for core in ("$\\frac{", "$x$")]
     assert plot_runs(folders, tmp_path / "curves.png").stat().st_size
+
+
+def test_a_record_without_steps_is_named(tmp_path):
+    run = write_run(tmp_path / "run", 1, [1, 2])
+    (run / "progress.csv").write_text("update,rollout/ep_rew_mean\n1,2\n")
+    with pytest.raises(ValueError, match=r"progress\.csv is damaged: a row has no number of steps, or no number as"):
+        plot_runs([run], tmp_path / "curves.png")

@@ -340,3 +340,27 @@ def test_a_folder_in_use_and_a_folder_with_anything_else_are_not_taken(tmp_path:
     third = hf.Trainer(hf.TrainConfig(**config)).folder
     third.prepare({})
     assert third.path == other.path
+
+
+@pytest.mark.parametrize("link", ["checkpoints", "checkpoints/buffer-rank0"])
+@pytest.mark.parametrize("resume", [True, False])
+def test_a_run_writes_and_deletes_nothing_in_a_folder_that_a_link_leads_to(link: str, resume: bool, tmp_path: Path):
+    """A run that somebody sent may have links to folders of the same names: of another run, or of its buffer."""
+    run, other = tmp_path / "run", tmp_path / "other"
+    if resume:
+        hf.Trainer(hf.TrainConfig(**{**TINY, "run_dir": str(run), "quiet": True})).run()
+    (run / link).parent.mkdir(parents=True, exist_ok=True)
+    if (run / link).exists():
+        (run / link).rename(other)
+    other.mkdir(exist_ok=True)
+    for name in ("update_00000001.pt", "rows-00000001.bin"):
+        (other / name).write_text("kept")
+    before = {path.name: path.read_bytes() for path in other.iterdir()}
+    (run / link).symlink_to(other)
+    with pytest.raises(FileExistsError, match="is a link to a folder, and a run writes only into its own; remove it"):
+        if resume:
+            hf.Trainer.resume(run, total_steps=10_000).run()
+        else:
+            hf.Trainer(hf.TrainConfig(**{**TINY, "run_dir": str(run), "quiet": True})).run()
+    assert {path.name: path.read_bytes() for path in other.iterdir()} == before
+    assert not (run / "run.lock").exists()

@@ -11,6 +11,7 @@ from holdfast.bench.jobs import Job
 from holdfast.bench.results import Row
 from holdfast.bench.settings import DEFAULT
 from holdfast.display.dashboard import clock, compact
+from holdfast.shown_text import printable
 
 WINDOW = 60.0
 """Seconds over which the speed is measured that gives the time left."""
@@ -100,6 +101,7 @@ class Progress:
         from rich.console import Group
         from rich.progress_bar import ProgressBar
         from rich.table import Table
+        from rich.text import Text
 
         bar = Table.grid(padding=(0, 1), expand=True)
         bar.add_column(no_wrap=True)
@@ -109,9 +111,10 @@ class Progress:
         facts = f"{compact(self.steps)} of {compact(self._total_steps)} steps  {compact(self.speed())}/s  {elapsed}{self._left()}"
         bar.add_row(self._count(), ProgressBar(total=self._total_steps, completed=self.steps), facts)
         runs = [
-            f"  {job.task} {job.core} seed {job.seed}  {steps / job.steps:.0%}" for job, steps in self._running.values()
+            printable(f"  {job.task} {job.core} seed {job.seed}  {steps / job.steps:.0%}")
+            for job, steps in self._running.values()
         ]
-        return Group(bar, "\n".join(runs))
+        return Group(bar, Text("\n".join(runs)))
 
     def _count(self) -> str:
         return f"{self._finished_runs:{len(str(self._total_runs))}} of {self._total_runs} runs"
@@ -123,4 +126,4 @@ class Progress:
 
     def _print(self, text: str) -> None:
         if not self.quiet:
-            self._console.print(text, markup=False)
+            self._console.print(printable(text), markup=False)

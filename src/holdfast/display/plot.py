@@ -156,7 +156,12 @@ def read_run(folder: str | Path, metric: str) -> Run:
     rows = read_progress(folder)
     if rows and metric not in rows[0]:
         raise ValueError(f"{folder} has no metric {metric!r}; it has {', '.join(rows[0])}")
-    pairs = np.array([(float(row["steps"]), float(row[metric] or "nan")) for row in rows]).reshape(-1, 2)
+    try:
+        pairs = np.array([(float(row["steps"]), float(row[metric] or "nan")) for row in rows]).reshape(-1, 2)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{folder / CSV_NAME} is damaged: a row has no number of steps, or no number as {metric!r}"
+        ) from error
     pairs = pairs[np.isfinite(pairs[:, 1])]
     if not len(pairs):
         raise ValueError(f"{folder} has no values of {metric!r} yet")

@@ -20,6 +20,7 @@ from holdfast.doctor.report import Finding, Outcome, Report, make_finding
 from holdfast.doctor.report.consequences import follows_from
 from holdfast.doctor.subjects.base import NotOffered, Subject
 from holdfast.doctor.subjects.choose import as_subject
+from holdfast.shown_text import printable
 
 
 class CannotExamine(Exception):
@@ -87,7 +88,7 @@ def _examine(
         recordings.replayed(*recordings.windows()[0])
     except (Exception, SystemExit) as error:  # a policy that calls exit() must not pass
         roots.append(_why_it_does_not_run(subject, error, seed))
-        return Report(subject.name, tuple(roots), tuple(outcomes), seed)
+        return Report(printable(subject.name), tuple(roots), tuple(outcomes), seed)
     _refuse_constant_outputs(recordings)
     for number, check in enumerate(checks):
         if progress is not None:
@@ -99,7 +100,7 @@ def _examine(
     order = {"error": 0, "warning": 1, "note": 2}
     roots.sort(key=lambda f: order[f.severity])
     return Report(
-        subject.name,
+        printable(subject.name),
         tuple(roots),
         tuple(outcomes),
         seed,

@@ -65,6 +65,7 @@ class RunFolder:
         """
         try:
             self._claim(resumed_at is None)
+            self._refuse_linked_folders()
             settings = self._config.to_dict()
             self._metadata = settings, dict(engines)
             if resumed_at is not None:
@@ -84,6 +85,13 @@ class RunFolder:
             raise RunFolderError(
                 f"{self.path} cannot be written ({error.strerror}); choose another folder (run_dir), or free space there"
             ) from error
+
+    def _refuse_linked_folders(self) -> None:
+        """Checkpoints and rows of a buffer are written, and old ones deleted: in this folder, and in none that a link leads to."""
+        inside = checkpoint.folder_of(self.path)
+        for path in (inside, *(inside.iterdir() if inside.is_dir() else ())):
+            if path.is_symlink() and path.is_dir():
+                raise FileExistsError(f"{path} is a link to a folder, and a run writes only into its own; remove it")
 
     def _claim(self, new: bool) -> None:
         config = self._config

@@ -3,6 +3,9 @@
 from dataclasses import replace
 from xml.etree import ElementTree
 
+import torch
+
+from holdfast.doctor import examine, subjects
 from holdfast.doctor.report import ci
 
 
@@ -56,3 +59,13 @@ def test_warnings_can_be_errors_and_causes_can_be_ignored(reports):
     assert not report.ok and report.judged(ignore=[f.cause for f in report.findings]).ok
     warned = replace(report, findings=(replace(report.findings[0], severity="warning"),))
     assert warned.ok and not warned.judged(strict=True).ok
+
+
+def test_the_name_of_a_policy_invents_no_line_and_commands_no_terminal(tmp_path):
+    """A shared policy may be called anything."""
+    name = "\x1b]0;owned\x07\u202e\n::error::invented<script>"
+    report = examine(subjects.Module(torch.nn.LSTM(4, 8), resets="nobody", name=name))
+    page = report.to_html(tmp_path / "report.html").read_text()
+    for text in (report.to_text(), page, ci.github(report), report.verdict):
+        assert not any(sign in text for sign in ("\x1b", "\x07", "\u202e", "\n::error::invented"))
+    assert "<script" not in page and "&lt;script&gt;" in page
