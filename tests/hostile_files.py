@@ -1,8 +1,9 @@
 """Random hostile contents of a run's files and of a study's database: `python tests/hostile_files.py --count 150 --seed 31`.
 
-A try changes one or two entries of meta.json, config.json, a checkpoint's config or a queued trial, and reads the result with a
-command. It fails if the command ends in a traceback, if a control character or an invented line reaches the terminal, or if a
-trial gets settings that the search space does not have.
+A try changes one or two entries of meta.json, config.json, a checkpoint's config, a buffer's manifest, a suite or a queued trial, or
+puts hostile text into progress.csv, result.json or run.lock, and reads the result with a command. It fails if the command ends in
+a traceback, if a control character or an invented line reaches the terminal, if markup of the file is in a page, if a file outside
+of the folder changes, or if a trial gets settings that the search space does not have.
 """
 
 from __future__ import annotations
@@ -104,6 +105,82 @@ def files(count: int, draw: random.Random, tries: collections.Counter[str]) -> P
     return found
 
 
+TEXTS = [
+    "", "\x00\x01", "x", "[]", "{}", '{"mean_return": "\\u001b[2J"}', '{"mean_return": 1e999}', "a" * 100_000,
+    "\x1b]0;owned\x07\nfake row", "update,steps\n\x1b[2J,1\n", "update,rollout/ep_rew_mean\n1,\x1b[2J\n2,3\n",
+    "steps,rollout/ep_rew_mean\n1e999,nan\n", '"open\n1,2\n',
+]  # fmt: skip
+PAYLOADS = [
+    "\x1b]0;owned\x07\u202e\nfake row<script>x</script>", "../../outside/x", "..", "/tmp/x", "<img src=x onerror=x>", "os:abort",
+]  # fmt: skip
+
+
+def records(count: int, draw: random.Random, tries: collections.Counter[str]) -> Problems:
+    """Texts in the place of a run's records."""
+    found = []
+    for _ in range(count):
+        shutil.rmtree("copy", ignore_errors=True)
+        shutil.copytree("run", "copy")
+        Path("copy", draw.choice(["progress.csv", "result.json", "run.lock", "wandb_id"])).write_text(
+            draw.choice(TEXTS)
+        )
+        for command in (["info", "copy"], ["plot", "copy", "-o", "curves.png"]):
+            tries[f"{command[0]} (records)"] += 1
+            found += [problem] if (problem := call(*command)) else []
+    return found
+
+
+def suites(count: int, draw: random.Random, tries: collections.Counter[str]) -> Problems:
+    """Suites with hostile names, trained for two updates, and their pages."""
+    found, small = [], ["num_envs=4", "num_steps=8", "hidden_size=4", "epochs=1", "minibatches=1"]
+    for _ in range(count):
+        data: dict[str, Any] = {
+            "name": "s", "title": "t", "note": "n", "steps": 64, "cores": ["gru"],
+            "tasks": [{"name": "T", "env": "CartPole-v1", "family": "F", "low": 0, "high": 1}],
+        }  # fmt: skip
+        part = draw.choice([data, data["tasks"][0], data["tasks"][0]])
+        part[draw.choice([key for key in part if isinstance(part[key], str)])] = draw.choice(PAYLOADS)
+        Path("suite.json").write_text(json.dumps(data))
+        shutil.rmtree("runs", ignore_errors=True)
+        tries["bench"] += 1
+        problem = call("bench", "suite.json", "--seeds", "1", "--jobs", "1", "--device", "cpu", "--set", *small)
+        pages = [path.read_text() for path in Path("runs").rglob("*") if path.suffix in (".html", ".md")]
+        marked = any("<script>x" in page or "<img src=x" in page for page in pages)
+        found += [f"{problem or 'markup in a page'} {part}"] if problem or marked else []
+    return found
+
+
+def buffers(count: int, draw: random.Random, tries: collections.Counter[str]) -> Problems:
+    """Manifests of a buffer, and links in the place of its folder and its file."""
+    sizes = dict(hidden_size=4, num_envs=2, total_steps=128, warmup_steps=64, final_eval_episodes=1)
+    hf.Trainer(hf.SACConfig("Pendulum-v1", run_dir="sac", quiet=True, threads=1, device="cpu", **sizes)).run()
+    file = checkpoint.find("sac")
+    saved, found = checkpoint.load(file), []
+    for _ in range(count):
+        shutil.rmtree("copy", ignore_errors=True)
+        shutil.copytree("sac", "copy")
+        folder = Path("copy/checkpoints/buffer-rank0")
+        kind = draw.choice(["manifest"] * 8 + ["folder", "file"])
+        if kind == "manifest":
+            with contextlib.suppress(Exception):  # what is no plain data cannot be saved
+                checkpoint.save(
+                    Path("copy/checkpoints", Path(file).name), {**saved, "files": mutated(saved["files"], draw)}
+                )
+        else:
+            path = folder if kind == "folder" else next(folder.iterdir())
+            shutil.rmtree("outside/linked", ignore_errors=True)
+            path.rename("outside/linked")
+            path.symlink_to(Path("outside/linked").absolute())
+        before = {str(path): path.read_bytes() for path in Path("outside").rglob("*") if path.is_file()}
+        tries["resume (buffer)"] += 1
+        steps = str(saved["config"]["total_steps"] + 128)
+        problem = call("train", "--resume", "copy", "--total-steps", steps, "--quiet")
+        after = {str(path): path.read_bytes() for path in Path("outside").rglob("*") if path.is_file()}
+        found += [f"{kind}: {problem or 'wrote elsewhere'}"] if problem or before != after else []
+        Path("outside/linked").unlink(missing_ok=True) if Path("outside/linked").is_file() else None
+    return found
+
+
 def studies(count: int, draw: random.Random, tries: collections.Counter[str]) -> Problems:
     import optuna
 
@@ -149,6 +226,10 @@ if __name__ == "__main__":
         os.chdir(place)
         problems = files(given.count, random.Random(given.seed), number_of_tries)
         problems += studies(given.count, random.Random(given.seed), number_of_tries)
+        Path("outside").mkdir()
+        problems += records(given.count, random.Random(given.seed), number_of_tries)
+        problems += suites(given.count // 10, random.Random(given.seed), number_of_tries)
+        problems += buffers(given.count // 2, random.Random(given.seed), number_of_tries)
         os.chdir("/")
     print("\n".join(problems[:20]))
     print(f"{dict(number_of_tries)}: {len(problems)} failed")

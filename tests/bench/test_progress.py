@@ -111,7 +111,7 @@ def test_a_task_of_any_name_is_one_line_and_no_command(terminal, clock, runs):
     bar.started(1, named[0])
     bar.stepped(1, 300)
     bar.refresh()
-    bar.ended(1, named[0], row(), "")
+    bar.ended(1, named[0], row("A", "gru", 1, 1.0, 0.5), "")
     bar.ended(2, named[1], None, "\x1b[2J\nfake row")
     bar.close()
     text = console.file.getvalue()

@@ -175,3 +175,45 @@ def test_previous_actions_and_rewards_are_seen_and_the_rollout_is_replayed_from_
         assert not segment.obs["prev_action"][segment.resets].any() and bool(segment.resets.any())
         assert len(segment.chunk_states) == 2
         assert float(ppo.replay_difference(segment.as_sequences(10)).max()) < 1e-5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_seed_decides_what_is_played(kind, monkeypatch):
+    first, again, other = (make(kind, seed, monkeypatch, BOX)[0].rollout() for seed in (6, 6, 7))
+    for name in ("actions", "log_prob", "value", "resets"):
+        assert torch.equal(getattr(first, name), getattr(again, name)), name
+    assert not torch.equal(first.actions, other.actions)
+
+
+@pytest.mark.parametrize(("gamma", "gae_lambda"), [(0.9, 0.8), (0.5, 1.0)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_advantages_follow_the_discount_and_bootstrap_where_an_episode_was_truncated(
+    kind, gamma, gae_lambda, monkeypatch
+):
+    collector, ppo = make(kind, 8, monkeypatch, gamma=gamma, gae_lambda=gae_lambda)
+    for _ in range(2):
+        ppo.prepare(segment := collector.rollout())
+        next_value, expected = (
+            torch.cat([segment.value[1:], segment.last_value[None]]),
+            torch.zeros_like(segment.rewards),
+        )
+        ended = segment.terminated | segment.truncated
+        assert bool(ended.any()) and float(segment.valid.float().mean()) > 0.7  # some begin one step after an end
+        for t in reversed(range(len(expected))):
+            if segment.final_value is not None:
+                next_value[t] = torch.where(segment.truncated[t], segment.final_value[t], next_value[t])
+            delta = segment.rewards[t] + gamma * next_value[t] * ~segment.terminated[t] - segment.value[t]
+            after = expected[t + 1] if t + 1 < len(expected) else torch.zeros_like(delta)
+            expected[t] = (delta + gamma * gae_lambda * after * ~ended[t]) * segment.valid[t]
+        torch.testing.assert_close(segment.advantage, expected, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(segment.returns, expected + segment.value, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if "in C" not in kind])  # half precision is not for C
+def test_half_precision_is_used_and_replayed(kind, monkeypatch):
+    collector, ppo = make(kind, 9, monkeypatch, precision="bf16")
+    exact = make(kind, 9, monkeypatch)[0].rollout().value[0]
+    for step in range(2):
+        segment = collector.rollout()
+        assert float(ppo.replay_difference(segment).max()) < 1e-2
+        assert step or 0 < float((segment.value[0] - exact).abs().max()) < 1e-2
