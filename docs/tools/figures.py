@@ -218,11 +218,46 @@ def learning() -> str:
     return drawing.svg()
 
 
+def stream() -> str:
+    """Rows of one environment in a buffer, and a sequence of them: stored state, burn-in, rows to learn from, successor."""
+    drawing = Drawing(760, 250, "Rows of one environment in the buffer, and a sequence that is learned from")
+    x0, y0, w, h = 4, 44, 44, 38
+    rows = ("o0", "o1", "o2", "o3", "F", "p0", "p1", "p2", "q0", "q1", "q2", "q3", "q4", "q5", "q6", "q7", "q8")
+    drawing.text(0, 22, "the stream of one environment, row after row", 13, weight="bold")
+    for t, name in enumerate(rows):
+        x, color = x0 + t * w, {"o": FIRST, "p": SECOND, "q": THIRD, "F": FIRST}[name[0]]
+        drawing.rect(x, y0, w - 4, h, color, 0.08 if name == "F" else 0.25, color)
+        drawing.text(x + (w - 4) / 2, y0 + 24, name, 12, "middle")
+        if name in ("o0", "p0", "q0"):
+            drawing.rect(x - 4, y0 - 6, 5, h + 12, BAD)
+        if t in (3, 7):
+            drawing.text(x + (w - 4) / 2, y0 - 8, "truncated" if t == 3 else "terminated", 10, "middle")
+        if t % 6 == 0:
+            drawing.rect(x + 10, y0 + h + 8, 20, 12, "currentColor", 0.5)
+    y = 130
+    for first, last, text, color in (
+        (6, 10, "burn-in", "currentColor"), (10, 16, "train_length", FIRST), (16, 17, "+1", SECOND),
+    ):  # fmt: skip
+        drawing.rect(x0 + first * w, y, (last - first) * w - 4, 24, color, 0.2, color)
+        drawing.text(x0 + (first + last) * w / 2 - 2, y + 16, text, 12, "middle")
+    drawing.arrow(x0 + 6 * w + 20, y0 + h + 22, x0 + 6 * w + 20, y - 3)
+    y = 182
+    for number, (mark, opacity, text) in enumerate((
+        ("currentColor", 0.5, "a stored state of the memory: a sequence begins there; burn-in brings it up to date"),
+        (BAD, 1.0, "resets is True: the first observation of an episode, before which the memory is fresh"),
+        (FIRST, 0.08, "F: the final observation of a truncated episode, a row that only gives the value after o3"),
+    )):  # fmt: skip
+        drawing.rect(0, y - 11 + 24 * number, 14, 14, mark, opacity, mark)
+        drawing.text(22, y + 24 * number, text)
+    return drawing.svg()
+
+
 FIGURES: dict[str, Callable[[], str]] = {
     "segment": segment,
     "bootstrap": bootstrap,
     "chunks": chunks,
     "credit": credit,
+    "stream": stream,
     "learning": learning,
 }
 

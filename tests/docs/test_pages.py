@@ -9,11 +9,14 @@ import re
 import statistics
 import sys
 
+import gymnasium
 import pytest
+import torch
 
 import holdfast as hf
 from docs.blocks import PAGES, ROOT
 from holdfast.config import PRESETS
+from holdfast.state import leaves
 
 sys.path.insert(0, str(ROOT / "docs" / "tools"))
 figures = importlib.import_module("figures")
@@ -50,6 +53,21 @@ def test_every_page_is_in_the_navigation():
 def test_a_figure_is_what_its_script_draws(name):
     drawn = (ROOT / "docs" / "figures" / f"{name}.svg").read_text()
     assert drawn == figures.FIGURES[name](), "run `make figures`"
+
+
+def test_what_stored_states_cost_is_what_the_cores_say():
+    box = gymnasium.spaces.Box(-1, 1, (3,))
+    page = (ROOT / "docs" / "algorithms.md").read_text().partition("**What stored states cost.**")[2]
+    rows = re.findall(r"^\| ([\w, ]+) \| ([\d,]+|not stored) \| ([\d,]+) MB \|$", page, flags=re.MULTILINE)
+    assert len(rows) == 5
+    for names, size, total in rows:
+        for name in names.split(", "):
+            core = hf.SoftActorCritic(box, box, name, 128).core
+            stored = core.context() is None
+            shapes = leaves(core.row_shapes()) if stored else []
+            per_state = sum(math.prod(leaf.shape) * (leaf.dtype or torch.float32).itemsize for leaf in shapes)
+            assert size == (f"{per_state:,}" if stored else "not stored"), name
+            assert float(total.replace(",", "")) == round(1e6 / 32 * per_state / 1e6), name
 
 
 def test_figures_fetch_nothing():
