@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from holdfast.algorithms.off_policy import OffPolicy
     from holdfast.algorithms.on_policy import OnPolicy
     from holdfast.algorithms.ppo import ppo_loss
+    from holdfast.algorithms.reward_model import RewardModel
     from holdfast.config import (
         OffPolicyConfig,
         OnPolicyConfig,
@@ -82,6 +83,7 @@ _FROM = {
     "algorithms.off_policy": ("OffPolicy",),
     "algorithms.on_policy": ("OnPolicy",),
     "algorithms.ppo": ("ppo_loss",),
+    "algorithms.reward_model": ("RewardModel",),
     "config": (
         "OffPolicyConfig",
         "OnPolicyConfig",
@@ -113,9 +115,10 @@ __all__ = [
     "FFM", "GRU", "LRU", "LSTM", "MLSTM", "ActorCritic", "Algorithm", "Block", "Callback", "Collector", "Core",
     "Evaluation", "Loss", "Memory", "Memoryless", "MinGRU", "OffPolicy", "OffPolicyConfig", "OnPolicy",
     "OnPolicyConfig", "PPOConfig", "PQNConfig", "Parallel", "PolicyOutput", "Profile", "QNetwork", "R2D2Config",
-    "RecurrentPolicy", "RowShape", "RunConfig", "Runner", "SACConfig", "Segment", "SequenceBuffer", "SoftActorCritic", "Stack",
-    "Step", "TrainConfig", "Trainer", "WindowAttention", "collect", "debug", "doctor", "evaluate", "export_policy",
-    "gae", "linear_recurrence", "load", "ppo_loss", "push_to_hub", "resets_from", "save_pretrained", "segment_advantages", "setting",
+    "RecurrentPolicy", "RewardModel", "RowShape", "RunConfig", "Runner", "SACConfig", "Segment", "SequenceBuffer",
+    "SoftActorCritic", "Stack", "Step", "TrainConfig", "Trainer", "WindowAttention", "collect", "debug", "doctor",
+    "evaluate", "export_policy", "gae", "linear_recurrence", "load", "ppo_loss", "push_to_hub", "resets_from",
+    "save_pretrained", "segment_advantages", "setting",
 ]  # fmt: skip
 
 

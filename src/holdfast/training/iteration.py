@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from holdfast.algorithms.base import Progress
+from holdfast.algorithms.reward_model import RewardModel
 from holdfast.config import RunConfig
 from holdfast.distributed import metrics as rank_metrics
 from holdfast.distributed.metrics import Metric
@@ -83,6 +84,7 @@ METRICS = (
     Metric("rollout/ep_rew_mean"),
     Metric("rollout/ep_len_mean"),
     Metric("rollout/episodes", over_ranks="sum"),
+    Metric("rollout/intrinsic_mean"),
     Metric("memory/replay_gap", over_ranks="max"),
     Metric("memory/staleness", over_ranks="mean"),
     Metric("eval/mean_return"),
@@ -143,9 +145,11 @@ class Iteration:
         progress: RunProgress,
         hooks: Hooks,
         may_prefetch: Callable[[], bool],
+        reward_model: RewardModel | None = None,
     ) -> None:
         self.config, self.parts, self.progress, self.hooks = config, parts, progress, hooks
-        self.may_prefetch = may_prefetch
+        self.may_prefetch, self.reward_model = may_prefetch, reward_model
+        self._intrinsic: Callable[[], list[float]] = list  # the mean of what it added to this rollout
         self.metrics = (*METRICS, *parts.algorithm.metrics, *MEMORY_METRICS)
         self._never_checked = True  # no rollout of this process has been replayed yet
 
@@ -164,15 +168,19 @@ class Iteration:
         update_began = time.perf_counter()
         gap = self._check_replay(segment, scheduled)
         finish_update = parts.algorithm.start_update(segment, self._progress())
+        if self.reward_model is not None:
+            with span("reward model"):
+                self.reward_model.update(segment)
         with span("telemetry of memory"):
             memory = start_memory_metrics(parts.collector.memory.read(), segment.resets, parts.engines.read_later)
         # From here to `finish_update` a GPU trains.
         prefetches = parts.collector.prefetches and segment.all_valid and not scheduled and self.may_prefetch()
+        prefetches = prefetches and self.reward_model is None
         if prefetches:
             self._move_statistics(segment)
             segment = parts.collector.prefetch(segment) or segment
         self._add_episodes(segment)
-        measured = {**finish_update(), **memory()}
+        measured = {**finish_update(), **memory(), **dict(zip(["rollout/intrinsic_mean"], self._intrinsic()))}
         over = time.perf_counter()
         # A GPU may still play the rollout when the update is queued.
         seconds = min(over - update_began, over - began - sum(segment.seconds.values()))
@@ -199,6 +207,9 @@ class Iteration:
             replay_check.rollout_failed(self.parts.policy, error)
             raise
         self.parts.algorithm.prepare(segment)
+        if self.reward_model is not None:
+            with span("reward model"):
+                self._intrinsic = self.parts.engines.read_later(self.reward_model.add_to(segment).view(1))
         return segment
 
     def _add_episodes(self, segment: Segment) -> None:

@@ -42,6 +42,7 @@ def payload(trainer: Trainer, files: dict[str, Any] | None = None) -> dict[str, 
         algorithm.name: algorithm.state_dict(),
         "collector": first["collector"],
         "reward_scale": None if scale is None else scale.state_dict(),
+        **({} if trainer.reward_model is None else {"reward_model": trainer.reward_model.checkpoint()}),
         "files": first["files"],
         "rng": first["rng"],
         "env_failures": first["env_failures"],
@@ -92,6 +93,8 @@ def restore(trainer: Trainer, saved: dict[str, Any], folder: Path) -> bool:
     trainer.policy.load_state_dict(saved["policy"])
     learned = saved[algorithm.name]
     algorithm.load_state_dict(learned)
+    if trainer.reward_model is not None:
+        trainer.reward_model.restore(saved.get("reward_model"))
     first = {
         "collector": saved["collector"],
         "open_return": None if saved["reward_scale"] is None else saved["reward_scale"]["open_return"],

@@ -21,6 +21,7 @@ import torch
 
 from holdfast import algorithms
 from holdfast.algorithms.base import Algorithm
+from holdfast.algorithms.reward_model import RewardModel
 from holdfast.config import RunConfig, default_config, given, imports, settings_of
 from holdfast.config.imports import allow_imports_flag
 from holdfast.display.first_lines import first_lines
@@ -74,7 +75,8 @@ class Trainer:
     vector environment; see `holdfast.envs.make`. policy: an `hf.RecurrentPolicy`, or a class or function that makes one,
     or its name, "my_module:MyPolicy". eval_env: environments for evaluation, of the same kinds as `env`. By default they
     are made like those of training. If `env` is an existing environment object, `eval_every` needs `eval_env`. algorithm: a
-    class of your own, in place of the one that the config names; its `Config` is the config's class.
+    class of your own, in place of the one that the config names; its `Config` is the config's class. reward_model: adds
+    rewards of its own to those of the environment.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class Trainer:
         eval_env: Any = None,
         *,
         algorithm: type[Algorithm] | None = None,
+        reward_model: RewardModel | None = None,
     ) -> None:
         config, kind = _with_algorithm(config, algorithm)
         config = run_parts.with_own(config, env, policy)
@@ -113,7 +116,8 @@ class Trainer:
             self.eval_env = training_env(config, num_envs, self.device, self.env_failures, self.eval_env)
         self.folder = RunFolder(config, self.ranks, self._save, self._notify_of_update, self._alert)
         self.nonfinite_guard = NonFiniteGuard(config, self.ranks.rank, self._notify_of_update)
-        self._iteration = Iteration(config, parts, self.progress, self.hooks, self._may_prefetch)
+        self.reward_model = _checked_reward_model(reward_model, parts)
+        self._iteration = Iteration(config, parts, self.progress, self.hooks, self._may_prefetch, self.reward_model)
 
     @property
     def callbacks(self) -> list[Any]:
@@ -431,6 +435,7 @@ class Trainer:
         eval_env: Any = None,
         allow_imports: bool | Collection[str] = False,
         algorithm: type[Algorithm] | None = None,
+        reward_model: RewardModel | None = None,
         **overrides: Any,
     ) -> Trainer:
         """Continue a run from its folder or one of its checkpoints. `overrides` change settings (total_steps=...).
@@ -445,6 +450,10 @@ class Trainer:
         require_resumable(saved_policy.settings(file, saved, allowed), config)
         with checkpoint.refusals(file):
             check_before_building(saved)
+        if saved.get("reward_model") is not None and reward_model is None:
+            raise ValueError(
+                f"{file} was trained with a reward model: pass one, Trainer.resume(path, reward_model=...)"
+            )
         if not saved["own_policy"] and policy is None:
             raise ValueError(
                 f"{file} was trained with your own policy: pass it, Trainer.resume(path, policy=...), or name it "
@@ -457,7 +466,7 @@ class Trainer:
             saved_policy.require_weights_of(config, file, saved)
         torch.set_num_threads(saved["threads"])
         try:
-            trainer = cls(config, env, policy, callbacks, eval_env, algorithm=algorithm)
+            trainer = cls(config, env, policy, callbacks, eval_env, algorithm=algorithm, reward_model=reward_model)
         except (ImportError, UnknownEnvError):
             raise
         except Exception as error:
@@ -477,6 +486,16 @@ def require_resumable(before: RunConfig, after: RunConfig) -> None:
         if declared.fixed and getattr(before, name) != getattr(after, name):
             changed = given(name, getattr(after, name))
             raise ValueError(f"{changed} cannot change when a run is resumed; start a new run with it")
+
+
+def _checked_reward_model(model: Any, parts: run_parts.Parts) -> RewardModel | None:
+    if model is not None and not isinstance(model, RewardModel):
+        raise TypeError(f"reward_model is a {type(model).__name__}, expected an hf.RewardModel")
+    if model is not None and parts.ranks.joined:
+        raise ValueError(
+            "a reward model learns in one process; start the run without torchrun, or without reward_model="
+        )
+    return None if model is None else model.to(parts.device)
 
 
 def _with_algorithm(config: Any, algorithm: type[Algorithm] | None) -> tuple[RunConfig, type[Algorithm]]:
