@@ -1,9 +1,9 @@
 """What saving a buffer of sequences costs a run of SAC.
 
-    python benchmarks/buffer_saving.py                  # 1,000,000 rows of 24 numbers: 17 observed, 6 actions, a reward
+    python benchmarks/buffer_saving.py                  # 1,000,000 rows: 17 observed numbers, 6 actions, a reward
     python benchmarks/buffer_saving.py --rows 200_000 --saves 5
 
-A run with default sizes on a CPU, whose buffer is full. Measured are updates (a segment is played, then gradient steps) and
+A run with default settings on a CPU, whose buffer is full; its policy also sees the previous 6 actions. Measured are updates (a segment is played, then gradient steps) and
 checkpoints with all that belongs to them: rows that were added since the last one, weights, optimizers, a SHA-256, fsync. The
 part of a run that goes into saving is one checkpoint per `checkpoint_every` updates. The first one writes the whole buffer.
 """
@@ -30,6 +30,7 @@ from this_commit import this_commit
 
 import holdfast as hf
 from holdfast.envs.base import TorchVectorEnv, Transition
+from holdfast.state import leaves
 
 RESULTS = Path(__file__).parent / "results" / "buffer_saving.json"
 EPISODE = 1000
@@ -45,12 +46,13 @@ class Noise(TorchVectorEnv):
         return torch.randn(self.num_envs, 17)
 
     def begin(self, draws: torch.Tensor) -> tuple[Any, Any]:
-        return torch.zeros(self.num_envs), draws
+        return {"step": torch.zeros(self.num_envs)}, draws
 
     def transition(self, state: Any, actions: torch.Tensor, draws: torch.Tensor) -> Transition:
-        over = state + 1 >= EPISODE
+        step = state["step"] + 1
+        over = step >= EPISODE
         never = torch.zeros(self.num_envs, dtype=torch.bool)
-        return Transition(torch.where(over, 0.0, state + 1), draws, actions[:, 0], never, over, over, draws)
+        return Transition({"step": torch.where(over, 0.0, step)}, draws, actions[:, 0], never, over, over, draws)
 
 
 def fill(buffer: hf.SequenceBuffer, segment: hf.Segment) -> None:
@@ -106,7 +108,7 @@ def measure(rows: int, updates: int, saves: int, folder: Path) -> dict[str, Any]
     newest = max((folder / "run" / "checkpoints").glob("update_*.pt"))
     return {
         "rows": len(buffer),
-        "row_bytes": sum(x[0].numel() * x.element_size() for x in buffer.rows.values()),
+        "row_bytes": sum(x[0].numel() * x.element_size() for x in leaves(buffer.rows)),
         "first_save_seconds": first[0],
         "rows_between_saves": every * config.steps_per_segment,
         "gradient_steps_per_update": config.gradient_steps,

@@ -68,8 +68,11 @@ def played(algorithm: SAC, T: int = 40, masked: bool = False, ends: bool = True)
 
 
 def moved_target(algorithm: SAC) -> None:
-    """Targets differ from the critics, so that a mix-up shows."""
+    """Targets differ from the critics, and what the actor does depends on its memory, so that a mix-up shows."""
     torch.manual_seed(7)
+    with torch.no_grad():
+        for p in algorithm.policy.actor_parameters():
+            p.add_(0.3 * torch.randn_like(p))
     for p in algorithm.target.parameters():
         p.add_(0.1 * torch.randn_like(p))
 
@@ -235,7 +238,7 @@ def test_box_targets_are_those_of_whole_episodes_in_double_precision(monkeypatch
     monkeypatch.setattr("holdfast.algorithms.sac.sampled", not_drawn)
     algorithm = make(burn_in=burn_in)
     moved_target(algorithm)
-    batch = played(algorithm)
+    batch = played(algorithm, ends=burn_in == 0)
     found = algorithm.losses(batch).targets.double()
     policy, target = (copy.deepcopy(network).double() for network in (algorithm.policy, algorithm.target))
     soft = torch.zeros(40, 2, dtype=torch.float64)
@@ -298,6 +301,7 @@ def test_each_loss_trains_its_own_part(critic_core: str):
 
 def test_burn_in_changes_states_and_gets_no_gradient():
     algorithm = make(spaces.Discrete(3), burn_in=10)
+    moved_target(algorithm)
     batch = played(algorithm, ends=False)
     obs = batch.obs.clone().requires_grad_()
     losses = algorithm.losses(batch.changed(obs=obs))

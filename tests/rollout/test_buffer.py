@@ -25,7 +25,7 @@ from rollout.streams import Stream, check_sample, recorded, same, segment, stack
 
 pytestmark = pytest.mark.filterwarnings("ignore:states were kept every")
 MODES = [AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED]
-quick = settings(max_examples=40, phases=[Phase.explicit, Phase.generate], suppress_health_check=list(HealthCheck))
+quick = settings(max_examples=25, phases=[Phase.explicit, Phase.generate], suppress_health_check=list(HealthCheck))
 
 
 @st.composite
