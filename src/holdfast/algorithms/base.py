@@ -109,6 +109,12 @@ class Algorithm(ABC):
     def __init__(self, policy: RecurrentPolicy, config: Any, run: RunContext) -> None:
         self.policy, self.config, self.run = policy, config, run
         self.generator = torch.Generator().manual_seed(run.seed)
+        flags = [p.requires_grad for p in policy.parameters()]
+        if flags and not any(flags):
+            raise ValueError(
+                f"every parameter of {type(policy).__name__} is frozen (requires_grad is False), so there is nothing to train; "
+                "call requires_grad_() on what should learn"
+            )
         self.auxiliary = AuxiliaryLosses.of(policy, config)
         if self.auxiliary is not None:
             self.metrics = (*self.metrics, *(Metric(f"train/{name}", name) for name in self.auxiliary.names))
