@@ -33,8 +33,6 @@ def a_run(name, frozen, folder, **more):
     torch.manual_seed(0)
     seen = input_space(env.single_observation_space, env.single_action_space, kind.inputs)
     policy = kind.make_policy(config, seen, env.single_action_space)
-        config, input_space(env.single_observation_space, env.single_action_space, kind.inputs), env.single_action_space
-    )
     for module in parts(policy)[frozen]:
         module.requires_grad_(False)
     return hf.Trainer(config, policy=policy), policy
