@@ -199,28 +199,7 @@ class PPO(OnPolicy):
 
     @classmethod
     def make_policy(cls, config: PPOConfig, observation_space: Any, action_space: Any) -> ActorCritic:
-        return ActorCritic(
-            observation_space,
-            action_space,
-            None if config.core == "none" else config.core,
-            config.hidden_size,
-            config.critic_core,
-            num_layers=config.num_layers,
-            reset=config.reset,
-            encoder=config.encoder,
-            channels=config.channels,
-            encoder_sizes=config.encoder_sizes,
-            head_sizes=config.head_sizes,
-            activation=config.activation,
-            normalize_obs=config.normalize_obs,
-            normalize_value=config.normalize_value,
-            memory_span=config.memory_span,
-            scale_actions=config.scale_actions,
-            squash_actions=config.squash_actions,
-            initial_std=config.initial_std,
-            actor_obs=config.actor_obs or None,
-            critic_obs=config.critic_obs or None,
-        )
+        return ActorCritic.of_config(config, observation_space, action_space)
 
     @classmethod
     def advice(cls, config: PPOConfig) -> str:

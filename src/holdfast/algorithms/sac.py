@@ -70,26 +70,7 @@ class SAC(OffPolicy):
 
     @classmethod
     def make_policy(cls, config: SACConfig, observation_space: Any, action_space: Any) -> SoftActorCritic:
-        return SoftActorCritic(
-            observation_space,
-            action_space,
-            None if config.core == "none" else config.core,
-            config.hidden_size,
-            config.critic_core,
-            num_layers=config.num_layers,
-            reset=config.reset,
-            encoder=config.encoder,
-            channels=config.channels,
-            encoder_sizes=config.encoder_sizes,
-            head_sizes=config.head_sizes or (),
-            activation=config.activation,
-            normalize_obs=config.normalize_obs,
-            memory_span=config.memory_span,
-            critics=config.critics,
-            skip=config.skip,
-            actor_obs=config.actor_obs or None,
-            critic_obs=config.critic_obs or None,
-        )
+        return SoftActorCritic.of_config(config, observation_space, action_space)
 
     @classmethod
     def advice(cls, config: SACConfig) -> str:

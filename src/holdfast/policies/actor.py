@@ -7,8 +7,9 @@
 
 from __future__ import annotations
 
+import inspect
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,11 +17,15 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from holdfast.checks import check_discrete
+from holdfast.config import RunConfig, settings_of
 from holdfast.cores.base import Core
 from holdfast.policies import encoders, heads
 from holdfast.policies.base import RecurrentPolicy
 from holdfast.policies.encoders import center_and_half_range
 from holdfast.state import State, leaves, tree_map
+
+if TYPE_CHECKING:
+    from typing import Self
 
 
 class Actor(RecurrentPolicy):
@@ -39,6 +44,19 @@ class Actor(RecurrentPolicy):
     action_half_range: Tensor  # likewise
     log_std_range: tuple[float, float] | None = None
     """Box actions: where the log std lies that the last layer gives beside the mean; None: it is the parameter `log_std`."""
+
+    @classmethod
+    def of_config(
+        cls, config: RunConfig, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]
+    ) -> Self:
+        """The policy that the settings describe: an argument has the value of the setting of its name."""
+        known = settings_of(type(config)).keys() & inspect.signature(cls).parameters.keys()
+        arguments = {name: getattr(config, name) for name in known}
+        arguments["core"] = None if config.core == "none" else config.core
+        arguments["head_sizes"] = arguments["head_sizes"] or ()
+        for name in known & {"actor_obs", "critic_obs"}:  # (): everything is seen
+            arguments[name] = arguments[name] or None
+        return cls(observation_space, action_space, **arguments)  # type: ignore[arg-type]
 
     def __init__(
         self,

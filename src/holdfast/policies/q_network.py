@@ -8,7 +8,7 @@ Exploration belongs to rollouts (`rollout/exploration.py`), so evaluation, `hf.R
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from gymnasium import spaces
@@ -22,6 +22,9 @@ from holdfast.cores.named import make_core
 from holdfast.policies import encoders
 from holdfast.policies.actor import Actor
 from holdfast.policies.heads import Greedy
+
+if TYPE_CHECKING:
+    from typing import Self
 
 _NOT_ARGUMENTS = ("self", "__class__", "observation_space", "action_space")
 
@@ -75,30 +78,14 @@ class QNetwork(Actor):
         self.state_value = encoders.orthogonal(nn.Linear(width, 1), 0.1) if dueling else None
 
     @classmethod
-    def of_config(cls, config: Any, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> QNetwork:
+    def of_config(cls, config: Any, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> Self:
         """What the settings of PQN or R2D2 describe."""
         for name in ("critic_core", "actor_obs", "critic_obs"):
             if (value := getattr(config, name)) != default_of(type(config), name):
                 raise ValueError(
                     f"{given(name, value)} is about a critic, and {config.algorithm} has none; leave it out"
                 )
-        return cls(
-            observation_space,
-            action_space,
-            None if config.core == "none" else config.core,
-            config.hidden_size,
-            num_layers=config.num_layers,
-            reset=config.reset,
-            encoder=config.encoder,
-            channels=config.channels,
-            encoder_sizes=config.encoder_sizes,
-            head_sizes=config.head_sizes or (),
-            activation=config.activation,
-            normalize_obs=config.normalize_obs,
-            memory_span=config.memory_span,
-            dueling=config.dueling,
-            layer_norm=config.layer_norm,
-        )
+        return super().of_config(config, observation_space, action_space)
 
     def decode(self, features: Tensor, action_mask: Any = None) -> tuple[Greedy, Tensor]:
         hidden = self.actor_head(self.norm(features))
