@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.finished_runs import row, small_suite
+from bench.finished_runs import SMALL, row, small_suite
 from holdfast.bench.comparison import compare
 from holdfast.bench.table import markdown
 
@@ -85,3 +85,14 @@ def test_the_markdown_table_shows_ours_next_to_theirs():
     assert (
         "runs: 7; tasks: 2; steps in all: 7k; wall clock, up to the last finished run of each command: 0:06; " in text
     )
+
+
+def test_texts_of_a_suite_and_of_its_results_are_no_markup_and_no_commands():
+    """A suite and a file of results may come from anywhere."""
+    bad = "\x1b]0;owned\x07\u202e\n# fake [x](http://y)<script>"
+    published = {key: {"name": bad, "source": bad} for key in SMALL["published"]}
+    suite = small_suite(title=bad, note=bad, published=published)
+    rows = [row("A", "gru", seed, 1.0, 0.5, device=bad, commit=bad) for seed in (1, 2)]
+    text = markdown(suite, compare(suite, rows))
+    assert text.count("owned") >= 5
+    assert not any(sign in text for sign in ("\x1b", "\x07", "\u202e", "\n# fake", " [x]", "<script"))

@@ -18,10 +18,12 @@ from holdfast.shown_text import markdown as in_markdown
 def markdown(suite: Suite, comparisons: Sequence[Comparison]) -> str:
     """All that there is to say, as one page of Markdown."""
     summary = "; ".join(f"{name}: {value}" for name, value in facts(comparisons).items())
-    parts = [f"# {suite.title or suite.name}", suite.note, f"{summary}.", legend(suite)]
+    said = [in_markdown(text) for text in (suite.title or suite.name, suite.note, summary)]
+    parts = [f"# {said[0]}", said[1], f"{said[2]}.", legend(suite)]
     for comparison in comparisons:
         heading, settings = heading_of(comparison.setting), stated(comparison.runs)
-        parts += [f"## {heading}" if heading else "", f"Settings of the runs: {settings}." if settings else ""]
+        parts += [f"## {in_markdown(heading)}" if heading else ""]
+        parts += [f"Settings of the runs: {in_markdown(settings)}." if settings else ""]
         parts += [_comparison(comparison), _aggregates(comparison), _speed(comparison)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -35,7 +37,8 @@ def legend(suite: Suite) -> str:
         "that memory has none; ✓ the target return is reached, ✗ it is not."
     ]
     for column in suite.published.values():
-        lines.append(f"{column.name}: {column.source}{' (second-hand)' if column.second_hand else ''}.")
+        second_hand = " (second-hand)" if column.second_hand else ""
+        lines.append(f"{in_markdown(column.name)}: {in_markdown(column.source)}{second_hand}.")
     return "  \n".join(lines)
 
 
@@ -72,7 +75,7 @@ def _aggregates(comparison: Comparison) -> str:
             [row.name, str(row.tasks), str(row.runs), *(estimate_text(row.estimates[name]) for name in STATISTICS)]
             for row in rows
         ]
-        parts.append(f"{title}, normalized score:\n\n" + table(["", "tasks", "runs", *STATISTICS], lines))
+        parts.append(f"{in_markdown(title)}, normalized score:\n\n" + table(["", "tasks", "runs", *STATISTICS], lines))
     return "\n\n".join(parts)
 
 
