@@ -13,6 +13,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import holdfast as hf
+from holdfast.algorithms.off_policy import Group, mean_over, target_copy
 from holdfast.cli.commands import main
 from holdfast.cli.sweep import SweepFlags, _start
 from holdfast.runs.log import read_progress
@@ -373,3 +374,78 @@ def test_a_run_is_shared_evaluated_and_examined_and_learns_what_a_callback_made_
 def test_a_sweep_of_a_named_algorithm_does_not_speak_of_another_one_s_preset():
     assert _start(SweepFlags(), ["--env", "Pendulum-v1"]) == "the preset pendulum"
     assert _start(SweepFlags(), ["--env", "Pendulum-v1", "--algorithm", "sac"]) == "the default"
+
+
+# --- of your own ------------------------------------------------------------------------------------------------------
+
+
+class Imitation(hf.OffPolicy):
+    """Makes the actions that were played likelier: an algorithm outside of the package in a few lines."""
+
+    name = "imitation"
+    terms = ("loss",)
+
+    @classmethod
+    def make_policy(cls, config: Any, observation_space: Any, action_space: Any) -> Any:
+        return hf.ActorCritic(observation_space, action_space, config.core, config.hidden_size)
+
+    def make_target(self) -> torch.nn.Module:
+        return target_copy(self.policy)
+
+    def groups(self) -> list[list[Group]]:
+        return [[Group(list(self.policy.parameters()), self.config.learning_rate)]]
+
+    def learn(self, batch: Any) -> dict[str, torch.Tensor]:
+        rows, start = self.after_burn_in(batch, self.policy, batch.start_state)
+        log_prob = self.policy.evaluate(rows.obs, rows.actions, start, rows.resets).log_prob
+        loss = -mean_over(rows.valid, log_prob)
+        return {"loss": loss.detach(), **self.step(loss)}
+
+
+@pytest.mark.parametrize("actions", [CHOICES, spaces.Discrete(2)], ids=["numbered from 4", "two"])
+def test_an_algorithm_outside_of_the_package_learns_from_the_buffer(tmp_path: Path, actions: Any):
+    settings = {**SMALL, "run_dir": str(tmp_path / "run"), "burn_in": 2, "learning_rate": 0.02, "update_ratio": 1.0}
+    trainer = hf.Trainer(hf.OffPolicyConfig(**settings), env=lambda: Drawn(actions), algorithm=Imitation)
+    trainer.run()
+    rows = read_progress(tmp_path / "run")
+    assert float(rows[-1]["train/loss"]) < float(rows[1]["train/loss"])
+    resumed = hf.Trainer.resume(tmp_path / "run", total_steps=96, env=lambda: Drawn(actions), algorithm=Imitation)
+    assert resumed.run().steps == 96 and resumed.algorithm.gradient_steps > trainer.algorithm.gradient_steps
+
+
+class Own(hf.RecurrentPolicy):
+    """With a distribution of torch, as a stranger writes it."""
+
+    def __init__(self, observation_space: Any, action_space: Any) -> None:
+        super().__init__(core=hf.GRU(3, 8))
+        self.discrete = isinstance(action_space, spaces.Discrete)
+        self.head, self.critic = torch.nn.Linear(8, 2), torch.nn.Linear(10, 2)
+
+    def encode(self, obs: torch.Tensor) -> torch.Tensor:
+        return obs
+
+    def decode(self, features: torch.Tensor) -> Any:
+        out = self.head(features)
+        if self.discrete:
+            return torch.distributions.Categorical(logits=out), None
+        return torch.distributions.Independent(torch.distributions.Normal(out, 0.5), 1), None
+
+    def q(self, features: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
+        return self.critic(torch.cat([features, actions], 1)).T
+
+
+class OwnQ(Own):
+    def decode(self, features: torch.Tensor, action_mask: Any = None) -> Any:
+        return hf.heads.Greedy(self.head(features), action_mask), None
+
+
+def test_policies_of_your_own_may_use_distributions_of_torch_and_are_told_what_is_needed(tmp_path: Path):
+    two = spaces.Discrete(2)
+    hf.Trainer(config(tmp_path / "sac", "sac"), env=lambda: Drawn(BOX), policy=Own).run()
+    hf.Trainer(config(tmp_path / "q", "r2d2"), env=lambda: Drawn(two), policy=OwnQ).run()
+    with pytest.raises(TypeError, match=r"SAC needs gradients through actions.* not a Categorical"):
+        hf.Trainer(config(tmp_path / "d", "sac"), env=lambda: Drawn(two), policy=Own).run()
+    with pytest.raises(
+        TypeError, match=r"R2D2 needs values of actions: let decode return hf.heads.Greedy\(q\), not a Categorical"
+    ):
+        hf.Trainer(config(tmp_path / "c", "r2d2"), env=lambda: Drawn(two), policy=Own).run()

@@ -21,6 +21,7 @@ from holdfast.config import RunConfig
 from holdfast.distributed.metrics import Metric
 from holdfast.distributed.ranks import Ranks
 from holdfast.policies.base import RecurrentPolicy, autocast, autocast_dtype
+from holdfast.policies.heads import parameters_of
 from holdfast.rollout.exploration import Noise
 from holdfast.rollout.reward_scale import RewardScale
 from holdfast.rollout.segment import Segment
@@ -239,7 +240,7 @@ def replay_difference(
         apart = torch.maximum(apart, (new.value.float() - cut.value).abs() / scale)
     if cut.params is not None:
         scale = cut.params.abs().max().clamp(min=SMALL)
-        params = new.dist.params.float().view(cut.params.shape)
+        params = parameters_of(new.dist).float().view(cut.params.shape)
         apart = torch.maximum(apart, (params - cut.params.float()).abs().flatten(2).amax(2) / scale)
     apart = torch.where(cut.valid, apart, 0.0)  # [length, chunks * B]
     return apart.unflatten(1, (-1, segment.num_envs)).transpose(0, 1).flatten(0, 1)

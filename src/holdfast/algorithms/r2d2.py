@@ -124,6 +124,10 @@ class R2D2(OffPolicy):
         T, S = rows.resets.shape
         features, output = self.policy.unroll_with_features(rows.obs, start, rows.resets, action_mask=rows.action_mask)
         dist = output.dist
+        if not hasattr(dist, "of"):
+            raise TypeError(
+                f"R2D2 needs values of actions: let decode return hf.heads.Greedy(q), not a {type(dist).__name__}"
+            )
         now = rows.steps(0, T - 1)
         with torch.no_grad():
             targets = self.targets(batch, dist.mode)

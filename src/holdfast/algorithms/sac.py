@@ -245,5 +245,10 @@ def sampled(dist: Any) -> tuple[Tensor, Tensor]:
     if isinstance(dist, SquashedGaussian):
         action, log_prob = dist.rsample()
         return action, log_prob + dist.half_range.log().expand_as(dist.mean[0]).sum().to(log_prob.dtype)
+    if not getattr(dist, "has_rsample", False):
+        raise TypeError(
+            f"SAC needs gradients through actions: let decode return a distribution with rsample, or hf.heads.Categorical for discrete "
+            f"actions, not a {type(dist).__name__}"
+        )
     action = dist.rsample()
     return action, dist.log_prob(action)

@@ -16,7 +16,7 @@ from holdfast.engines.cuda_graph import NotCapturable, capturing, copy_into, exc
 from holdfast.engines.fused_policy import FusedPolicy, FusedSteps
 from holdfast.envs.base import TorchVectorEnv
 from holdfast.policies.base import autocast
-from holdfast.policies.heads import draw_action
+from holdfast.policies.heads import draw_action, parameters_of
 from holdfast.rollout.collector import Acted, Acting, Collector, Played, episode_sums
 from holdfast.rollout.segment import Later, Segment
 from holdfast.spans import span
@@ -64,7 +64,7 @@ class CapturedActing(Acting):
                 )
                 action = draw_action(dist, noise)
                 log_prob = dist.log_prob(action).float()
-                params = dist.params if "params" in self.records else None
+                params = parameters_of(dist) if "params" in self.records else None
             else:
                 any_noise = torch.empty(()) if noise is None else noise
                 action, log_prob, value, self.present = self._steps.act(self._t, obs, self.present, resets, any_noise)

@@ -425,6 +425,20 @@ def _log_slope(u: Tensor) -> Tensor:
     return 2.0 * (math.log(2.0) - u - F.softplus(-2.0 * u))
 
 
+def parameters_of(dist: Any) -> Tensor:
+    """What a distribution is made from, [N, ...]: law 1 of rollouts that record no log-probabilities."""
+    inner = dist.base_dist if isinstance(dist, torch.distributions.Independent) else dist
+    if isinstance(inner, torch.distributions.Normal):
+        return torch.stack([inner.loc, inner.scale.log()], -1)
+    found = inner.logits if isinstance(inner, torch.distributions.Categorical) else getattr(dist, "params", None)
+    if found is None:
+        raise TypeError(
+            f"decode returns a {type(dist).__name__}, whose parameters are not known; give it a property params, [N, ...], or return "
+            "a distribution of hf.heads"
+        )
+    return found
+
+
 def draw_action(dist: Any, noise: Tensor | None) -> Tensor:
     """An action of a policy's distribution. noise: standard normal numbers [N, n] for a Gaussian, ours or torch's, or what
     `Greedy` takes; any other distribution draws its own, as without noise."""

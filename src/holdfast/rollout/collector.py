@@ -21,6 +21,7 @@ from torch import Tensor
 
 from holdfast.memory import Memory
 from holdfast.policies.base import RecurrentPolicy, autocast
+from holdfast.policies.heads import parameters_of
 from holdfast.rollout.advantages import segment_advantages
 from holdfast.rollout.exploration import CorrelatedNoise, Noise
 from holdfast.rollout.segment import Recording, Segment
@@ -71,7 +72,7 @@ class Acting:
         with autocast(self.device, self.autocast):
             if "params" in self.records:
                 step, dist = self.policy.act_and_decode(obs, resets, rows, self.memory, mask, drawn)
-                return Acted(*step, dist.params)
+                return Acted(*step, parameters_of(dist))
             return Acted(*self.policy.act(obs, resets, rows, memory=self.memory, action_mask=mask, **options))
 
     def value(self, obs: Any, resets: Tensor | None, rows: Tensor | None = None) -> Tensor:
