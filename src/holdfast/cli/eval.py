@@ -38,6 +38,8 @@ class EvalFlags:
     """Where the policy runs: cpu, cuda, or auto (cuda if there is a GPU)."""
     allow_imports: bool = False
     """Import modules that the run names (an environment my_module:MyEnv-v0), which runs their code."""
+    record: Path | None = None
+    """An .npz file for observations, states, values, actions and distributions of every step."""
     video: Path | None = None
     """Folder for animated GIFs of three episodes, for environments that render."""
 
@@ -45,6 +47,8 @@ class EvalFlags:
 def main(argv: list[str]) -> int:
     flags = parse(EvalFlags, argv, "eval")
     env_args = named_values("--env-args", flags.env_args, "length=40")
+
+    import numpy as np
 
     import holdfast as hf
     from holdfast import envs
@@ -54,6 +58,7 @@ def main(argv: list[str]) -> int:
     from holdfast.distributed.ranks import pick_device
     from holdfast.policies.base import autocast, autocast_dtype
     from holdfast.runs import saved_policy
+    from holdfast.training.eval_record import RECORDED
 
     with user_errors():
         device = pick_device(flags.device)
@@ -81,7 +86,12 @@ def main(argv: list[str]) -> int:
                 deterministic=flags.deterministic,
                 seed=flags.seed,
                 inputs=config.inputs,
+                record=None if flags.record is None else RECORDED,
             )
+        if flags.record is not None:
+            assert result.record is not None
+            with flags.record.open("wb") as npz:
+                np.savez_compressed(npz, **result.record)  # type: ignore[arg-type]
     actions = "most likely actions" if flags.deterministic else "sampled actions"
     played = " ".join([config.env, *(f"{name}={value}" for name, value in env_args.items())])
     show(f"{file}: {played}, {config.policy or config.core}, {compact(saved['steps'])} steps")
@@ -91,6 +101,8 @@ def main(argv: list[str]) -> int:
     show(f"return  {number(result.mean_return)}{spread}, {lowest} to {highest}")
     show(f"length  {number(result.mean_length, 1)} (mean), {min(result.lengths)} to {max(result.lengths)}")
     show(f"{counted(flags.episodes, 'episode')}, {actions}, seed {flags.seed}")
+    if flags.record is not None:
+        show(f"record  {flags.record}: {', '.join(result.record or ())}")
     if flags.video is not None:
         from holdfast.training.video import record_episodes
 

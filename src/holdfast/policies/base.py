@@ -203,10 +203,17 @@ class RecurrentPolicy(nn.Module):
 
     @torch.no_grad()
     def act_and_decode(
-        self, obs: Any, resets: Any, env_ids: EnvIds, memory: Memory, action_mask: Any, noise: Tensor | None
+        self,
+        obs: Any,
+        resets: Any,
+        env_ids: EnvIds,
+        memory: Memory,
+        action_mask: Any,
+        noise: Tensor | None,
+        deterministic: bool = False,
     ) -> tuple[Step, Any]:
         """As `act`, and the distribution that the actions were drawn from."""
-        return self._act(obs, resets, env_ids, memory, action_mask, False, noise)
+        return self._act(obs, resets, env_ids, memory, action_mask, deterministic, noise)
 
     def _act(
         self,

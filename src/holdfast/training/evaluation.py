@@ -7,7 +7,7 @@ policy's memory and its train/eval mode are as before when it returns. It does n
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +21,8 @@ from holdfast.memory import Memory
 from holdfast.policies.base import RecurrentPolicy
 from holdfast.rollout.vector_env import EnvStep, VectorEnvAdapter
 from holdfast.runs import rng_state, space_data
+from holdfast.state import tree_map
+from holdfast.training.eval_record import StepRecord
 
 MAX_STEPS_WITHOUT_END = 200_000
 """Steps of every environment without the end of an episode, after which an evaluation gives up."""
@@ -42,6 +44,8 @@ class EvalResult:
     mean_length: float
     returns: list[float]
     lengths: list[int]
+    record: dict[str, np.ndarray] | None = None
+    """What `evaluate` was asked to record, each [T, B, ...]."""
 
     @classmethod
     def of(cls, returns: list[float], lengths: list[int]) -> EvalResult:
@@ -60,14 +64,16 @@ def evaluate(
     deterministic: bool = False,
     seed: int | None = None,
     inputs: tuple[str, ...] = ("obs",),
-    record: Callable[[Tensor], None] | None = None,
+    record: Sequence[str] | Callable[[Tensor], None] | None = None,
     max_steps: int | None = None,
 ) -> EvalResult:
     """Play exactly `episodes` episodes in a gymnasium vector environment, whatever its autoreset mode.
 
     Every environment has a quota fixed beforehand: taking the first episodes to end would favor short ones.
-    `seed` seeds the environment and the sampling of actions. `inputs` as in `TrainConfig`. `record(resets)` is
-    called before each step with the flags [B] of the observations about to be acted on. After `max_steps` steps of all
+    `seed` seeds the environment and the sampling of actions. `inputs` as in `TrainConfig`. record: what to
+    keep of every step, out of obs, state (after the step), value, action and dist (its parameters), in `result.record` as arrays
+    [T, B, ...], with reward, resets, terminated, truncated, valid, and `counted`: steps of the episodes in the result. Or a
+    function, called before each step with the flags [B] of the observations about to be acted on. After `max_steps` steps of all
     environments together only the episodes that have ended count.
 
     >>> import holdfast as hf, holdfast.envs
@@ -89,6 +95,7 @@ def evaluate(
         memory.update_in_place()
         played = _Episodes(episodes, adapter.num_envs)
         most_steps = math.inf if max_steps is None else -(-max_steps // adapter.num_envs)
+        hook, kept = (record, None) if record is None or callable(record) else (None, StepRecord(record))
         at_once = steps_per_read(env, device) if record is None else 1
         adapter.takes_every_final_obs = at_once > 1  # else the flags are read to see whether there is one
         adapter.start(seed)
@@ -96,13 +103,30 @@ def evaluate(
         while played.missing and played.steps < most_steps:
             steps = []
             for _ in range(int(min(at_once, most_steps - played.steps))):
-                if record is not None:
-                    record(adapter.resets)
+                if hook is not None:
+                    hook(adapter.resets)
                 obs, resets, mask, valid = adapter.obs, adapter.resets, adapter.action_mask, adapter.valid
-                step = policy.act(obs, resets, memory=memory, action_mask=mask, deterministic=deterministic)
-                steps.append((valid, adapter.step(step.action)))
+                if kept is not None:
+                    obs, resets, valid = tree_map(
+                        torch.clone, (obs, resets, valid)
+                    )  # an environment may write into its own
+                dist = None
+                if kept is not None and "dist" in kept.names:
+                    step, dist = policy.act_and_decode(obs, resets, None, memory, mask, None, deterministic)
+                else:
+                    step = policy.act(obs, resets, memory=memory, action_mask=mask, deterministic=deterministic)
+                out = adapter.step(step.action)
+                steps.append((valid, out))
+                if kept is not None:
+                    kept.add(
+                        obs=obs, state=memory.read(), value=step.value, action=step.action, dist=dist, reward=out.rewards,
+                        resets=resets, valid=valid, terminated=out.terminated, truncated=out.truncated,
+                    )  # fmt: skip
             played.add(steps)
-    return played.result()
+    result = played.result()
+    if kept is not None:
+        result.record = kept.arrays(played.counted())
+    return result
 
 
 class _Episodes:
@@ -115,6 +139,8 @@ class _Episodes:
         self._lengths: list[list[int]] = [[] for _ in self._quota]
         self._open_return, self._open_length = np.zeros(num_envs), np.zeros(num_envs, dtype=np.int64)
         self._waited = 0
+        self._began = np.zeros(num_envs, dtype=np.int64)  # the step with which the present episode began
+        self._counted: list[tuple[int, int, int]] = []  # environment, first and last step
 
     def add(self, steps: list[tuple[Tensor, EnvStep]]) -> None:
         """Steps of all environments, each with `valid`: False where a step only plays an environment's reset."""
@@ -131,14 +157,22 @@ class _Episodes:
             if len(self._returns[b]) < self._quota[b] and not failed:
                 self._returns[b].append(float(self._open_return[b]))
                 self._lengths[b].append(int(self._open_length[b]))
+                self._counted.append((b, self._began[b], self.steps))
                 self.missing -= 1
-        self._open_return[ended], self._open_length[ended] = 0.0, 0
+        self._open_return[ended], self._open_length[ended], self._began[ended] = 0.0, 0, self.steps
         self._waited = 0 if len(ended) else self._waited + 1
         if self._waited > MAX_STEPS_WITHOUT_END:
             raise RuntimeError(
                 f"no episode ended in {MAX_STEPS_WITHOUT_END:,} steps of {len(self._quota)} environments; "
                 "evaluation needs episodes that end: give the environment a time limit"
             )
+
+    def counted(self) -> Any:
+        """[T, B]: the steps of the episodes in the result, those that only played a reset included."""
+        flags = np.zeros((self.steps, len(self._quota)), dtype=bool)
+        for b, first, last in self._counted:
+            flags[first:last, b] = True
+        return flags
 
     def result(self) -> EvalResult:
         """Of the first environment first."""
