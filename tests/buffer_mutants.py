@@ -22,7 +22,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +93,8 @@ def forge(manifest: dict[str, Any], files: dict[str, bytes], draw: random.Random
     if draw.random() < 0.3:
         tamper(files, draw)
     else:
-        manifest = mutate(manifest, draw)[0]
+        with suppress(RuntimeError):  # torch cannot make every tensor
+            manifest = mutate(manifest, draw)[0]
     entries = manifest.get("files") if isinstance(manifest, dict) else None
     for entry in entries if honest and isinstance(entries, list) else ():
         data = files.get(entry.get("name")) if isinstance(entry, dict) and isinstance(entry.get("name"), str) else None
@@ -124,8 +125,9 @@ def attempt(folder: Path, manifest: Any, tampered: bool, original: list[Any]) ->
                 buffer.sample(3, length)
         buffer.add(segment(streams(2, 6, obs="dict", actions="heads", masked=True), 10, 2))
         buffer.save_files(folder)
-    except ValueError as error:  # its rows are those of other environments
-        return "loaded", "" if "this segment's" in str(error) and "\n" not in str(error) else f"{error}"
+    except ValueError as error:  # its rows, or the last one, are those of other environments
+        fits = "this segment's" in str(error) or "its final observation is missing" in str(error)
+        return "loaded", "" if fits and "\n" not in str(error) else f"{error}"
     return "loaded", ""
 
 
@@ -134,10 +136,10 @@ def resumed(run: Path, folder: Path, draw: random.Random) -> tuple[str, str]:
     shutil.copytree(run, folder)
     path = checkpoint.rolling(folder)[-1]
     saved = checkpoint.load(path)
-    saved["files"] = mutate(saved["files"], draw)[0]
     try:
+        saved["files"] = mutate(saved["files"], draw)[0]
         checkpoint.save(path, saved)
-    except Exception:  # torch cannot write every tensor
+    except Exception:  # torch cannot make, nor write, every tensor
         return "resume refused", ""
     try:
         hf.Trainer.resume(path, total_steps=176).run()
@@ -146,7 +148,8 @@ def resumed(run: Path, folder: Path, draw: random.Random) -> tuple[str, str]:
     except (NonFiniteError, ReplayError):
         return "resume ended", ""
     except ValueError as error:
-        fits = "this segment's" in str(error) or "nothing can be sampled" in str(error)
+        words = ("this segment's", "its final observation is missing", "nothing can be sampled")
+        fits = any(text in str(error) for text in words)
         return "resume ended", "" if fits and "\n" not in str(error) else f"ValueError: {error}"
     return "resumed", ""
 

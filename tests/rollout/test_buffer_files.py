@@ -379,6 +379,18 @@ FORGED: dict[str, tuple[Any, str]] = {
     "rows that are there": (lambda m: {**m, "rows_like": {**m["rows_like"], "obs": torch.zeros(5, 3)}}, "rows is .5, 3., expected"),
     "more rows": (lambda m: {**m, "rows_like": {**m["rows_like"], "more": torch.empty(0)}}, "rows has .'more'."),
     "other states": (lambda m: {**m, "states_like": {"h": torch.empty(0, 2, 2**30)}}, "its states are not all of the same"),
+    "a list of actions": (
+        lambda m: {**m, "rows_like": {**m["rows_like"], "actions": [m["rows_like"]["actions"]]}},
+        "rows actions is a list, expected a tensor",
+    ),
+    "rewards in a dict": (
+        lambda m: {**m, "rows_like": {**m["rows_like"], "rewards": {"x": m["rows_like"]["rewards"]}}},
+        "rows rewards is a dict, expected a tensor",
+    ),
+    "states of another structure": (
+        lambda m: {**m, "states_like": list(m["states_like"].values())},
+        "its states are not all of the same",
+    ),
     "a path": (lambda m: named(m, "../../etc/passwd"), "it names a file '../../etc/passwd', which no buffer has"),
     "an absolute path": (lambda m: named(m, "/rows-00000001.bin"), "which no buffer has"),
     "a name with a newline": (lambda m: named(m, "rows-00000001.bin\n"), "which no buffer has"),

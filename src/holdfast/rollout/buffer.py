@@ -451,7 +451,7 @@ class SequenceBuffer:
         self.starts.steps, self.starts.count = deque(d["start_steps"]), d["start_count"]
         self.starts.number_slots()
         self.starts.priorities = d["priorities"].to(self.device, copy=True)
-        self.starts.largest.fill_(d["largest_priority"])
+        self.starts.largest.fill_(float(d["largest_priority"]))
 
 
 def _copy(x: Tensor) -> Tensor:

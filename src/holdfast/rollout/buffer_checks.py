@@ -13,7 +13,7 @@ from torch import Tensor
 
 from holdfast import plain_checks as check
 from holdfast.rollout.buffer_starts import FIRST_SLOTS
-from holdfast.state import leaves
+from holdfast.state import leaves, paths
 
 if TYPE_CHECKING:
     from holdfast.rollout.buffer import SequenceBuffer
@@ -59,7 +59,7 @@ def _check_starts(buffer: SequenceBuffer, d: dict[str, Any], steps: int) -> None
     before = -1
     for step in held:
         before = check.integer(step, "start_steps", before + 1, steps - 1)
-    largest = check.number(d["largest_priority"], "largest_priority", 1, 3.5e38)
+    largest = float(check.number(d["largest_priority"], "largest_priority", 1, 3e38))
     priorities = check.tensor(d["priorities"], "priorities", (slots, buffer.num_envs), torch.float32)
     if not bool(((priorities >= 0) & (priorities <= largest)).all()):
         raise ValueError(f"priorities are not all numbers from 0 to {largest:g}")
@@ -77,6 +77,9 @@ def check_storage(buffer: SequenceBuffer, d: dict[str, Any]) -> None:
     unknown = rows.keys() - {"obs", "actions", "action_mask", *_ROW}
     if unknown:
         raise ValueError(f"rows has {sorted(map(str, unknown))!s:.60}, which no buffer has")
+    for name in rows.keys() - {"obs"}:
+        if not isinstance(rows[name], Tensor):
+            raise ValueError(f"rows {name} is a {type(rows[name]).__name__}, expected a tensor")
     size = _check_tree(rows, "rows", 0)
     for name, shape in _ROW.items():
         dtype = torch.uint8 if name == "flags" else rows[name].dtype
@@ -108,9 +111,9 @@ def _check_tree(tree: Any, where: str, rows: int) -> int:
     return numbers * tree.element_size()
 
 
-def _kinds(tree: Any, leading: int) -> list[Any]:
+def _kinds(tree: Any, leading: int) -> dict[Any, Any]:
     """Shapes and dtypes of one row of one environment."""
-    return [(x.shape[leading:], x.dtype) if isinstance(x, Tensor) else None for x in leaves(tree)]
+    return {path: (x.shape[leading:], x.dtype) if isinstance(x, Tensor) else None for path, x in paths(tree)}
 
 
 def check_entries(entries: Any, most_bytes: int) -> list[dict[str, Any]]:
