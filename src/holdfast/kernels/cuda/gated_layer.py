@@ -45,7 +45,7 @@ def _state(tensor: Tensor) -> Tensor:
 def forward(
     x: Tensor, h0: Tensor, c0: Tensor | None, resets: Resets, weights: Weights, save: bool
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    """y, h_n, c_n (None for a GRU) and, with `save`, what the backward needs (`fp16_layout.kept_layout`)."""
+    """y, h_n, c_n (None for a GRU) and, with `save`, what the backward needs (`plans.kept_layout`)."""
     device = x.get_device()
     if torch._C._cuda_getDevice() != device:
         with torch.cuda.device(device):
