@@ -32,6 +32,7 @@ ELSEWHERE = {
     ("cores/linear_core.py", "_trace"): "the same",
     ("deploy/hub.py", "_write"): "weights, to be written into a file",
     ("algorithms/off_policy.py", "state_dict"): "weights of the target network, to be saved",
+    ("algorithms/r2d2.py", "errors"): "Q, for the metrics; states keep their graph",
     ("integrations/rsl_rl/exports.py", "start"): "the numbers of a fresh state, to be written into a file",
     ("integrations/rsl_rl/models.py", "detach"): "a method of rsl_rl's models, which its runners may call",
     ("integrations/rsl_rl/models.py", "detach_hidden_state"): "the same method by its name there",
