@@ -13,12 +13,17 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 import importlib.util
 import random
+import signal
 
 import numpy as np
 import pytest
 import torch
 
 torch.set_num_threads(1)
+
+# Ignored where a shell started pytest in the background. Commands that tests interrupt would never end.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 if importlib.util.find_spec("hypothesis") is not None:  # `make test-peers` has none
     import hypothesis
