@@ -21,6 +21,7 @@ OF_A_STATE = re.compile(r"state|hidden|memory|lstm|gru|leaf|leaves|carr|^starts?
 
 # The others in the source that are about a state, by file and function, and why they carry nothing on.
 ELSEWHERE = {
+    ("cores/base.py", "reset_rows"): 'reset mode "detach" of a core of one\'s own',
     ("cores/gated.py", "_reset"): 'the reset mode "detach" itself: a cut inside the recurrence, at episode boundaries',
     ("kernels/reference/resets.py", "reset"): 'the same in the reference recurrence: reset mode "detach"',
     ("policies/base.py", "detach_state"): "the public one-liner over state.detach",
