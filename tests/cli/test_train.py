@@ -117,26 +117,26 @@ something = 3
 
 
 def test_a_core_of_the_users_own_is_trained_saved_and_loaded(run, train, folder, capsys, monkeypatch):
-    (folder / "own_core.py").write_text(OWN_CORE)
-    train("--quiet", "--core", "own_core:Mine")
+    (folder / "core_of_mine.py").write_text(OWN_CORE)
+    train("--quiet", "--core", "core_of_mine:Mine")
     where = folder / "runs/RepeatPreviousEasy-v0/Mine-h8-seed1"
-    assert json.loads((where / "config.json").read_text())["core"] == "own_core:Mine"
-    from own_core import Mine
+    assert json.loads((where / "config.json").read_text())["core"] == "core_of_mine:Mine"
+    from core_of_mine import Mine
 
     assert isinstance(hf.load(where).core, Mine)
     assert run("eval", where, "--episodes", 2) == 0
     assert run("train", "--resume", where, "--total-steps", 128, "--quiet") == 0
-    assert hf.TrainConfig(core=Mine).core == "own_core:Mine"
+    assert hf.TrainConfig(core=Mine).core == "core_of_mine:Mine"
     capsys.readouterr()
     for flags, words in (
-        ("--core own_core:Mne", "core 'own_core:Mne': own_core has no Mne; did you mean Mine?"),
-        ("--core own_core:NoCore", "core own_core:NoCore: the class NoCore is no hf.Core"),
-        ("--core own_core:something", "core own_core:something: expected a class, got a int"),
+        ("--core core_of_mine:Mne", "core 'core_of_mine:Mne': core_of_mine has no Mne; did you mean Mine?"),
+        ("--core core_of_mine:NoCore", "core core_of_mine:NoCore: the class NoCore is no hf.Core"),
+        ("--core core_of_mine:something", "core core_of_mine:something: expected a class, got a int"),
         (
-            "--core own_core:Mine --num-layers 2",
-            "core own_core:Mine takes no num_layers, so num_layers=2 has no effect",
+            "--core core_of_mine:Mine --num-layers 2",
+            "core core_of_mine:Mine takes no num_layers, so num_layers=2 has no effect",
         ),
-        ("--core own_core:Mine --reset never", "core own_core:Mine takes no reset, so reset='never' has no effect"),
+        ("--core core_of_mine:Mine --reset never", "core core_of_mine:Mine takes no reset, so reset='never' has no effect"),
     ):
         assert run("train", *flags.split()) == 2
         assert capsys.readouterr().err.startswith(f"holdfast train: {words}")
