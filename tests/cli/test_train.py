@@ -136,7 +136,10 @@ def test_a_core_of_the_users_own_is_trained_saved_and_loaded(run, train, folder,
             "--core core_of_mine:Mine --num-layers 2",
             "core core_of_mine:Mine takes no num_layers, so num_layers=2 has no effect",
         ),
-        ("--core core_of_mine:Mine --reset never", "core core_of_mine:Mine takes no reset, so reset='never' has no effect"),
+        (
+            "--core core_of_mine:Mine --reset never",
+            "core core_of_mine:Mine takes no reset, so reset='never' has no effect",
+        ),
     ):
         assert run("train", *flags.split()) == 2
         assert capsys.readouterr().err.startswith(f"holdfast train: {words}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -137,12 +138,37 @@ def test_importing_the_package_registers_without_loading_torch_environments():
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("MiniGrid-MemoryS7-v0", "pip install minigrid, then --env minigrid:MiniGrid-MemoryS7-v0"),
-        ("BabyAI-GoToObj-v0", "pip install minigrid, then --env minigrid:BabyAI-GoToObj-v0"),
-        ("ALE/Pong-v5", "pip install ale-py, then --env ale_py:ALE/Pong-v5"),
+        ("MiniGrid-MemoryS7-v0", "minigrid"),
+        ("BabyAI-GoToObj-v0", "minigrid"),
+        ("ALE/Pong-v5", "ale-py"),
     ],
 )
-def test_an_environment_of_a_known_package_says_what_to_install_and_to_write(name: str, said: str):
-    with pytest.raises(UnknownEnvError, match="is in another package") as error:
+def test_an_environment_of_a_known_package_says_what_to_install(
+    name: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setitem(sys.modules, said.replace("-", "_"), None)  # as if it were not installed
+    with pytest.raises(UnknownEnvError, match=f"is in another package: pip install {said} "):
         make(name, 2)
-    assert said in str(error.value)
+
+
+def test_an_environment_of_an_installed_package_needs_no_prefix_and_nothing_from_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    registers = (
+        "import gymnasium\ngymnasium.register('MiniGrid-Mine-v0', 'gymnasium.envs.classic_control:CartPoleEnv')\n"
+    )
+    installed, here = tmp_path / "installed", tmp_path / "here"
+    for folder, text in ((installed, registers), (here, "raise SystemExit('a file of any name was run')")):
+        folder.mkdir()
+        (folder / "minigrid.py").write_text(text)
+    monkeypatch.chdir(here)
+    monkeypatch.setattr(sys, "path", ["", str(installed), *sys.path])
+    monkeypatch.delitem(sys.modules, "minigrid", raising=False)
+    monkeypatch.setattr(gym.envs.registration, "registry", dict(gym.registry))
+    monkeypatch.setattr(gym, "registry", gym.envs.registration.registry)
+    assert make("MiniGrid-Mine-v0", 2).num_envs == 2
+    with pytest.raises(
+        UnknownEnvError, match="minigrid has no environment 'MiniGrid-Min-v0'; did you mean MiniGrid-Mine-v0"
+    ):
+        make("MiniGrid-Min-v0", 2)
+    monkeypatch.delitem(sys.modules, "minigrid", raising=False)

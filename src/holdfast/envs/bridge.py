@@ -148,9 +148,7 @@ def find(env_id: str) -> EnvSpec | Callable[..., Any]:
             raise UnknownEnvError(f"{name} is a module; name the class in it: {name}:MyEnv") from unknown
         for prefix, distribution, package in _IN_OTHER_PACKAGES:
             if name.startswith(prefix):
-                raise UnknownEnvError(
-                    f"{env_id!r} is in another package: pip install {distribution}, then --env {package}:{name}"
-                ) from unknown
+                return _registered_by(package, name, distribution)
         module_name, _, inside = name.rpartition(".")
         if module_name and Path(f"{module_name.replace('.', '/')}.py").exists():
             raise UnknownEnvError(
@@ -158,6 +156,21 @@ def find(env_id: str) -> EnvSpec | Callable[..., Any]:
             ) from unknown
         known = [*gym.registry, *_popgym_names().values()]
         raise UnknownEnvError(f"no environment {env_id!r}{_nearest(name, known)}") from unknown
+
+
+def _registered_by(package: str, env_id: str, distribution: str) -> EnvSpec:
+    """The spec of an id that an installed package registers when it is imported."""
+    try:
+        with installed_only():
+            import_module(package)
+    except ValueError as error:
+        raise UnknownEnvError(f"{env_id!r} is in another package: pip install {distribution} ({error})") from error
+    try:
+        return gym.spec(env_id)
+    except gym.error.Error as unknown:
+        raise UnknownEnvError(
+            f"{package} has no environment {env_id!r}{_nearest(env_id, list(gym.registry))}"
+        ) from unknown
 
 
 def _find_bridged(env_id: str) -> EnvSpec | Callable[..., Any]:
