@@ -144,6 +144,19 @@ def test_a_trial_whose_process_was_killed_is_done_again_with_the_same_settings(t
     assert study.take(3).user_attrs["index"] not in (0, 1)
 
 
+def test_a_trial_whose_process_was_killed_before_the_trial_had_an_index_is_done_once_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(study_module, "SECONDS_BETWEEN_BEATS", -1)
+    study = open_study(tmp_path)
+    dead = study._study.ask()  # and killed here
+    again = study.take(1)
+    assert again.user_attrs["index"] == dead.number
+    study.settings(again)
+    study.complete(again, 1.0)
+    assert [outcome.state for outcome in study.outcomes()] == ["complete"] and study.take(1) is None
+
+
 def test_a_trial_of_another_machine_is_taken_over_when_it_is_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     study = open_study(tmp_path)
     study.queue(0, BASE)

@@ -203,9 +203,9 @@ class Study:
         return list(last.values())
 
     def _requeue(self, trial: Any, attempts: int) -> None:
-        kept = {name: value for name, value in trial.user_attrs.items() if name in ("index", "seed", "settings")}
+        kept = {name: value for name, value in trial.user_attrs.items() if name in ("seed", "settings")}
         params = {**trial.system_attrs.get("fixed_params", {}), **trial.params}
-        self._study.enqueue_trial(params, user_attrs={**kept, "attempts": attempts})
+        self._study.enqueue_trial(params, user_attrs={**kept, "index": key_of(trial)[0], "attempts": attempts})
 
     def _id_of(self, number: int) -> int:
         return int(
