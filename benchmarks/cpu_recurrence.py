@@ -1,6 +1,6 @@
 """LSTM and GRU over segments with resets on the CPU: Holdfast next to torch.nn, TorchRL and hand-written loops.
 
-    python benchmarks/cpu_recurrence.py                       # the tables of docs/benchmarks.md
+    python benchmarks/cpu_recurrence.py                       # the tables of docs/performance/cpu.md
     python benchmarks/cpu_recurrence.py --shapes 64,128,.01 --columns nn,hoisted,portable
     python benchmarks/cpu_recurrence.py --grid                # the native kernel at many sizes; --hidden 64 for a part
 

@@ -3,7 +3,7 @@
     python benchmarks/gpu_training.py                     # comparison and growth; benchmarks/results/gpu_training.json
     python benchmarks/gpu_training.py --part compare --seconds 3
     python benchmarks/gpu_training.py --part growth       # steps per second and memory against environments and hidden size
-    python benchmarks/gpu_training_report.py              # tables (results/gpu_training.md) and plot (docs/growth.png)
+    python benchmarks/gpu_training_report.py              # tables (results/gpu_training.md) and plot (gpu_training.png next to them)
 
 PPO, T = 64, 4 epochs x 4 minibatches of whole environments, hidden 128. JAX multiplies in TF32, its default. Holdfast's encoder and
 heads run in fp32, its recurrence in fp16 with fp32 sums and an fp32 state. Holdfast's runs include resets, truncation bootstrap and

@@ -1,4 +1,4 @@
-"""Tables and plot of the results of gpu_training.py: benchmarks/results/gpu_training.md and docs/growth.png.
+"""Tables and plot of the results of gpu_training.py: benchmarks/results/gpu_training.md and gpu_training.png next to it.
 
 python benchmarks/gpu_training_report.py
 """
@@ -139,7 +139,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, default=FOLDER / "results" / "gpu_training.json")
     parser.add_argument("--table", type=Path, default=FOLDER / "results" / "gpu_training.md")
-    parser.add_argument("--plot", type=Path, default=FOLDER.parent / "docs" / "growth.png")
+    parser.add_argument("--plot", type=Path, default=FOLDER / "results" / "gpu_training.png")
     args = parser.parse_args()
     results = json.loads(args.results.read_text())
     parts = [

@@ -1,7 +1,7 @@
 """Prints the measured tables of `cpu_recurrence.py` as Markdown.
 
-python benchmarks/recurrence_markdown.py           # for docs/benchmarks.md
-python benchmarks/recurrence_markdown.py --grid    # for docs/cpu.md
+python benchmarks/recurrence_markdown.py           # for docs/performance/cpu.md
+python benchmarks/recurrence_markdown.py --grid    # the native kernel at many sizes
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def grid(rows: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--grid", action="store_true", help="the table of docs/cpu.md instead")
+    parser.add_argument("--grid", action="store_true", help="the native kernel at many sizes, after cpu_recurrence.py --grid")
     if parser.parse_args().grid:
         print(grid(json.loads(GRID_RESULTS.read_text())["sequences"]))
         return

@@ -113,7 +113,7 @@ def test_a_notebook_becomes_a_page():
         assert 'title="printed"' in page and "Traceback" not in page
 
 
-# --- performance.md -------------------------------------------------------------------------------------------------
+# --- performance/index.md -------------------------------------------------------------------------------------------------
 
 
 def result(name: str):
@@ -189,7 +189,7 @@ def measured() -> dict[str, str]:
 
 
 def test_every_number_of_the_performance_page_is_in_the_file_it_links_to():
-    page = (ROOT / "docs" / "performance.md").read_text()
+    page = (ROOT / "docs" / "performance" / "index.md").read_text()
     rows = [
         line.split(" | ")
         for line in page.splitlines()

@@ -44,5 +44,5 @@ def test_base_class_wrapper():
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.py")), ids=lambda p: p.stem)
 def test_every_pair_is_in_the_page(path):
-    page = (FOLDER.parents[1] / "docs" / "migrating.md").read_text()
+    page = (FOLDER.parents[1] / "docs" / "migrate.md").read_text()
     assert f"examples/migrating/{path.name}" in page

@@ -1,4 +1,4 @@
-// LSTM or GRU over a sequence, forward. See recurrence_common.cuh for the tiling and docs/kernels.md for the reasons.
+// LSTM or GRU over a sequence, forward. See recurrence_common.cuh for the tiling and docs/performance/gpu.md for the reasons.
 
 struct Arguments {
   u16* gates;            // [T*B, GATES*H] fp16: the input's pre-activations without bias; with SAVE the activated gates replace them
