@@ -221,7 +221,10 @@ def test_the_readme_repeats_what_was_measured():
     steps, ratios = [row["steps_per_second"] / 1e6 for row in gpu], [row["ratio"] for row in gpu]
     rsl_rl = {row["rnn_type"]: row["times_the_steps_per_second"] for row in result("vs_rsl_rl.json")["rows"]}
     layers = [row["both"] for row in result("gpu_recurrence.json")["shapes"] if row["kind"] == "lstm"]
+    sac = [row["rates"] for row in result("off_policy.json")["cpu"]["rows"] if row["algorithm"] == "sac"]
+    skrl = [rates["holdfast"] / rates["skrl"] for rates in sac]
     for said in (
+        f"one thread | {min(skrl):.1f} to {max(skrl):.1f} | nine sizes",
         f"| {sb3[64]['lowest_pair']:.1f} to {sb3[64]['highest_pair']:.1f} at hidden size 64, "
         f"{sb3[256]['lowest_pair']:.1f} to {sb3[256]['highest_pair']:.1f} at 256 |",
         f"{min(steps):.0f} to {max(steps):.0f} million steps per second | {min(ratios):.1f} to {max(ratios):.1f} |",
