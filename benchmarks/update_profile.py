@@ -25,8 +25,9 @@ import vs_sb3
 
 import holdfast as hf
 from holdfast import envs
+from holdfast.algorithms.optimizers import groups_of, make_optimizer
 from holdfast.algorithms.ppo import PPO, ClippedLoss
-from holdfast.engines.autograd import Minibatches, make_adam
+from holdfast.engines.autograd import Minibatches
 from holdfast.engines.native import NativeMinibatches, native_obstacle
 from holdfast.kernels.cpu import recurrence as native
 
@@ -51,7 +52,8 @@ def profile(hidden: int) -> dict[str, dict[str, float]]:
     env = envs.make(config.env, config.num_envs, mask_velocity=True)
     policy = PPO.make_policy(config, env.single_observation_space, env.single_action_space)
     collector = hf.Collector(env, policy, config.num_steps, seed=1)
-    optimizer, loss = make_adam(list(policy.parameters()), config), ClippedLoss(value_scale=policy.value_scale)
+    optimizer = make_optimizer(groups_of(policy.parameters(), policy.core, config.learning_rate, config), config)
+    loss = ClippedLoss(value_scale=policy.value_scale)
     segment = loss.targets(collector.rollout())
     column = torch.tensor([3])
     batch = segment.select(column)

@@ -74,23 +74,3 @@ def generator_state(value: Any, where: str) -> None:
         torch.Generator().set_state(value)
     except Exception as error:
         raise ValueError(f"{where} is not the state of a random generator") from error
-
-
-def optimizer_state(value: Any, own: torch.optim.Optimizer) -> None:
-    """The state of an optimizer of the same parameters, in the same groups."""
-    saved = mapping(value, "optimizer", "state", "param_groups")
-    parameters = [parameter for group in own.param_groups for parameter in group["params"]]
-    groups = sequence(saved["param_groups"], "param_groups", len(own.param_groups))
-    for group, mine in zip(groups, own.state_dict()["param_groups"]):
-        if mapping(group, "param_groups", "params")["params"] != mine["params"]:
-            raise ValueError("the optimizer is of another policy: its groups hold other parameters")
-    for index, state in mapping(saved["state"], "optimizer state").items():
-        integer(index, "parameter of the optimizer", 0, len(parameters) - 1)
-        where, parameter = f"optimizer state {index}", parameters[index]
-        mapping(state, where, "step", "exp_avg", "exp_avg_sq")
-        if len(state) != 3:
-            raise ValueError(f"{where} has {', '.join(map(str, state))}, expected step, exp_avg, exp_avg_sq")
-        step = tensor(state["step"], f"{where} step", (), torch.float32)
-        number(float(step), f"{where} step", 0, 2**53)
-        for name in ("exp_avg", "exp_avg_sq"):
-            tensor(state[name], f"{where} {name}", parameter.shape, parameter.dtype)

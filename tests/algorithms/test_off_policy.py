@@ -13,7 +13,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import holdfast as hf
-from holdfast.algorithms.off_policy import Group, mean_over, target_copy
+from holdfast.algorithms.off_policy import mean_over, target_copy
 from holdfast.cli.commands import main
 from holdfast.cli.sweep import SweepFlags, _start
 from holdfast.runs.log import read_progress
@@ -391,9 +391,6 @@ class Imitation(hf.OffPolicy):
 
     def make_target(self) -> torch.nn.Module:
         return target_copy(self.policy)
-
-    def groups(self) -> list[list[Group]]:
-        return [[Group(list(self.policy.parameters()), self.config.learning_rate)]]
 
     def learn(self, batch: Any) -> dict[str, torch.Tensor]:
         rows, start = self.after_burn_in(batch, self.policy, batch.start_state)

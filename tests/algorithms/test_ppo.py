@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import holdfast as hf
 from counting_env import SumPolicy, vector_env
 from holdfast import envs
+from holdfast.algorithms.optimizers import LearningRates
 from holdfast.algorithms.ppo import LossSettings, clipped_objective, normalize_advantage
 from holdfast.rollout.segment import Segment
 from holdfast.state import leaves
@@ -202,7 +203,7 @@ def test_learning_rate_schedules():
     rates = {}
     for schedule in ("constant", "linear", "cosine"):
         ppo = make(learning_rate=0.4, lr_schedule=schedule)[2]
-        rates[schedule] = [round(ppo.learning_rate(done), 6) for done in (0.0, 0.25, 0.5, 1.0)]
+        rates[schedule] = [round(ppo.rates.set(done), 6) for done in (0.0, 0.25, 0.5, 1.0)]
     assert rates["constant"] == [0.4, 0.4, 0.4, 0.4]
     assert rates["linear"] == [0.4, 0.3, 0.2, 0.0]
     assert rates["cosine"] == [0.4, round(0.2 * (1 + 0.5**0.5), 6), 0.2, 0.0]
@@ -219,10 +220,10 @@ def test_the_scheduled_rate_is_the_one_used():
 def test_a_rate_that_captured_steps_read_stays_the_same_tensor_when_somebody_sets_another():
     _, _, ppo = make(learning_rate=0.1)
     rate = torch.tensor(0.1)
-    ppo.optimizer.param_groups[0]["lr"] = rate
-    ppo._rates = [rate]  # as on a GPU
+    ppo.optimizer.param_groups[0]["lr"] = rate  # as on a GPU
+    rates = LearningRates([ppo.optimizer], ppo.config)
     ppo.optimizer.param_groups[0]["lr"] = 1e-4
-    ppo._set_learning_rate(0.0)
+    rates.set(0.0)
     assert ppo.optimizer.param_groups[0]["lr"] is rate and float(rate) == pytest.approx(0.1)
 
 

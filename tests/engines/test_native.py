@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import holdfast as hf
+from holdfast.algorithms.optimizers import make_optimizer
 from holdfast.algorithms.ppo import ClippedLoss, LossSettings, PPOTerms
 from holdfast.config import TrainConfig
 from holdfast.engines import native, native_parts
-from holdfast.engines.autograd import make_adam
 from holdfast.engines.native import NativeMinibatches
 from holdfast.engines.native import native_obstacle as obstacle
 from holdfast.kernels.cpu import recurrence
@@ -141,7 +141,9 @@ def test_minibatches_that_reuse_their_memory_have_the_gradients_of_their_own_seg
     )
     config = TrainConfig(minibatches=3, max_grad_norm=1e9, learning_rate=1e-30)
     segment = a_segment(policy, 9, 5, seed=5, masked=case == "masked")
-    engine = NativeMinibatches(policy, config, make_adam(list(policy.parameters()), config))
+    engine = NativeMinibatches(
+        policy, config, make_optimizer([{"params": list(policy.parameters()), "lr": config.learning_rate}], config)
+    )
     engine.load(segment, ClippedLoss(settings_of(config)))
     alone = NativeGradient(policy, settings_of(config))
     for columns in (torch.tensor([3, 0]), torch.tensor([4]), torch.tensor([2, 1]), torch.tensor([0]), None):

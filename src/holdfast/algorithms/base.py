@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from holdfast.algorithms.auxiliary import AuxiliaryLosses
+from holdfast.algorithms.optimizers import Groups
 from holdfast.config import RunConfig
 from holdfast.distributed.metrics import Metric
 from holdfast.distributed.ranks import Ranks
@@ -58,10 +59,10 @@ class Progress(NamedTuple):
 class Engines(Protocol):
     """How an algorithm's computations are executed (`engines/choose.py`)."""
 
-    def optimizer(self, groups: list[dict[str, Any]], config: RunConfig) -> torch.optim.Adam:
-        """Adam for groups of parameters ("params") with a rate each ("lr"), in the form that fits the device."""
+    def optimizer(self, groups: Groups, config: RunConfig) -> torch.optim.Optimizer:
+        """The optimizer that the config names, in the form that fits the device."""
 
-    def minibatches(self, policy: RecurrentPolicy, config: Any, optimizer: torch.optim.Adam) -> Any:
+    def minibatches(self, policy: RecurrentPolicy, config: Any, optimizer: torch.optim.Optimizer) -> Any:
         """Gives an engine for each batch: `(batch, loss) -> MinibatchEngine`."""
 
     def read_later(self, numbers: Tensor) -> Callable[[], list[float]]:

@@ -14,14 +14,16 @@ import dataclasses
 import math
 from abc import abstractmethod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from gymnasium.vector.utils import create_empty_array
 from torch import Tensor, nn
 
 from holdfast import plain_checks as check
+from holdfast.algorithms import optimizers
 from holdfast.algorithms.base import Algorithm, Finish, Progress, RunContext, Task, relative_distance
+from holdfast.algorithms.optimizers import Groups, groups_of
 from holdfast.config import OffPolicyConfig, given
 from holdfast.cores.window import WINDOW
 from holdfast.distributed.metrics import Metric
@@ -36,13 +38,6 @@ HISTORY = 4
 """So many training sequences before a stored start are replayed to see how stale it is."""
 SEGMENT = 32
 """Steps of all environments between updates."""
-
-
-class Group(NamedTuple):
-    """Parameters that one optimizer trains, and their learning rates."""
-
-    parameters: list[nn.Parameter]
-    rate: float
 
 
 class OffPolicy(Algorithm):
@@ -84,12 +79,9 @@ class OffPolicy(Algorithm):
             prioritized=getattr(config, "prioritized", False),
             context=context,
         )
-        self.optimizers = [
-            run.engines.optimizer([{"params": group.parameters, "lr": group.rate} for group in groups], config)
-            for groups in self.groups()
-        ]
+        self.optimizers = [run.engines.optimizer(groups, config) for groups in self.groups()]
         self.target = self.make_target()  # of the weights that all ranks have now
-        self._rates = [float(group["lr"]) for group in self._param_groups()]
+        self.rates = optimizers.LearningRates(self.optimizers, config)
         self.gradient_steps = 0
         self.reward_factor = torch.ones((), device=run.device)
         """What rewards are multiplied by in `learn`."""
@@ -98,9 +90,9 @@ class OffPolicy(Algorithm):
     def make_target(self) -> nn.Module:
         """A `target_copy` of what targets are computed with."""
 
-    @abstractmethod
-    def groups(self) -> list[list[Group]]:
+    def groups(self) -> list[Groups]:
         """The groups of each optimizer. Gradients of each optimizer are clipped together."""
+        return [groups_of(self.policy.parameters(), self.policy.core, self.config.learning_rate, self.config)]
 
     @abstractmethod
     def learn(self, batch: Segment) -> dict[str, Tensor]:
@@ -128,7 +120,7 @@ class OffPolicy(Algorithm):
 
     def start_update(self, segment: Segment, progress: Progress) -> Finish:
         config = self.config
-        rate = self._set_learning_rates(progress.fraction)
+        rate = self.rates.set(progress.fraction)
         if self.reward_scale is not None:
             self.reward_factor.fill_(self.reward_scale.value)
         with span("adding to the buffer"):
@@ -215,9 +207,7 @@ class OffPolicy(Algorithm):
             norms = [torch.linalg.vector_norm(torch.stack(torch._foreach_norm(part))) for part in gradients]
             skipped = (~(whole + sum(norms)).isfinite()).float()
             for optimizer, norm in zip(self.optimizers, norms):
-                optimizer.grad_scale = (norm / self.config.max_grad_norm).clamp(min=1.0)  # type: ignore[attr-defined]
-                optimizer.found_inf = skipped  # type: ignore[attr-defined]
-                optimizer.step()
+                optimizers.clipped_step(optimizer, norm, self.config.max_grad_norm, skipped)
             return {"grad_norm": torch.linalg.vector_norm(torch.stack(norms)), "skipped": skipped}
 
     def average(self, gradients: list[Tensor], loss: Tensor) -> Tensor:
@@ -238,23 +228,6 @@ class OffPolicy(Algorithm):
         with torch.no_grad():
             _, state = network.features(before.obs, start, before.resets)
         return batch.steps(burn_in, batch.num_steps), state
-
-    def rate_factor(self, fraction: float) -> float:
-        """What learning rates are multiplied by at a fraction of the run."""
-        if self.config.lr_schedule == "linear":
-            return 1 - fraction
-        return 0.5 * (1 + math.cos(fraction * math.pi)) if self.config.lr_schedule == "cosine" else 1.0
-
-    def _param_groups(self) -> list[dict[str, Any]]:
-        """Those of now: loading an optimizer's state replaces them."""
-        return [group for optimizer in self.optimizers for group in optimizer.param_groups]
-
-    def _set_learning_rates(self, fraction: float) -> float:
-        factor = self.rate_factor(fraction)
-        for group, rate in zip(self._param_groups(), self._rates):
-            own = group["lr"]
-            group["lr"] = own.fill_(rate * factor) if isinstance(own, Tensor) else rate * factor
-        return float(self.config.learning_rate * factor)
 
     def first_lines(self) -> list[str]:
         """What the buffer takes, when it is full."""
@@ -277,7 +250,7 @@ class OffPolicy(Algorithm):
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "optimizers": [optimizer.state_dict()["state"] for optimizer in self.optimizers],
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
             "target": {name: p.detach().cpu() for name, p in self.target.named_parameters()},
             "gradient_steps": self.gradient_steps,
             **super().state_dict(),
@@ -285,8 +258,7 @@ class OffPolicy(Algorithm):
 
     def load_state_dict(self, d: dict[str, Any]) -> None:
         for optimizer, state in zip(self.optimizers, d["optimizers"]):
-            # Rates are this run's own.
-            optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+            optimizers.restore(optimizer, state, self.config)
         with torch.no_grad():
             for name, p in self.target.named_parameters():
                 p.copy_(d["target"][name])
@@ -299,8 +271,7 @@ class OffPolicy(Algorithm):
         check.integer(d["gradient_steps"], f"{self.name} gradient_steps", 0)
         saved = check.sequence(d["optimizers"], f"{self.name} optimizers", len(self.optimizers))
         for state, optimizer in zip(saved, self.optimizers):
-            groups = optimizer.state_dict()["param_groups"]
-            check.optimizer_state({"state": state, "param_groups": groups}, optimizer)
+            optimizers.check_state(state, optimizer, self.config)
         own = dict(self.target.named_parameters())
         for name, value in check.mapping(d["target"], f"{self.name} target", *own).items():
             if name not in own:

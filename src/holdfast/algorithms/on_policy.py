@@ -6,7 +6,6 @@ played. A subclass writes a `Loss` and says what its policy is. How a minibatch 
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor
 
 from holdfast import plain_checks as check
-from holdfast.algorithms import auto_sizes
+from holdfast.algorithms import auto_sizes, optimizers
 from holdfast.algorithms.base import Algorithm, Finish, Progress, RunContext, Task
 from holdfast.algorithms.loss import Loss
 from holdfast.config import OnPolicyConfig
@@ -42,13 +41,10 @@ class OnPolicy(Algorithm):
 
     def __init__(self, policy: RecurrentPolicy, config: Any, run: RunContext) -> None:
         super().__init__(policy, config, run)
-        self.optimizer = run.engines.optimizer(
-            [{"params": list(policy.parameters()), "lr": config.learning_rate}], config
-        )
+        groups = optimizers.groups_of(policy.parameters(), policy.core, config.learning_rate, config)
+        self.optimizer = run.engines.optimizer(groups, config)
         self.engine_for = run.engines.minibatches(policy, config, self.optimizer)
-        self._rates = [
-            group["lr"] for group in self.optimizer.param_groups
-        ]  # on a GPU tensors, which captured steps read
+        self.rates = optimizers.LearningRates([self.optimizer], config)
 
     @abstractmethod
     def make_loss(self, segment: Segment, progress: Progress) -> Loss:
@@ -85,7 +81,7 @@ class OnPolicy(Algorithm):
 
     def _start_update(self, segment: Segment, progress: Progress) -> Finish:
         config, ranks, device = self.config, self.run.ranks, segment.resets.device
-        rate = self._set_learning_rate(progress.fraction)
+        rate = self.rates.set(progress.fraction)
         observed = self.observe(segment)
         loss = self.make_loss(segment, progress)
         targets = loss.targets(segment)
@@ -157,39 +153,16 @@ class OnPolicy(Algorithm):
                 _, state = self.policy.features(part.obs, state, part.resets)
         return tree_map(lambda *s: torch.cat(s), *states)
 
-    # --- the learning rate --------------------------------------------------------------------------------------------
-
-    def learning_rate(self, fraction: float) -> float:
-        """At a fraction of the run."""
-        if self.config.lr_schedule == "linear":
-            return self.config.learning_rate * (1 - fraction)
-        if self.config.lr_schedule == "cosine":
-            return self.config.learning_rate * 0.5 * (1 + math.cos(fraction * math.pi))
-        return self.config.learning_rate
-
-    def _set_learning_rate(self, fraction: float) -> float:
-        rate = self.learning_rate(fraction)
-        for group, own in zip(self.optimizer.param_groups, self._rates):
-            group["lr"] = own.fill_(rate) if isinstance(own, Tensor) else rate
-        return rate
-
     # --- saving -------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         return {"optimizer": self.optimizer.state_dict(), **super().state_dict()}
 
     def load_state_dict(self, d: dict[str, Any]) -> None:
-        # The options are this run's own: on a GPU the rate is a tensor there that captured steps read.
-        options = [
-            {name: value for name, value in group.items() if name != "params"} for group in self.optimizer.param_groups
-        ]
-        groups = self.optimizer.state_dict()["param_groups"]
-        self.optimizer.load_state_dict({"state": d["optimizer"]["state"], "param_groups": groups})
-        for group, own in zip(self.optimizer.param_groups, options):
-            group.update(own)
+        optimizers.restore(self.optimizer, d["optimizer"], self.config)
         super().load_state_dict(d)
 
     def check(self, d: dict[str, Any]) -> None:
         check.mapping(d, self.name, "optimizer", "generator")
         check.generator_state(d["generator"], f"{self.name} generator")
-        check.optimizer_state(d["optimizer"], self.optimizer)
+        optimizers.check_state(d["optimizer"], self.optimizer, self.config)

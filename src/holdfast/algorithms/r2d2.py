@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from holdfast.algorithms.base import RunContext
-from holdfast.algorithms.off_policy import Group, OffPolicy, mean_over, move_target, target_copy
+from holdfast.algorithms.off_policy import OffPolicy, mean_over, move_target, target_copy
 from holdfast.config import R2D2Config
 from holdfast.distributed.metrics import Metric
 from holdfast.policies.base import RecurrentPolicy, autocast, autocast_dtype, merge_time
@@ -83,9 +83,6 @@ class R2D2(OffPolicy):
 
     def make_target(self) -> RecurrentPolicy:
         return target_copy(self.policy)
-
-    def groups(self) -> list[list[Group]]:
-        return [[Group(list(self.policy.parameters()), self.config.learning_rate)]]
 
     def make_noise(self, num_envs: int) -> EpsilonNoise:
         noise = EpsilonNoise(num_envs, int(self.run.action_space.n), self.run.device)

@@ -20,7 +20,8 @@ from torch import Tensor, nn
 
 from holdfast import plain_checks as check
 from holdfast.algorithms.base import RunContext
-from holdfast.algorithms.off_policy import Group, OffPolicy, mean_over, move_target, target_copy
+from holdfast.algorithms.off_policy import OffPolicy, mean_over, move_target, target_copy
+from holdfast.algorithms.optimizers import Groups, groups_of
 from holdfast.config import SACConfig
 from holdfast.distributed.metrics import Metric
 from holdfast.policies.base import RecurrentPolicy, autocast, autocast_dtype
@@ -87,24 +88,17 @@ class SAC(OffPolicy):
     def make_target(self) -> nn.Module:
         return target_copy(self.critics())
 
-    def groups(self) -> list[list[Group]]:
+    def groups(self) -> list[Groups]:
         """The critics', the actor's, the temperature's. All that a policy of your own has counts as the critics'."""
         config, policy = self.config, self.policy
-        rates = [config.critic_learning_rate, config.actor_learning_rate, config.memory_learning_rate]
-        critic, actor, memory = (config.learning_rate if rate is None else rate for rate in rates)
+        rates = [config.critic_learning_rate, config.actor_learning_rate, config.temperature_learning_rate]
+        critic, actor, temperature = (config.learning_rate if rate is None else rate for rate in rates)
         of_actor = policy.actor_parameters() if isinstance(policy, SoftActorCritic) else []
-        of_memory, of_actor_ids = {id(p) for p in policy.core.parameters()}, {id(p) for p in of_actor}
+        of_actor_ids = {id(p) for p in of_actor}
         of_critics = [p for p in policy.parameters() if id(p) not in of_actor_ids]
-
-        def split(parameters: list[nn.Parameter], rate: float) -> list[Group]:
-            heads = [p for p in parameters if id(p) not in of_memory]
-            cores = [p for p in parameters if id(p) in of_memory]
-            return [Group(part, r) for part, r in ((heads, rate), (cores, memory)) if part]
-
-        groups = [split(of_critics, critic), split(of_actor, actor)]
+        groups = [groups_of(part, policy.core, r, config) for part, r in ((of_critics, critic), (of_actor, actor))]
         if config.learn_temperature:
-            rate = config.temperature_learning_rate
-            groups.append([Group([self.log_alpha], config.learning_rate if rate is None else rate)])
+            groups.append([{"params": [self.log_alpha], "lr": temperature}])
         return [group for group in groups if group]
 
     # --- a gradient step ----------------------------------------------------------------------------------------------

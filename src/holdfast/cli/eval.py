@@ -67,7 +67,7 @@ def main(argv: list[str]) -> int:
         if flags.env is not None and flags.env != config.env:
             config = dataclasses.replace(config.without_env_options(), env=flags.env)
         config = dataclasses.replace(config, env_kwargs={**config.env_kwargs, **env_args})
-        imports.require_allowed(config, file, flags.allow_imports, typed=(flags.env,), policy=False)
+        imports.require_allowed(config, file, flags.allow_imports, typed=(flags.env,), policy=False, training=False)
         if not {"--deterministic", "--no-deterministic"} & set(argv):
             flags.deterministic = algorithm_class(config.algorithm).evaluates_deterministically
         policy = hf.load(file, flags.policy, device=str(device), allow_imports=flags.allow_imports)

@@ -22,6 +22,7 @@ _BASES = {
     "core": ("holdfast.cores.base", "Core"),
     "policy": ("holdfast.policies.base", "RecurrentPolicy"),
     "algorithm": ("holdfast.algorithms.base", "Algorithm"),
+    "optimizer": ("torch.optim.optimizer", "Optimizer"),
 }
 """By their names: nothing here imports torch."""
 
@@ -69,12 +70,14 @@ def require_allowed(
     *,
     env: bool = True,
     policy: bool = True,
+    training: bool = True,
 ) -> None:
     """Refuse settings from the file `source` that name a module. allowed: all names, or these. typed: names that the user gave.
-    env, policy: whether the environment, and everything else, is going to be made from the config."""
+    env, policy, training: whether the environment, the policy, and what trains it are going to be made from the config."""
     for field, kind in names_objects(type(config)).items():
         name = getattr(config, field)
-        if isinstance(name, str) and name not in typed and (env if kind == "env" else policy):
+        used = {"env": env, "optimizer": training, "schedule": training}.get(kind, policy)
+        if isinstance(name, str) and name not in typed and used:
             require_name_allowed(kind, name, f"{source} names", allowed)
 
 
@@ -103,5 +106,5 @@ def _is_in_use(kind: str, name: str, module: str) -> bool:
 
 
 def is_subclass_of(thing: type, kind: str) -> bool:
-    """Whether a class is one of ours: a core, a policy, an algorithm."""
+    """Whether a class is of a kind: a core, a policy, an algorithm, an optimizer."""
     return kind in _BASES and any((base.__module__, base.__name__) == _BASES[kind] for base in thing.__mro__)

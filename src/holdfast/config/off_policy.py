@@ -20,7 +20,7 @@ class OffPolicyConfig(RunConfig):
     """Sizes of the layers between core and outputs; by default 128 128 on a CPU, 256 256 on a GPU."""
     activation: Literal["tanh", "relu", "silu", "gelu"] = override(RunConfig, "activation", "relu")
     learning_rate: float = override(RunConfig, "learning_rate", 3e-4)
-    lr_schedule: Literal["constant", "linear", "cosine"] = override(RunConfig, "lr_schedule", "constant")
+    lr_schedule: Literal["constant", "linear", "cosine"] | str = override(RunConfig, "lr_schedule", "constant")
     adam_eps: float = override(RunConfig, "adam_eps", 1e-8)
     buffer_size: int = setting(1_000_000, low=1, short="buffer", fixed=True)
     """Steps that the buffer keeps, of all environments; the oldest are overwritten."""

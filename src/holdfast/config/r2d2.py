@@ -16,7 +16,7 @@ class R2D2Config(OffPolicyConfig):
     algorithm: str = override(OffPolicyConfig, "algorithm", "r2d2")
     head_sizes: tuple[int, ...] | None = override(OffPolicyConfig, "head_sizes", (128,))
     learning_rate: float = override(OffPolicyConfig, "learning_rate", 1e-3)
-    lr_schedule: Literal["constant", "linear", "cosine"] = override(OffPolicyConfig, "lr_schedule", "linear")
+    lr_schedule: Literal["constant", "linear", "cosine"] | str = override(OffPolicyConfig, "lr_schedule", "linear")
     max_grad_norm: float = override(OffPolicyConfig, "max_grad_norm", 10.0)
     batch_size: int = override(OffPolicyConfig, "batch_size", 32)
     train_length: int = override(OffPolicyConfig, "train_length", 32)

@@ -98,10 +98,16 @@ class RunConfig:
     env_kwargs: dict[str, Any] = setting({}, short="", about="task", fixed=True)
     """Arguments for the environment's constructor."""
 
+    optimizer: Literal["adam", "adamw", "muon"] | str = setting("adam", short="", fixed=True, names="optimizer")
+    """adam, adamw, muon (matrices; adamw for the rest), a class such as torch.optim:RMSprop, or your own, my_module:MyOptimizer."""
     learning_rate: float = setting(7e-4, low=0, above=True, short="lr", search=Around(5))
-    """Initial learning rate of Adam."""
-    lr_schedule: Literal["constant", "linear", "cosine"] = setting("linear", short="")
-    """Learning rate over the run: constant, or falling to 0 at total_steps."""
+    """Initial learning rate."""
+    memory_learning_rate: float | None = setting(None, low=0, above=True, short="memory-lr")
+    """Learning rate of the cores; None: learning_rate."""
+    lr_schedule: Literal["constant", "linear", "cosine"] | str = setting("linear", short="", names="schedule")
+    """Learning rates over the run: constant, falling to 0 at total_steps (linear, cosine), or your own, my_module:my_schedule."""
+    weight_decay: float = setting(0.01, low=0, short="decay")
+    """Weight decay of adamw and muon, of weights with two dimensions or more; adam has none."""
     gamma: float = setting(0.99, low=0, high=1, short="gamma", search=NearOne(4))
     """Discount factor."""
     max_grad_norm: float = setting(
@@ -109,7 +115,7 @@ class RunConfig:
     )
     """Largest gradient norm; larger gradients are scaled down to it."""
     adam_eps: float = setting(1e-5, low=0, above=True, short="eps")
-    """Adam's epsilon."""
+    """Epsilon of adam and adamw."""
     loss_weights: tuple[str, ...] = setting((), short="losses")
     """Weights of the losses that your policy adds (its method losses), such as next_obs=0.5."""
     normalize_obs: bool = setting(True, short="norm-obs", fixed=True)
@@ -165,7 +171,8 @@ class RunConfig:
         self.weights_of_losses()
         self._check_algorithm()
         self._check_named("core")
-        self._check_named("encoder")
+        for name in ("encoder", "optimizer", "lr_schedule"):
+            self._check_named(name)
         self._check_name()
         if self.env_timeout is not None and self.vectorization == "sync":
             raise ValueError(
@@ -330,14 +337,15 @@ class RunConfig:
     # --- checks that need more than one setting, or more than its type -----------------------------------------------
 
     def _check_objects(self) -> None:
-        """Environment, policy and algorithm are given by name here, and as an object to the trainer."""
-        for name in imports.names_objects(type(self)):
+        """Objects are given by name here; environment, policy and algorithm as an object to the trainer."""
+        for name, kind in imports.names_objects(type(self)).items():
             value = getattr(self, name)
             if name != "core" and not isinstance(value, str) and not (name == "policy" and value is None):
                 what = f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
+                or_object = f"; or pass it to the trainer, hf.Trainer(config, {name}=...)"
                 raise ValueError(
-                    f'{name} is {what}, expected a name: {name}="my_module:My{name.title()}"; or pass it to the trainer, '
-                    f"hf.Trainer(config, {name}=...)"
+                    f'{name} is {what}, expected a name: {name}="my_module:My{kind.title()}"'
+                    f"{or_object if name in ('env', 'policy', 'algorithm') else ''}"
                 )
 
     def _check_algorithm(self) -> None:
@@ -357,7 +365,8 @@ class RunConfig:
         value, kinds = getattr(self, name), get_args(settings.types_of(RunConfig)[name])
         known = [choice for kind in kinds for choice in get_args(kind)]
         if not isinstance(value, str) or not (value in known or is_import_name(value)):
-            raise ValueError(f"{given(name, value)} must be one of {', '.join(known)}, or my_module:My{name.title()}")
+            own = f"my_module:My{imports.names_objects(type(self))[name].title()}"
+            raise ValueError(f"{given(name, value)} must be one of {', '.join(known)}, or {own}")
 
     def _check_name(self) -> None:
         if self.name and not self.name.isprintable():

@@ -20,8 +20,6 @@ class SACConfig(OffPolicyConfig):
     """Learning rate of the actor's encoder and head; None: learning_rate."""
     critic_learning_rate: float | None = setting(None, low=0, above=True, short="critic-lr")
     """Learning rate of the critics' encoder and heads; None: learning_rate."""
-    memory_learning_rate: float | None = setting(None, low=0, above=True, short="memory-lr")
-    """Learning rate of the cores; None: learning_rate."""
     temperature_learning_rate: float | None = setting(None, low=0, above=True, short="temperature-lr")
     """Learning rate of the temperature; None: learning_rate."""
     critics: int = setting(2, low=1, high=100, short="critics", about="network", fixed=True)

@@ -14,6 +14,7 @@ from torch.nn.modules.module import _has_any_global_hook
 
 from holdfast.algorithms.auxiliary import AuxiliaryLosses
 from holdfast.algorithms.loss import Loss
+from holdfast.algorithms.optimizers import clipped_step
 from holdfast.config import RunConfig
 from holdfast.distributed.ranks import ALONE, Ranks
 from holdfast.policies.actor_critic import ActorCritic
@@ -79,19 +80,6 @@ class FlatGradients:
 Terms = dict[str, Tensor]
 
 
-def make_adam(parameters: list[nn.Parameter], config: RunConfig) -> torch.optim.Adam:
-    """The optimizer of a run: fused; on a GPU its rate is a tensor, so that a captured step reads the current one."""
-    return adam_of_groups([{"params": parameters, "lr": config.learning_rate}], config)
-
-
-def adam_of_groups(groups: list[dict[str, Any]], config: RunConfig) -> torch.optim.Adam:
-    """As `make_adam`, for parameters with rates of their own."""
-    device = groups[0]["params"][0].device
-    if device.type == "cuda":
-        groups = [{**group, "lr": torch.tensor(group["lr"], device=device)} for group in groups]
-    return torch.optim.Adam(groups, eps=config.adam_eps, fused=True, capturable=device.type == "cuda")
-
-
 class Minibatches:
     """One optimizer step at a time, forward and backward through autograd. `load` comes before the first `step`."""
 
@@ -100,7 +88,7 @@ class Minibatches:
     auxiliary: AuxiliaryLosses | None = None
 
     def __init__(
-        self, policy: RecurrentPolicy, config: RunConfig, optimizer: torch.optim.Adam, ranks: Ranks = ALONE
+        self, policy: RecurrentPolicy, config: RunConfig, optimizer: torch.optim.Optimizer, ranks: Ranks = ALONE
     ) -> None:
         self.policy, self.config, self.optimizer, self.ranks = policy, config, optimizer, ranks
         self.parameters = list(policy.parameters())
@@ -174,16 +162,10 @@ class Minibatches:
 
     @torch.no_grad()
     def optimizer_step(self) -> Tensor:
-        """Step with gradients scaled down to `max_grad_norm`; return their norm before that.
-
-        The fused Adam divides by `grad_scale` as it goes and takes no step where `found_inf` is set: no extra pass over
-        the parameters and no look at a number on the device.
-        """
+        """Step with gradients scaled down to `max_grad_norm`; return their norm before that."""
         norms = torch._foreach_norm([p.grad for p in self.parameters if p.grad is not None])
         norm = torch.linalg.vector_norm(torch.stack(norms))
-        self.optimizer.grad_scale = (norm / self.config.max_grad_norm).clamp(min=1.0)  # type: ignore[attr-defined]
-        self.optimizer.found_inf = (~norm.isfinite()).float()  # type: ignore[attr-defined]
-        self.optimizer.step()
+        clipped_step(self.optimizer, norm, self.config.max_grad_norm, (~norm.isfinite()).float())
         return norm
 
 

@@ -16,11 +16,12 @@ import torch
 from holdfast.algorithms.auxiliary import AuxiliaryLosses
 from holdfast.algorithms.base import Algorithm
 from holdfast.algorithms.loss import Loss, MinibatchEngine
+from holdfast.algorithms.optimizers import CAPTURABLE, Groups, make_optimizer
 from holdfast.algorithms.ppo import ClippedLoss
 from holdfast.config import RunConfig
 from holdfast.distributed.ranks import ALONE, Ranks
 from holdfast.engines import fused_policy, graph_rollout, graph_step, graph_update, native
-from holdfast.engines.autograd import Minibatches, adam_of_groups, copy_weights_from_leader
+from holdfast.engines.autograd import Minibatches, copy_weights_from_leader
 from holdfast.engines.cuda_graph import NotCapturable, exclusive_gpu, read_later
 from holdfast.engines.fused_policy import FusedPolicy
 from holdfast.engines.fused_update import FusedMinibatches
@@ -157,15 +158,15 @@ class Engines:
 
     # --- updates ------------------------------------------------------------------------------------------------------
 
-    def optimizer(self, groups: list[dict[str, Any]], config: RunConfig) -> torch.optim.Adam:
-        """Adam, fused, for groups of parameters ("params") and their rates ("lr"); ranks start from equal weights."""
+    def optimizer(self, groups: Groups, config: RunConfig) -> torch.optim.Optimizer:
+        """The optimizer that the config names; ranks start from equal weights."""
         if self.ranks.joined:
             for group in groups:
                 copy_weights_from_leader(group["params"], self.ranks)
-        return adam_of_groups(groups, config)
+        return make_optimizer(groups, config)
 
     def minibatches(
-        self, policy: RecurrentPolicy, config: Any, optimizer: torch.optim.Adam
+        self, policy: RecurrentPolicy, config: Any, optimizer: torch.optim.Optimizer
     ) -> Callable[[Segment, Loss], MinibatchEngine]:
         """Gives the engine for each update."""
         return _MinibatchEngines(self, policy, config, optimizer)
@@ -186,7 +187,9 @@ def _made(kind: type[Acting], collector: Collector) -> Acting:
 class _MinibatchEngines:
     """Gives the engine for each update of one policy."""
 
-    def __init__(self, engines: Engines, policy: RecurrentPolicy, config: Any, optimizer: torch.optim.Adam) -> None:
+    def __init__(
+        self, engines: Engines, policy: RecurrentPolicy, config: Any, optimizer: torch.optim.Optimizer
+    ) -> None:
         self.engines, self.policy, self.config, self.optimizer = engines, policy, config, optimizer
         self.ranks, self.auxiliary = engines.ranks, AuxiliaryLosses.of(policy, config)
         self._graph: GraphMinibatches | None = None
@@ -216,6 +219,8 @@ class _MinibatchEngines:
         engines = self.engines
         if engines.on_gpu:
             obstacle, fast = graph_update.obstacle(sequences, self.config.minibatches, masked), GRAPH
+            if self.config.optimizer not in CAPTURABLE:
+                obstacle = f"steps of the optimizer {self.config.optimizer} are not captured"
             obstacle = obstacle or engines._refused.get("update")
         else:
             obstacle, fast = self._native_obstacle(loss), NATIVE
@@ -260,6 +265,8 @@ class _MinibatchEngines:
 
     def _fuses(self, loss: Loss) -> bool:
         if self.ranks.joined or type(loss) is not ClippedLoss or not self.engines.accelerated:
+            return False
+        if type(self.optimizer) is not torch.optim.Adam or len(self.optimizer.param_groups) > 1:
             return False
         return fused_policy.obstacle(self.policy, self.config.precision) is None
 

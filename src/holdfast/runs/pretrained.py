@@ -234,7 +234,7 @@ def _described(
             if isinstance(listed, list) and len(listed) > MOST_LAYERS:
                 raise ValueError(f"{name} has {len(listed)} entries, expected at most {MOST_LAYERS}")
         config = settings.from_dict({name: value for name, value in arguments.items() if name in known})
-    imports.require_allowed(config, source, allow_imports, env=False)
+    imports.require_allowed(config, source, allow_imports, env=False, training=False)
     options = {name: getattr(config, name) if name in known else value for name, value in arguments.items()}
     options["core"] = None if config.core == "none" else config.core
     options |= {name: getattr(config, name) or None for name in _ALL_OR_KEYS if name in options}
@@ -266,7 +266,7 @@ def _own_policy(
                 f"its policy class is {name!r:.40}, expected one of {', '.join(algorithms.POLICIES)}, or module:Name"
             )
     config = default_config(policy=name)
-    imports.require_allowed(config, source, allow_imports, env=False)
+    imports.require_allowed(config, source, allow_imports, env=False, training=False)
     return user_policies.build(name, spaces[0], spaces[1], training or config)
 
 

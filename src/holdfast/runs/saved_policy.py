@@ -56,7 +56,7 @@ def _policy_of(file: Path, saved: dict[str, Any], policy: Any, allow_imports: bo
             )
         config = settings(file, saved, allow_imports)
         if policy is None:
-            imports.require_allowed(config, file, allow_imports, env=False)
+            imports.require_allowed(config, file, allow_imports, env=False, training=False)
             require_weights_of(config, file, saved)
             with checkpoint.refusals(file):
                 policy = algorithms.make_policy(config, observation_space, action_space)

@@ -163,7 +163,7 @@ _AdamJob = library.struct("Adam")
 class NativeAdam:
     """Steps for an optimizer with one parameter group that has taken its first step, so that its state exists."""
 
-    def __init__(self, optimizer: torch.optim.Adam, parameters: list[torch.nn.Parameter]) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, parameters: list[torch.nn.Parameter]) -> None:
         self.group = optimizer.param_groups[0]
         self.parameters = parameters
         states = [optimizer.state[p] for p in parameters]
@@ -178,10 +178,11 @@ class NativeAdam:
         self._norm = ctypes.c_double()
 
     @staticmethod
-    def try_create(optimizer: torch.optim.Adam, parameters: list[torch.nn.Parameter]) -> NativeAdam | None:
+    def try_create(optimizer: torch.optim.Optimizer, parameters: list[torch.nn.Parameter]) -> NativeAdam | None:
         """None unless it is plain Adam on contiguous float32 tensors that have all taken the same number of steps."""
         states = [optimizer.state.get(p, {}) for p in parameters]
-        if not all(states) or len(optimizer.param_groups) != 1 or sum(p.numel() for p in parameters) > _MAX_PARAMETERS:
+        other = type(optimizer) is not torch.optim.Adam or len(optimizer.param_groups) != 1
+        if other or not all(states) or sum(p.numel() for p in parameters) > _MAX_PARAMETERS:
             return None
         group = optimizer.param_groups[0]
         plain = not (group["weight_decay"] or group["amsgrad"] or group["maximize"])

@@ -96,7 +96,7 @@ class ClippedAdam:
     """Steps a `torch.optim.Adam` whose rate is a tensor, for float32 parameters. `find` the tensors before the first step, and
     again when gradients have moved."""
 
-    def __init__(self, optimizer: torch.optim.Adam, max_norm: float) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, max_norm: float) -> None:
         self.optimizer, self.max_norm = optimizer, max_norm
         (group,) = optimizer.param_groups
         self.parameters: list[Tensor] = group["params"]
