@@ -15,7 +15,16 @@ from rank_jobs import run_ranks
 SETTINGS: list[tuple[int, dict[str, Any], dict[str, Any]]] = [
     (1, dict(env="holdfast/TMaze-v0"), {}),
     (2, dict(env="holdfast/RepeatPreviousEasy-v0", bptt=8, max_grad_norm=0.05), dict(core="gru", reset="learned")),
-    (3, dict(env="holdfast/PositionOnlyPendulumEasy-v0", clip_schedule="linear"), dict(critic_core="separate")),
+    (
+        3,
+        dict(
+            env="holdfast/PositionOnlyPendulumEasy-v0",
+            clip_schedule="linear",
+            optimizer="adamw",
+            memory_learning_rate=2e-4,
+        ),
+        dict(critic_core="separate"),
+    ),
     (4, dict(env="holdfast/PositionOnlyCartPoleEasy-v0", minibatches=1), dict(core=None, normalize_value=True)),
 ]
 

@@ -21,6 +21,7 @@ ALLOWED = {
     "_foreach_norm": "torch: one call for all gradients; no public name",
     "_foreach_copy_": "torch: the same",
     "_foreach_lerp_": "torch: the same",
+    "_step_supports_amp_scaling": "torch: whether an optimizer reads grad_scale and found_inf; no public name",
     "_has_any_global_hook": "torch: the only way to see hooks on all modules",
     "_forward_hooks": "torch: the only way to see a module's hooks",
     "_forward_pre_hooks": "torch: the same",

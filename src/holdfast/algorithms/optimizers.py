@@ -108,14 +108,13 @@ def clipped_step(optimizer: Any, norm: Tensor, max_norm: float, skipped: Tensor)
     Fused optimizers divide by `grad_scale` as they go and take no step where `found_inf` is set: no extra pass over the parameters
     and no look at a number on the device.
     """
-    scale = (norm / max_norm).clamp(min=1.0)
     if getattr(optimizer, "_step_supports_amp_scaling", False):
-        optimizer.grad_scale, optimizer.found_inf = scale, skipped
+        optimizer.grad_scale, optimizer.found_inf = (norm / max_norm).clamp(min=1.0), skipped
     elif skipped:
         return
     else:
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        torch._foreach_div_([p.grad for p in parameters if p.grad is not None], scale)
+        nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
     optimizer.step()
 
 

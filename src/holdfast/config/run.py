@@ -99,13 +99,13 @@ class RunConfig:
     """Arguments for the environment's constructor."""
 
     optimizer: Literal["adam", "adamw", "muon"] | str = setting("adam", short="", fixed=True, names="optimizer")
-    """adam, adamw, muon (matrices; adamw for the rest), a class such as torch.optim:RMSprop, or your own, my_module:MyOptimizer."""
+    """adam, adamw, muon (matrices; adamw for the rest), torch.optim:RMSprop, ..., or your own, my_module:MyOptimizer."""
     learning_rate: float = setting(7e-4, low=0, above=True, short="lr", search=Around(5))
     """Initial learning rate."""
     memory_learning_rate: float | None = setting(None, low=0, above=True, short="memory-lr")
     """Learning rate of the cores; None: learning_rate."""
     lr_schedule: Literal["constant", "linear", "cosine"] | str = setting("linear", short="", names="schedule")
-    """Learning rates over the run: constant, falling to 0 at total_steps (linear, cosine), or your own, my_module:my_schedule."""
+    """Learning rates over the run: constant, down to 0 (linear, cosine), or your own, my_module:my_schedule."""
     weight_decay: float = setting(0.01, low=0, short="decay")
     """Weight decay of adamw and muon, of weights with two dimensions or more; adam has none."""
     gamma: float = setting(0.99, low=0, high=1, short="gamma", search=NearOne(4))
