@@ -89,9 +89,7 @@ class NativeMinibatches(Minibatches):
             return torch.tensor([*(part * float(term) for term in terms[1:]), norm / size, 0.0])
 
     def optimizer_step(self) -> Tensor:
-        if (
-            self._adam is None
-        ):  # another optimizer; and before the first step of the run there are no moments to work on
+        if self._adam is None:  # another optimizer, or no step taken yet: there are no moments to work on
             return super().optimizer_step()
         return torch.tensor(self._adam.step(self.config.max_grad_norm), dtype=torch.float64)
 
