@@ -75,7 +75,9 @@ def grid(rows: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--grid", action="store_true", help="the native kernel at many sizes, after cpu_recurrence.py --grid")
+    parser.add_argument(
+        "--grid", action="store_true", help="the native kernel at many sizes, after cpu_recurrence.py --grid"
+    )
     if parser.parse_args().grid:
         print(grid(json.loads(GRID_RESULTS.read_text())["sequences"]))
         return

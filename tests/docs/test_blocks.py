@@ -155,7 +155,9 @@ def test_the_pairs_for_frameworks_run(small):
     }
     given |= {name: type(name, (), {}) for name in ("TorchRLModule", "ValueFunctionAPI")}
     given["train_cfg"] = {"actor": {}, "critic": {}, "algorithm": {}}
-    for block in blocks("docs/migrate.md", "python")[2:-4]:  # the last four are parts of the programs in examples/migrating
+    for block in blocks("docs/migrate.md", "python")[
+        2:-4
+    ]:  # the last four are parts of the programs in examples/migrating
         names = dict(given)
         if "policy.act" in block:
             names |= {"policy": policy, "segment": segment, "obs": segment.obs[0], "done": segment.resets[0]}

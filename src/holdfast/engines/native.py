@@ -1,9 +1,10 @@
 """An `ActorCritic` on a CPU without autograd and modules: minibatches of PPO and steps of rollouts, in C.
 
 In a thin minibatch (one environment's 128 steps through 64 units) autograd's records, module calls and small operations take as
-long as the arithmetic (docs/performance/cpu.md), and so do checks and addresses of arguments: for each size of minibatch they are prepared
-once, on tensors that stay where they are. Between two steps of small environments most of the policy's time is Python. The numbers
-are those of autograd and of `policy.step`, to rounding. An accelerator for `ClippedLoss`; `native_obstacle` says for which policies.
+long as the arithmetic (docs/performance/cpu.md), and so do checks and addresses of arguments: for each size of minibatch they are
+prepared once, on tensors that stay where they are. Between two steps of small environments most of the policy's time is Python.
+The numbers are those of autograd and of `policy.step`, to rounding. An accelerator for `ClippedLoss`; `native_obstacle` says for
+which policies.
 """
 
 from __future__ import annotations
