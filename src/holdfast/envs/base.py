@@ -64,6 +64,8 @@ class TorchVectorEnv(VectorEnv[Any, Tensor, Tensor]):
     """False if `truncated` is never True. Rollouts then skip what only a truncation needs."""
     can_be_captured: ClassVar[bool] = True
     """False if a step is not made of torch operations alone, so that no CUDA graph can hold it."""
+    begins_afresh: ClassVar[bool] = True
+    """False if the episode after an end is not the one that `begin` makes of the same draws: it was drawn ahead."""
 
     def __init__(
         self,
