@@ -104,7 +104,7 @@ class TorchVectorEnv(VectorEnv[Any, Tensor, Tensor]):
 
     @abstractmethod
     def draw(self) -> Tensor:
-        """The random numbers of one step of all environments. Nothing else uses `self.generator`."""
+        """The random numbers [B, ...] of one step of all environments. Nothing else uses `self.generator`."""
 
     @abstractmethod
     def begin(self, draws: Tensor) -> tuple[State, Any]:
@@ -112,7 +112,10 @@ class TorchVectorEnv(VectorEnv[Any, Tensor, Tensor]):
 
     @abstractmethod
     def transition(self, state: State, actions: Tensor, draws: Tensor) -> Transition:
-        """One step, including autoreset. Pure: `state` does not change, the result holds a new one."""
+        """One step, including autoreset. Pure: `state` does not change, the result holds a new one.
+
+        Where an episode ended, the next one is what `begin` makes of the same draws.
+        """
 
     def text(self, row: int) -> str:
         """Environment `row` in letters, for `render_mode="ansi"`. May wait for the device."""

@@ -209,8 +209,12 @@ class _Contract:
         row_0 = torch.arange(ROWS, device=env.device) == 0
         while t < until and "pure" not in self.faults:
             here, there = ({"actions": self.actions(now), "draws": env.draw()} for now in (state, elsewhere))
-            out, other = self.step(state, **here), self.step(elsewhere, **there)
+            out, t = self.step(state, **here), t + 1
+            if t > AFTER_AN_END and not ended and not out.done.any():  # nothing new before the first end
+                state = restarted = out.state
+                continue
             self.look_at(out, state)
+            other = self.step(elsewhere, **there)
             # The arguments of `other` in row 0, of `out` in the rest: each row must be as there.
             mixed = self.step(self.merge(row_0, elsewhere, state), **self.merge(row_0, there, here))
             if part := self.difference(out, mixed, slice(1, None)) or self.difference(other, mixed, slice(1)):
@@ -222,8 +226,7 @@ class _Contract:
             fresher = self.step(restarted, **here)
             if part := self.difference(out._replace(state={}), fresher):
                 self.fault("autoreset", f"after an end, {part} differs from the episode of begin() with the same draws")
-            t, done = t + 1, out.done
-            fresh, first = env.begin(here["draws"])
+            done, (fresh, first) = out.done, env.begin(here["draws"])
             restarted = self.merge(done, fresh, fresher.state) if env.begins_afresh and not part else out.state
             if done.any():
                 ended, until = ended + int(done.sum()), min(until, t + AFTER_AN_END)
