@@ -29,7 +29,7 @@ def main(argv: list[str]) -> int:
             with user_errors():
                 check(flags.check, **named_values("--env-args", flags.env_args, "length=40"))
         except AssertionError as faults:
-            show(str(faults))
+            show(*str(faults).splitlines())
             return 1
         show(f"{flags.check}: no fault found")
         return 0
