@@ -68,6 +68,11 @@ def test_a_page_runs_as_it_is_printed(page, small):
         exec(compile(block, page, "exec"), names)
 
 
+def test_the_class_of_the_page_on_environments_is_that_of_the_example():
+    printed = blocks("docs/own_environment.md", "python")[0]
+    assert printed[printed.index("class Fetch") :] in (ROOT / "examples" / "own_torch_env.py").read_text()
+
+
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")])
 def test_python_blocks_parse_and_use_names_that_exist(page):
     for block in blocks(page, "python"):

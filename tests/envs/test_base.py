@@ -1,15 +1,12 @@
-"""What all environments in torch promise: gymnasium's interface, autoreset, seeds, saving, no waiting for a device."""
+"""What the base class of environments in torch does. What each task must do is checked in `test_contract.py`."""
 
 from __future__ import annotations
-
-import io
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 from gymnasium.vector import AutoresetMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import holdfast.envs
 from holdfast.state import leaves, tree_map
@@ -54,10 +51,6 @@ def play(env, actions):
     return out
 
 
-def as_numpy(obs):
-    return tree_map(lambda o: o.numpy(), obs)
-
-
 def first_row(obs):
     return tree_map(lambda o: o[0].item() if o.dim() == 1 else o[0].numpy(), obs)
 
@@ -76,93 +69,22 @@ def test_gymnasium_makes_it_and_its_spaces_hold_what_it_returns(env_id):
     obs, info = env.reset(seed=0)
     assert info == {}
     env.action_space.seed(0)
-    for _ in range(60):
-        assert as_numpy(obs) in env.observation_space
-        assert first_row(obs) in env.single_observation_space
-        obs, rewards, terminated, truncated, info = env.step(env.action_space.sample())
-        assert rewards.dtype == torch.float32 and rewards.shape == (5,)
-        assert terminated.dtype == truncated.dtype == info["_final_obs"].dtype == torch.bool
-        assert as_numpy(info["final_obs"]) in env.observation_space
+    obs, *_, info = env.step(env.action_space.sample())
+    assert first_row(obs) in env.single_observation_space
+    assert first_row(info["final_obs"]) in env.single_observation_space
 
 
-@pytest.mark.parametrize("env_id", ONE_OF_EACH)
-def test_an_episode_ends_and_the_next_begins_in_the_same_step(env_id):
-    env = make(env_id, num_envs=32)
-    env.reset(seed=0)
-    first_obs_of_all = {"holdfast/TMaze-v0": {0, 1}}.get(env_id)
-    ended = 0
-    for actions in random_actions(env, 210):
-        obs, _, terminated, truncated, info = env.step(actions)
-        done = terminated | truncated
-        assert torch.equal(info["_final_obs"], done)
-        for final, part in zip(leaves(info["final_obs"]), leaves(obs)):
-            assert torch.equal(final[~done], part[~done])
-        if first_obs_of_all and done.any():
-            assert set(obs[done].argmax(-1).tolist()) <= first_obs_of_all
-        if "/PositionOnlyCartPole" in env_id and done.any():
-            assert obs[done].abs().max() <= 0.05  # a fresh start, in the state as in the observation
-            assert env.state["motion"][done].abs().max() <= 0.05
-            fell = info["final_obs"][terminated].double().abs() > torch.tensor([2.4, 0.2094])
-            assert fell.any(-1).all()
-        ended += int(done.sum())
-    assert ended >= 32
-
-
-@pytest.mark.parametrize("env_id", ONE_OF_EACH)
-def test_environments_do_not_touch_each_other(env_id):
-    """Another action in one environment changes nothing in the others."""
-    one, two = make(env_id), make(env_id)
-    one.reset(seed=4), two.reset(seed=4)
-    actions = random_actions(one, 80)
-    changed = actions.clone()
-    changed[:, 2] = random_actions(one, 80, seed=9)[:, 2]
-    others = [0, 1, 3, 4, 5]
-    for left, right in zip(play(one, actions), play(two, changed)):
-        assert torch.equal(left[others], right[others])
-
-
-@pytest.mark.parametrize("env_id", ONE_OF_EACH)
-def test_the_same_seed_gives_the_same_run_and_another_seed_another(env_id):
-    env = make(env_id)
+def test_a_reset_without_a_seed_goes_on_with_the_same_generator():
+    env = make("holdfast/RepeatFirstEasy-v0")
     actions = random_actions(env, 60)
     runs = []
-    for seed in (1, 1, 2):
-        obs, _ = env.reset(seed=seed)
-        runs.append([*leaves(obs), *play(env, actions)])
-    assert_equal(runs[0], runs[1])
-    assert any(not torch.equal(a, b) for a, b in zip(runs[0], runs[2]))
-    # reset() without a seed continues with the same generator: reproducible, but other episodes.
-    again = []
     for _ in range(2):
         env.reset(seed=1)
-        again.append([*leaves(env.reset()[0]), *play(env, actions)])
-    assert_equal(again[0], again[1])
-    assert any(not torch.equal(a, b) for a, b in zip(again[0], runs[0]))
-
-
-@pytest.mark.parametrize("env_id", ONE_OF_EACH)
-def test_environments_leave_the_global_random_numbers_alone(env_id):
-    env = make(env_id, seed=0)
-    torch.manual_seed(5)
-    expected = torch.rand(3)
-    torch.manual_seed(5)
-    env.reset()
-    play(env, random_actions(env, 5))
-    assert torch.equal(torch.rand(3), expected)
-
-
-@pytest.mark.parametrize("env_id", ALL_IDS)
-def test_a_restored_environment_continues_bit_for_bit(env_id):
-    env = make(env_id, seed=3)
-    actions = random_actions(env, 150)
-    play(env, actions[:37])  # mid-episode
-    file = io.BytesIO()
-    torch.save(env.state_dict(), file)
-    file.seek(0)
-    restored = make(env_id)
-    restored.load_state_dict(torch.load(file, weights_only=True))
-    assert_equal(play(env, actions[37:]), play(restored, actions[37:]))
-    assert_equal(leaves(env.reset()[0]), leaves(restored.reset()[0]))
+        runs.append(play(env, actions))
+        runs.append([*leaves(env.reset()[0]), *play(env, actions)])
+    assert_equal(runs[0], runs[2])
+    assert_equal(runs[1], runs[3])
+    assert any(not torch.equal(a, b) for a, b in zip(runs[0], runs[1][1:]))
 
 
 @pytest.mark.parametrize("env_id", ONE_OF_EACH)
@@ -195,20 +117,6 @@ def test_a_state_of_another_environment_is_refused_with_the_difference():
     damaged["state"]["deck"] = damaged["state"]["deck"][:3]
     with pytest.raises(ValueError, match=r"saved 'deck' is torch.int64 \(3, 4\), expected torch.int64 \(6, 4\)"):
         env.load_state_dict(damaged)
-
-
-@pytest.mark.parametrize("env_id", ONE_OF_EACH)
-def test_changing_returned_tensors_does_not_change_the_environment(env_id):
-    one, two = make(env_id, seed=0), make(env_id, seed=0)
-    one.reset()
-    for part in leaves(two.reset()[0]):
-        part.zero_()
-    for actions in random_actions(one, 60):
-        expected = one.step(actions)
-        changed = two.step(actions)
-        assert_equal(leaves(expected[:4]), leaves(changed[:4]))
-        for tensor in leaves(changed):
-            tensor.zero_()
 
 
 @pytest.mark.parametrize("env_id", ONE_OF_EACH)
@@ -286,50 +194,6 @@ def test_misuse_is_refused_with_what_to_do():
 
 
 # --- no waiting for the device -------------------------------------------------------------------------
-
-WAITS = {"_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal", "_unique2", "item", "lift_fresh"}
-
-
-class RefusesToWait(TorchDispatchMode):
-    """Fails on operations that must know a tensor's values or copy from the host, and on writes into a tensor."""
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        name = func.overloadpacket.__name__
-        assert name not in WAITS, f"{func} waits for the device"
-        if name == "index":
-            assert all(i is None or i.dtype != torch.bool for i in args[1]), "indexing by a mask waits"
-        in_place = name.endswith("_") and not name.endswith("__")
-        assert not in_place or name in ("uniform_", "normal_"), f"{func} writes in place"
-        return func(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize("env_id", ONE_OF_EACH)
-def test_a_step_never_looks_at_a_value(env_id):
-    env = make(env_id, seed=0)
-    actions = random_actions(env, 60)
-    with RefusesToWait():
-        play(env, actions.unbind(0))
-        env.reset()
-
-
-@pytest.mark.parametrize("env_id", ONE_OF_EACH)
-def test_a_transition_compiles_as_one_graph_and_never_again(env_id):
-    env = make(env_id, seed=0)
-    graphs = []
-
-    def count(graph, _inputs):
-        graphs.append(graph)
-        return graph.forward
-
-    torch._dynamo.reset()
-    compiled = torch.compile(env.transition, fullgraph=True, backend=count, dynamic=False)
-    state = env.state
-    for actions in random_actions(env, 60):
-        draws = env.draw()
-        expected, came = env.transition(state, actions, draws), compiled(state, actions, draws)
-        assert_equal(leaves(list(expected[1:])), leaves(list(came[1:])))
-        state = came.state
-    assert len(graphs) == 1
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -37,3 +37,12 @@ def test_cartpole_starts_within_5_hundredths():
     assert start.abs().max() <= 0.05
     assert (start.mean(0).abs() < 0.002).all()
     assert torch.allclose(start.std(0), torch.tensor(0.1 / 12**0.5, dtype=torch.float64), rtol=0.05)
+
+
+def test_the_final_observation_is_where_the_pole_or_the_cart_went_too_far():
+    env = PositionOnlyCartPole(num_envs=32)
+    env.reset(seed=0)
+    for _ in range(60):
+        _, _, terminated, _, info = env.step(torch.randint(2, (32,)))
+        limits = torch.tensor([2.4, 0.2094])
+        assert torch.equal(terminated, (info["final_obs"].double().abs() > limits).any(-1))

@@ -23,6 +23,7 @@ RUNS = {
         lambda r: r["others_changed"] == 0 and r["line_2_from_a_newcomer"] < 1e-6 < r["line_2_changed"],
     ),
     "own_env_and_policy.py": (["--steps", "6000"], lambda r: r["mean_return"] > 0.9),
+    "own_torch_env.py": (["--steps", "20000", "--seconds", "0.1"], lambda r: r["mean_return"] > 0.9),
     "jax_own_env.py": (["--steps", "30000"], lambda r: r["mean_return"] > 0.9),
     "craftax_gru.py": (
         ["--steps", "1024", "--num-envs", "8", "--hidden-size", "16", "--device", "cpu"],

@@ -1,23 +1,38 @@
-"""`holdfast envs`: the environments that come with Holdfast, how to name others, and the presets."""
+"""`holdfast envs`: the environments that come with Holdfast, how to name others, and the presets. `--check`: one of your own."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from holdfast.cli.flags import parse
+from holdfast.cli.errors import user_errors
+from holdfast.cli.flags import named_values, parse
 from holdfast.shown_text import show
 
 
 @dataclass
 class EnvsFlags:
-    """List the environments that come with Holdfast."""
+    """List the environments that come with Holdfast, or check one of your own (--check)."""
+
+    check: str | None = None
+    """Find the faults of this environment written in torch (my_module:MyEnv); exit code 1 if there is one."""
+    env_args: tuple[str, ...] = ()
+    """Arguments of its constructor, with --check: length=40."""
 
 
 def main(argv: list[str]) -> int:
-    parse(EnvsFlags, argv, "envs")
+    flags = parse(EnvsFlags, argv, "envs")
     from holdfast.config import PRESETS
-    from holdfast.envs import list_envs
+    from holdfast.envs import check, list_envs
 
+    if flags.check is not None:
+        try:
+            with user_errors():
+                check(flags.check, **named_values("--env-args", flags.env_args, "length=40"))
+        except AssertionError as faults:
+            show(*str(faults).splitlines())
+            return 1
+        show(f"{flags.check}: no fault found")
+        return 0
     table = [("environment", "length", "chance", "best", "what it asks")]
     table += [
         (env.id, env.episode_length, f"{env.chance_return:g}", f"{env.solved_return:g}", env.description)

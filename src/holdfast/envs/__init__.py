@@ -19,6 +19,7 @@ _CLASSES = {
     **{task: module for module, task in (row.entry_point.split(":") for row in list_envs())},
     "TorchVectorEnv": "holdfast.envs.base",
     "Transition": "holdfast.envs.base",
+    "check": "holdfast.envs.contract",
     "KeepObs": "holdfast.envs.observation_masks",
     "PositionMask": "holdfast.envs.observation_masks",
     "VelocityMask": "holdfast.envs.observation_masks",

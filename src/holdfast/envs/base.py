@@ -64,6 +64,8 @@ class TorchVectorEnv(VectorEnv[Any, Tensor, Tensor]):
     """False if `truncated` is never True. Rollouts then skip what only a truncation needs."""
     can_be_captured: ClassVar[bool] = True
     """False if a step is not made of torch operations alone, so that no CUDA graph can hold it."""
+    begins_afresh: ClassVar[bool] = True
+    """False if the episode after an end is not the one that `begin` makes of the same draws: it was drawn ahead."""
 
     def __init__(
         self,
@@ -102,7 +104,7 @@ class TorchVectorEnv(VectorEnv[Any, Tensor, Tensor]):
 
     @abstractmethod
     def draw(self) -> Tensor:
-        """The random numbers of one step of all environments. Nothing else uses `self.generator`."""
+        """The random numbers [B, ...] of one step of all environments. Nothing else uses `self.generator`."""
 
     @abstractmethod
     def begin(self, draws: Tensor) -> tuple[State, Any]:
@@ -110,7 +112,10 @@ class TorchVectorEnv(VectorEnv[Any, Tensor, Tensor]):
 
     @abstractmethod
     def transition(self, state: State, actions: Tensor, draws: Tensor) -> Transition:
-        """One step, including autoreset. Pure: `state` does not change, the result holds a new one."""
+        """One step, including autoreset. Pure: `state` does not change, the result holds a new one.
+
+        Where an episode ended, the next one is what `begin` makes of the same draws.
+        """
 
     def text(self, row: int) -> str:
         """Environment `row` in letters, for `render_mode="ansi"`. May wait for the device."""

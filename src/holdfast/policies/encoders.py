@@ -252,7 +252,7 @@ def for_space(
     """
     if encoder not in ("auto", "vector", images.AS_IN_0_2):
         _require_encoder(encoder)
-        boxes = [box for _, box in _parts(space) if isinstance(box, spaces.Box) and len(box.shape) > 1]
+        boxes = [box for _, box in leaf_spaces(space) if isinstance(box, spaces.Box) and len(box.shape) > 1]
         chosen = [box for box in boxes if images.may_be_image(box, channels)]
         if not boxes:
             raise ValueError(
@@ -308,8 +308,8 @@ def encoder_lines(policy: Any, space: spaces.Space[Any]) -> list[str]:
     """How a policy of ours reads the images in an environment's observations, what it leaves out, and what would help."""
     readers = [getattr(policy, name, None) for name in ("encoder", "critic_encoder")]
     lines = list(dict.fromkeys(text.removeprefix("obs.") for reader in readers for text in _described(reader)))
-    lines += [f"{key}: a text, which is left out" for key, part in _parts(space) if is_text(part)]
-    if any(images.is_raw_atari(part) for _, part in _parts(space)):
+    lines += [f"{key}: a text, which is left out" for key, part in leaf_spaces(space) if is_text(part)]
+    if any(images.is_raw_atari(part) for _, part in leaf_spaces(space)):
         lines.append(
             "these are raw Atari frames: gymnasium's wrappers AtariPreprocessing(env) and FrameStackObservation(env, 4) make them 4 x "
             "84 x 84, which learns much faster (docs/images.md)"
@@ -317,12 +317,12 @@ def encoder_lines(policy: Any, space: spaces.Space[Any]) -> list[str]:
     return lines
 
 
-def _parts(space: spaces.Space[Any], name: str = "") -> list[tuple[str, spaces.Space[Any]]]:
+def leaf_spaces(space: spaces.Space[Any], name: str = "") -> list[tuple[str, spaces.Space[Any]]]:
     """What is inside Dicts and Tuples, with its keys."""
     if not isinstance(space, (spaces.Dict, spaces.Tuple)):
         return [(name, space)]
     inside = space.items() if isinstance(space, spaces.Dict) else enumerate(space)
-    return [found for key, part in inside for found in _parts(part, f"{name}.{key}".strip("."))]
+    return [found for key, part in inside for found in leaf_spaces(part, f"{name}.{key}".strip("."))]
 
 
 def _described(encoder: nn.Module | None, name: str = "") -> list[str]:

@@ -108,18 +108,10 @@ def gym_space(space: Any) -> Space:
 
 def flat_space(space: Space) -> Space:
     """Dict and Tuple spaces as one Dict without levels, named as `named_leaves` names observations."""
-    parts = dict(_parts(space, ""))
+    from holdfast.policies.encoders import leaf_spaces
+
+    parts = dict(leaf_spaces(space))
     return parts[""] if list(parts) == [""] else gym.spaces.Dict(parts)
-
-
-def _parts(space: Space, name: str) -> list[tuple[str, Space]]:
-    if isinstance(space, gym.spaces.Dict):
-        children = [(str(key), part) for key, part in space.items()]
-    elif isinstance(space, gym.spaces.Tuple):
-        children = [(str(number), part) for number, part in enumerate(space)]
-    else:
-        return [(name, space)]
-    return [found for key, part in children for found in _parts(part, f"{name}.{key}" if name else key)]
 
 
 def named_leaves(tree: Any) -> dict[str, Any]:

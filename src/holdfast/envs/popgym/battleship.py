@@ -29,6 +29,7 @@ class Battleship(TorchVectorEnv):
     """Observation: whether the last shot hit, 0 at the start. Action: row and column of the shot."""
 
     inputs = ("obs", "prev_action")
+    begins_afresh = False
 
     render_modes = ("ansi",)
 
