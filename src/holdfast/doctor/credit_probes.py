@@ -310,9 +310,9 @@ def score_of(result: Replay) -> Tensor:
 
 
 def differentiable(tree: Any) -> tuple[Any, list[Tensor]]:
-    """A copy whose floating-point tensors require a gradient, and those tensors."""
+    """A copy whose floating-point tensors require a gradient, and those of them that hold a number."""
     fresh = map_tensors(lambda x: x.detach().clone().requires_grad_() if x.is_floating_point() else x, tree)
-    return fresh, [x for x in tensors_in(fresh) if x.requires_grad]
+    return fresh, [x for x in tensors_in(fresh) if x.requires_grad and x.numel()]
 
 
 def is_recurrent(layer: nn.Module) -> bool:

@@ -296,7 +296,7 @@ def state_norms(subject: Subject, rows: int) -> Tensor:
     for x in tensors_in(subject.state()):
         if not x.is_floating_point() or rows not in x.shape:
             continue
-        total += to_numbers(x).movedim(_batch_dim(x, rows), 0).flatten(1).square().sum(1)
+        total += to_numbers(x).movedim(_batch_dim(x, rows), 0).reshape(rows, -1).square().sum(1)
         seen = True
     return total.sqrt() if seen else torch.full((rows,), float("nan"), dtype=torch.float64)
 

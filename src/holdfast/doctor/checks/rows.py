@@ -9,6 +9,7 @@ from torch import Tensor
 
 from holdfast.doctor.checks.base import Case, NotApplicable, check
 from holdfast.doctor.checks.repeatability import hold_batch_norm
+from holdfast.doctor.comparison import to_numbers
 from holdfast.doctor.recordings import Recordings
 from holdfast.doctor.script import STEPS
 from holdfast.doctor.trees import map_tensors, tensors_in
@@ -153,7 +154,7 @@ def padding(case: Case) -> str:
     noisy = recordings.replay_with_graph(segment.with_(lengths=lengths, obs=tree_map(with_noise, segment.obs, noise)))
     worst = 0.0
     for a, b in zip(tensors_in(plain.state), tensors_in(noisy.state)):
-        worst = max(worst, float((a - b).detach().abs().max()))
+        worst = max(worst, float((to_numbers(a) - to_numbers(b)).abs().max()))
     outputs = (plain.output - noisy.output).detach().abs().amax(-1).cpu()[~padded]
     worst = max(worst, float(outputs.max()))
     if worst > 10 * recordings.tolerance:
