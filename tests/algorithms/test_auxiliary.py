@@ -120,9 +120,9 @@ def test_what_does_not_fit_is_said():
     predicting(policy)
     with pytest.raises(ValueError, match="has losses of its own: give each a weight"):
         AuxiliaryLosses.of(policy, hf.PPOConfig())
-    for text in ("recall", "recall=much", "=1", "recall=inf"):
-        with pytest.raises(ValueError, match="must be names with numbers, such as"):
-            hf.PPOConfig(loss_weights=(text,))
+    for texts in (("recall",), ("recall=much",), ("=1",), ("recall=inf",), ("recall\n=1",), ("recall=1", "recall=2")):
+        with pytest.raises(ValueError, match="must be names with numbers, each once, such as"):
+            hf.PPOConfig(loss_weights=texts)
     added = AuxiliaryLosses.of(policy, hf.PPOConfig(loss_weights={"recall": 1.0}))
     policy.losses = lambda *_: {"other": torch.zeros(())}
     with pytest.raises(ValueError, match=r"gave other, but .* names recall; make them the same"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ from gymnasium.vector import AutoresetMode
 
 import holdfast as hf
 from holdfast.cli import eval as command
+from holdfast.cli.errors import UserError
 from holdfast.training.eval_record import RECORDED, numbers_of
 
 MODES = [AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED]
@@ -69,7 +72,7 @@ def test_distributions_of_torch_are_recorded_by_their_parameters():
     assert set(numbers_of(beta)) == {"concentration1", "concentration0"}
 
 
-def test_the_command_writes_a_file_that_numpy_reads(tmp_path, capsys):
+def test_the_command_writes_a_file_that_numpy_reads_or_names_it(tmp_path, capsys, monkeypatch):
     config = hf.PPOConfig(
         env="CartPole-v1", core="gru", hidden_size=8, num_envs=2, num_steps=8, total_steps=16, quiet=True, tensorboard=False,
         final_eval_episodes=1, run_dir=str(tmp_path / "run"),
@@ -82,3 +85,9 @@ def test_the_command_writes_a_file_that_numpy_reads(tmp_path, capsys):
         and found["state.h"].shape[-1] == 8
         and "steps.npz: obs, " in capsys.readouterr().out
     )
+    for place in ["/dev/full"] * os.path.exists("/dev/full"):  # a full disk does not name the file itself
+        with pytest.raises(UserError, match=r"^/dev/full: No space left"):
+            command.main([str(tmp_path / "run"), "--episodes", "1", "--record", place])
+    monkeypatch.setattr(hf, "evaluate", lambda *_, **__: pytest.fail("it played first"))
+    with pytest.raises(UserError, match=r"nowhere/steps.npz: there is no such"):
+        command.main([str(tmp_path / "run"), "--episodes", "2", "--record", str(tmp_path / "nowhere" / "steps.npz")])

@@ -78,6 +78,8 @@ def main(argv: list[str]) -> int:
             vectorization=config.vectorization,
             **config.env_options,
         )
+        if flags.record is not None:
+            flags.record.open("ab").close()  # a wrong place is said before the episodes
         with autocast(device, autocast_dtype(config.precision)):
             result = hf.evaluate(
                 policy,
@@ -90,7 +92,7 @@ def main(argv: list[str]) -> int:
             )
         if flags.record is not None:
             assert result.record is not None
-            with flags.record.open("wb") as npz:
+            with user_errors(writes=flags.record), flags.record.open("wb") as npz:
                 np.savez_compressed(npz, **result.record)  # type: ignore[arg-type]
     actions = "most likely actions" if flags.deterministic else "sampled actions"
     played = " ".join([config.env, *(f"{name}={value}" for name, value in env_args.items())])

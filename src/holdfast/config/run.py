@@ -192,11 +192,12 @@ class RunConfig:
             pairs = [(name, float(weight)) for name, _, weight in (text.partition("=") for text in self.loss_weights)]
         except ValueError:
             pairs = [("", 0.0)]
-        if not all(name and math.isfinite(weight) for name, weight in pairs):
+        weights = dict(pairs)
+        if len(weights) < len(pairs) or not all(n and n.isprintable() and math.isfinite(w) for n, w in pairs):
             raise ValueError(
-                f"{given('loss_weights', self.loss_weights)} must be names with numbers, such as next_obs=0.5"
+                f"{given('loss_weights', self.loss_weights)} must be names with numbers, each once, such as next_obs=0.5"
             )
-        return dict(pairs)
+        return weights
 
     @property
     def sequence_length(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import inspect
 from pathlib import Path
@@ -243,3 +244,21 @@ def test_a_loop_written_by_hand_takes_fifteen_lines_to_examine(adapter, found):
     torch.manual_seed(0)
     report = doctor.examine(adapter(example(adapter.__name__)))
     assert found <= {f.cause for f in report.findings if f.severity == "error"}, report.to_text()
+
+
+def with_options(net, obs, h, first, scale=1.0, *, shift=0.0):
+    return train(net, obs, h, first) * scale + shift
+
+
+@pytest.mark.parametrize("trained", [with_options, functools.partial(with_options, scale=1.0)])
+def test_options_of_a_training_function_are_not_taken_for_the_actions(trained):
+    report = doctor.examine(subjects.Loop(Net(), (OBS,), start=start, step=step, train=trained))
+    assert report.ok, report.to_text()
+
+
+def test_a_step_that_returns_no_state_is_told_so():
+    def forgets(net, obs, h, first):
+        return step(net, obs, h, first)[0]
+
+    with pytest.raises(doctor.CannotExamine, match=r"step returned .*, expected outputs and the next state"):
+        doctor.examine(subjects.Loop(Net(), (OBS,), start=start, step=forgets, train=train))

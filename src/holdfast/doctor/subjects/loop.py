@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from holdfast.doctor.columns import columns
+from holdfast.doctor.columns import columns, describe
 from holdfast.doctor.subjects.base import RecordedSegment, Replay, Subject, SubjectStep
 from holdfast.doctor.trees import map_tensors, tensors_in
 
@@ -33,7 +33,7 @@ class Loop(Subject):
     `first` `[B]` or `[T, B]` is True at the first observation of an episode. Write what your script writes: its own reset, its
     own detach. `step` runs under `no_grad` unless `no_grad=False`. Outputs are anything with numbers: logits, (logits, value).
     If training computes log-probabilities, `step` returns a `SubjectStep` with the action, and `train` takes the actions as a fifth
-    argument and returns a `Replay`.
+    argument, without a default, and returns a `Replay`.
     `new_rollout(net, state) -> state`: what your script does to the state when a rollout starts, such as clearing it.
     `whole_episodes`: training replays whole episodes only. `bptt`: over how many steps gradients flow on purpose.
     `state_batch_dim`: the dimension of environments in tensors of the state; 1 for those of `torch.nn`.
@@ -71,7 +71,10 @@ class Loop(Subject):
 
     def step(self, obs: Any, terminated: Tensor, truncated: Tensor, env_ids: Tensor) -> SubjectStep:
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.no_grad):
-            result, self._now = self._step(self.net, obs, self._now, terminated | truncated)
+            returned = self._step(self.net, obs, self._now, terminated | truncated)
+        if not isinstance(returned, (tuple, list)) or len(returned) != 2:
+            raise TypeError(f"step returned {describe(returned)}, expected outputs and the next state")
+        result, self._now = returned
         return result if isinstance(result, SubjectStep) else SubjectStep(columns(result, len(terminated)))
 
     def mark(self) -> Any:
@@ -82,7 +85,9 @@ class Loop(Subject):
 
     def replay(self, segment: RecordedSegment) -> Replay:
         steps, rows = segment.resets.shape
-        actions = [segment.actions] if len(inspect.signature(self._train).parameters) > 4 else []
+        needed = [p for p in inspect.signature(self._train).parameters.values() if p.default is p.empty]
+        positional = sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in needed)
+        actions = [segment.actions] if positional > 4 else []
         result = self._train(self.net, segment.obs, segment.start, segment.resets, *actions)
         if isinstance(result, Replay):
             return result
