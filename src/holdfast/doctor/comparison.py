@@ -107,11 +107,6 @@ class Difference:
     def largest(self) -> float:
         return float(self.sizes[self.where].max()) if self.any else float(self.sizes.max())
 
-    def first_place(self) -> tuple[int, int]:
-        """(step, environment) of the first difference."""
-        step, row = self.where.nonzero()[0].tolist()
-        return step, row
-
 
 def _stack(*leaves: Any) -> Any:
     return torch.stack([leaf.detach() for leaf in leaves]) if isinstance(leaves[0], Tensor) else list(leaves)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -165,10 +165,6 @@ class Slopes:
     by_gradient: Tensor
     by_difference: Tensor
     smooth: Tensor
-
-    def with_changes(self, smooth: Tensor) -> Slopes:
-        """The same, where more is known to change."""
-        return replace(self, smooth=self.smooth | smooth)
 
     @property
     def lost(self) -> Tensor:
