@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from holdfast.doctor.subjects.base import Replay, SubjectStep
-from holdfast.doctor.trees import map_tensors, tensors_in
-from holdfast.state import tree_map
+from holdfast.state import map_tensors, tensors_in, tree_map
 
 
 @dataclass

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from holdfast.doctor.recordings import Recordings
 from holdfast.doctor.subjects.base import RecordedSegment, Replay
-from holdfast.doctor.trees import map_tensors, tensors_in
+from holdfast.state import map_tensors, tensors_in
 
 #: how far numbers are moved in single precision, in units of their spread
 COARSE = 1e-2

@@ -21,7 +21,7 @@ from holdfast.doctor.credit_probes import (
 from holdfast.doctor.report.credit import CreditMap
 from holdfast.doctor.script import STEPS
 from holdfast.doctor.subjects.base import RecordedSegment
-from holdfast.doctor.trees import map_tensors, tensors_in
+from holdfast.state import map_tensors, tensors_in
 
 
 @check("gradient-flow", "inside an episode, the outcome of a step teaches the steps before it")

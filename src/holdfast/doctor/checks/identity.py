@@ -10,7 +10,7 @@ from holdfast.doctor.comparison import Recording, record
 from holdfast.doctor.recordings import Recordings
 from holdfast.doctor.script import STEPS
 from holdfast.doctor.subjects.base import SubjectStep
-from holdfast.doctor.trees import map_tensors
+from holdfast.state import map_tensors
 
 
 @check("nan", "a NaN in one environment ends with its episode and does not affect other environments")

@@ -13,7 +13,7 @@ from holdfast.doctor.checks.base import Case, NotApplicable, by_how_much, check,
 from holdfast.doctor.comparison import record, to_numbers
 from holdfast.doctor.recordings import Recordings, state_norms
 from holdfast.doctor.script import TOTAL
-from holdfast.doctor.trees import map_tensors, tensors_in
+from holdfast.state import map_tensors, tensors_in
 
 LONG_EPISODE = 110  # steps
 LARGE = 50.0  # for a number in a state

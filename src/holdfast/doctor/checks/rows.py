@@ -11,8 +11,7 @@ from holdfast.doctor.checks.base import Case, NotApplicable, check
 from holdfast.doctor.checks.repeatability import hold_batch_norm
 from holdfast.doctor.recordings import Recordings
 from holdfast.doctor.script import STEPS
-from holdfast.doctor.trees import map_tensors, tensors_in
-from holdfast.state import tree_map
+from holdfast.state import map_tensors, tensors_in, tree_map
 
 
 @check("stored-state", "what is stored at the start of a segment stays as it was")

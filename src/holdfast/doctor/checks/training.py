@@ -13,7 +13,7 @@ from holdfast.doctor.comparison import Difference, Recording, record, record_rep
 from holdfast.doctor.recordings import Recordings
 from holdfast.doctor.script import STEPS
 from holdfast.doctor.subjects.base import NotOffered
-from holdfast.doctor.trees import tensors_in
+from holdfast.state import tensors_in
 
 #: causes of a wrong start state, and the earlier findings that they may follow from
 STARTS = frozenset({"starts-from-zeros", "wrong-start-state", "late-by-one"})

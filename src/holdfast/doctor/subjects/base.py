@@ -45,7 +45,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.doctor.observations import Observations, device_of
-from holdfast.doctor.trees import map_tensors, tensors_in
+from holdfast.state import map_tensors, tensors_in
 
 
 class NotOffered(Exception):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from holdfast.doctor.columns import columns
 from holdfast.doctor.observations import device_of
 from holdfast.doctor.subjects.base import CarriesState, NotOffered, RecordedSegment, Replay, SubjectStep
-from holdfast.doctor.trees import map_tensors
+from holdfast.state import map_tensors
 
 
 class CleanRL(CarriesState):

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from holdfast.doctor.columns import spread
 from holdfast.doctor.inference import space_of
 from holdfast.doctor.subjects.base import NotOffered, PredictLeg, RecordedSegment, Replay, Subject, SubjectStep
-from holdfast.doctor.trees import map_tensors
 from holdfast.memory import Memory
 from holdfast.policies.base import PolicyOutput
+from holdfast.state import map_tensors
 
 CARRYING = ("never", "detach")
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from holdfast.doctor.columns import columns, describe
 from holdfast.doctor.subjects.base import CarriesState, RecordedSegment, Replay, SubjectStep
 from holdfast.doctor.subjects.holdfast import carries
-from holdfast.doctor.trees import map_tensors
+from holdfast.state import map_tensors
 
 
 class Items:

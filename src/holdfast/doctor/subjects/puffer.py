@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from holdfast.doctor.columns import columns
 from holdfast.doctor.inference import space_of
 from holdfast.doctor.subjects.base import CarriesState, RecordedSegment, Replay, SubjectStep
-from holdfast.doctor.trees import map_tensors
+from holdfast.state import map_tensors
 
 
 class Puffer(CarriesState):

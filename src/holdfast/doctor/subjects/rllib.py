@@ -12,8 +12,7 @@ from torch import Tensor
 from holdfast.doctor.columns import columns
 from holdfast.doctor.script import STEPS
 from holdfast.doctor.subjects.base import CarriesState, RecordedSegment, Replay, SubjectStep
-from holdfast.doctor.trees import map_tensors
-from holdfast.state import tree_map
+from holdfast.state import map_tensors, tree_map
 
 #: consecutive steps of one episode in a row: (row, first step, last step, whether the episode begins here)
 Piece = tuple[int, int, int, bool]

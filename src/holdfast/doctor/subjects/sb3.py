@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from holdfast.doctor.subjects.base import CarriesState, PredictLeg, RecordedSegment, Replay, Subject, SubjectStep
 from holdfast.doctor.subjects.holdfast import carries
-from holdfast.doctor.trees import map_tensors
+from holdfast.state import map_tensors
 
 
 class SB3(CarriesState):
