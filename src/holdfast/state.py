@@ -47,7 +47,7 @@ def tree_map(fn: Callable[..., Any], tree: Any, *others: Any) -> Any:
     return fn(tree, *others)
 
 
-def map_tensors(fn: Callable[[Tensor], Any], tree: Any) -> Any:
+def map_tensors(fn: Callable[..., Any], tree: Any) -> Any:
     """Apply `fn` to the tensors of a tree. Other leaves stay as they are."""
     return tree_map(lambda leaf: fn(leaf) if isinstance(leaf, Tensor) else leaf, tree)
 
@@ -59,6 +59,11 @@ def leaves(tree: Any) -> list[Any]:
     if isinstance(tree, (tuple, list)):
         return [leaf for v in tree for leaf in leaves(v)]
     return [tree]
+
+
+def tensors_in(tree: Any) -> list[Tensor]:
+    """The leaves that are tensors, in a fixed order."""
+    return [leaf for leaf in leaves(tree) if isinstance(leaf, Tensor)]
 
 
 def paths(tree: Any, prefix: KeyPath = ()) -> list[tuple[KeyPath, Any]]:

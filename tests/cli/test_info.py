@@ -92,7 +92,6 @@ def test_info_of_a_core_says_what_it_costs(run, capsys, core):
     rows = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert rows["core"] == f"{core}, 16 units"
     assert int(rows["parameters"].replace(",", "")) > 0 and " per environment: " in rows["state"]
-    assert int(rows["arithmetic"].split()[0].replace(",", "")) >= 2 * 16 * 16
 
 
 def test_the_figures_of_a_core_are_those_worked_out_by_hand(run, capsys):
@@ -100,7 +99,6 @@ def test_the_figures_of_a_core_are_those_worked_out_by_hand(run, capsys):
     out = capsys.readouterr().out
     assert f"parameters  {2 * 16 * 16 + 2 * 16:,}\n" in out  # gate and candidate, with biases
     assert "state       64 bytes per environment: h [1, 16] float32\n" in out
-    assert f"arithmetic  {2 * 16 * 16:,} multiplications" in out
     run("info", "--core", "gru", "--hidden-size", "16", "--num-layers", "2")
     out = capsys.readouterr().out
     assert f"parameters  {2 * 2 * (3 * 16 * 16 + 3 * 16):,}\n" in out

@@ -63,7 +63,10 @@ def test_an_owner_on_another_machine_holds_the_folder_until_the_user_takes_it(tm
 
 
 def test_without_locks_of_the_system_the_process_itself_is_looked_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(lock, "fcntl", None)
+    def no_locks(*_: object) -> None:
+        raise OSError("this file system has none")
+
+    monkeypatch.setattr(lock.fcntl, "flock", no_locks)
     mine = RunLock(tmp_path)
     mine.claim()
     with pytest.raises(FolderInUseError, match="in use by another run"):

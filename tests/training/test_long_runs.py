@@ -197,20 +197,20 @@ def test_training_goes_on_while_the_disk_is_full_and_nothing_is_lost(tmp_path: P
 def test_a_disk_that_stays_full_costs_neither_the_last_checkpoint_nor_a_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ):
-    save, write = checkpoint.save, RunLog._write_csv
+    save, write = checkpoint.save, record.Record.append
 
     def full_for_checkpoints(path: Path, payload: dict[str, Any]) -> None:
         if tmp_path / "run" in Path(path).parents:
             raise OSError(28, "No space left on device")
         save(path, payload)
 
-    def full_for_rows(log: RunLog, row: Any) -> None:
+    def full_for_rows(progress: record.Record, row: Any) -> None:
         if row["update"] > 2:
             raise OSError(28, "No space left on device")
-        write(log, row)
+        write(progress, row)
 
     monkeypatch.setattr(checkpoint, "save", full_for_checkpoints)
-    monkeypatch.setattr(RunLog, "_write_csv", full_for_rows)
+    monkeypatch.setattr(record.Record, "append", full_for_rows)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     trainer = hf.Trainer(config(tmp_path))
     assert trainer.run().stopped_by == "finished"

@@ -33,10 +33,8 @@ def is_current(job: Job, row: Row) -> bool:
     kind = algorithm_class(config.algorithm)
     chosen, _ = kind.choose_sizes(config, task)
     chosen = choose_inputs(chosen, _Named(entry_points[config.env]), config.policy is not None, kind.inputs)
-    return all(
-        _plain(getattr(chosen, name)) == row["config"].get(name)
-        for name in (*names_about(type(config), "size"), "inputs")
-    )
+    found = chosen.to_dict()
+    return all(found[name] == row["config"].get(name) for name in (*names_about(type(config), "size"), "inputs"))
 
 
 def of_the_suite(suite: Suite, rows: Iterable[Row], known: Collection[str] = ()) -> tuple[list[Row], int]:
@@ -78,7 +76,3 @@ class _Named:
     def __init__(self, entry_point: str) -> None:
         kind: Any = load_env_creator(entry_point)
         self.metadata = {"inputs": kind.inputs}
-
-
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value

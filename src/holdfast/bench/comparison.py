@@ -105,6 +105,9 @@ class Comparison:
     def runs(self) -> list[Row]:
         return [row for cell in self.cells.values() for row in cell.runs]
 
+    def steps_of(self, task: SuiteTask) -> int:
+        return next(int(row["steps"]) for row in self.runs if row["task"] == task.name)
+
 
 def value_of(row: Row, statistic: str) -> float:
     """A run in which no episode ended has no best mean; its final return counts instead."""

@@ -89,7 +89,7 @@ def train(
         "commit": os.environ.get(COMMIT_VARIABLE) or (git_state() or {}).get("commit"),
         "packages": package_versions(("holdfast", "torch")),
         "config": config,
-        "curve": [[steps, _short(value)] for steps, value, _ in _thinned(curve)],
+        "curve": [[steps, float(f"{value:.5g}")] for steps, value, _ in _thinned(curve)],
     }
 
 
@@ -168,10 +168,6 @@ def _thinned(curve: list[tuple[int, float, int]]) -> list[tuple[int, float, int]
     """Every n-th point and the last one."""
     every = -(-len(curve) // (MAX_POINTS - 1)) or 1
     return curve[::every] + (curve[-1:] if curve and (len(curve) - 1) % every else [])
-
-
-def _short(value: float) -> float:
-    return float(f"{value:.5g}")
 
 
 def _device_name(trainer: Trainer) -> str:

@@ -15,7 +15,7 @@ from holdfast.bench.aggregate import STATISTICS
 from holdfast.bench.comparison import Cell, Comparison, number, signed
 from holdfast.bench.settings import heading_of, stated
 from holdfast.bench.suite import STATISTICS as MEANINGS
-from holdfast.bench.suite import Suite, SuiteTask
+from holdfast.bench.suite import Suite
 from holdfast.bench.table import core_name, estimate_text, facts
 from holdfast.display.dashboard import compact
 from holdfast.display.html import document
@@ -24,17 +24,13 @@ from holdfast.display.html import document
 def page(suite: Suite, comparisons: Sequence[Comparison]) -> str:
     """The whole page as text."""
     title = suite.title or suite.name
+    items = (f"<li><b>{escape(value)}</b>{escape(name)}</li>" for name, value in facts(comparisons).items())
     sections = "".join(_section(comparison) for comparison in comparisons)
     body = (
         f'<p class="dim">holdfast bench {escape(suite.name)}</p><h1>{escape(title)}</h1><p>{escape(suite.note)}</p>'
-        f"{_facts(comparisons)}{sections}{_sources(suite)}"
+        f'<ul class="facts">{"".join(items)}</ul>{sections}{_sources(suite)}'
     )
     return document(f"{title}: holdfast bench", Path(__file__).with_name("page.css"), body)
-
-
-def _facts(comparisons: Sequence[Comparison]) -> str:
-    items = (f"<li><b>{escape(value)}</b>{escape(name)}</li>" for name, value in facts(comparisons).items())
-    return f'<ul class="facts">{"".join(items)}</ul>'
 
 
 def _section(comparison: Comparison) -> str:
@@ -104,11 +100,13 @@ def _table(comparison: Comparison) -> str:
     head = "".join(f"<th>{escape(name)}</th>" for name in names)
     lines = []
     for task in tasks:
-        row = [f'<td title="{escape(task.env)}">{_breakable(task.name)}{_note(task)}</td>']
+        name = re.sub(r"(?<=[a-z])(?=[A-Z])", "<wbr>", escape(task.name))  # may be broken between its words
+        note = f"<small>{escape(task.note)}</small>" if task.note else ""
+        row = [f'<td title="{escape(task.env)}">{name}{note}</td>']
         row += [_cell(comparison.cells.get((task.name, core))) for core in comparison.cores]
         theirs = [*([task.target] if has_target else []), *(task.published.get(name) for name in published), task.low]
         row += [f'<td class="theirs">{number(value)}</td>' for value in theirs]
-        row += [f'<td class="theirs">{compact(_steps(comparison, task))}</td>']
+        row += [f'<td class="theirs">{compact(comparison.steps_of(task))}</td>']
         lines.append(f"<tr>{''.join(row)}</tr>")
     return (
         f"<h2>Every task</h2>{_explanation(suite)}"
@@ -132,19 +130,6 @@ def _explanation(suite: Suite) -> str:
         "figure of the same memory, or with the best published one where that memory has none.</p>"
         f'<p class="small">{samples}</p>'
     )
-
-
-def _breakable(name: str) -> str:
-    """A name that may be broken between its words."""
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", "<wbr>", escape(name))
-
-
-def _note(task: SuiteTask) -> str:
-    return f"<small>{escape(task.note)}</small>" if task.note else ""
-
-
-def _steps(comparison: Comparison, task: SuiteTask) -> int:
-    return int(next(row["steps"] for row in comparison.runs if row["task"] == task.name))
 
 
 def _cell(cell: Cell | None) -> str:

@@ -59,8 +59,8 @@ def _comparison(comparison: Comparison) -> str:
     head += [suite.published[key].name for key in published] + [core_name(suite, core) for core in comparison.cores]
     rows = []
     for task in tasks:
-        first = next(cell for (name, _), cell in comparison.cells.items() if name == task.name)
-        row = [task.name + (f" ({task.note})" if task.note else ""), f"{first.runs[0]['steps']:,}", number(task.low)]
+        steps = comparison.steps_of(task)
+        row = [task.name + (f" ({task.note})" if task.note else ""), f"{steps:,}", number(task.low)]
         row += [number(task.target)] if has_target else []
         row += [number(task.published.get(key)) for key in published]
         found = [comparison.cells.get((task.name, core)) for core in comparison.cores]

@@ -107,6 +107,7 @@ def main(argv: list[str]) -> int:
 def _jobs(suite: Suite, flags: BenchFlags) -> list[Job]:
     from holdfast.bench.jobs import jobs
     from holdfast.bench.suite import MOST_SEEDS
+    from holdfast.distributed.ranks import pick_device
 
     for name in ("seeds", "steps", "jobs"):
         value = getattr(flags, name)
@@ -122,7 +123,7 @@ def _jobs(suite: Suite, flags: BenchFlags) -> list[Job]:
     return jobs(
         suite,
         suite.pick(flags.tasks),
-        device="cpu" if flags.report else _device(flags.device or suite.device),
+        device="cpu" if flags.report else str(pick_device(flags.device or suite.device)),
         cores=flags.cores,
         seeds=range(first, first + (flags.seeds or suite.seeds)),
         steps=flags.steps,
@@ -140,12 +141,6 @@ def _require_imports_allowed(jobs: list[Job], flags: BenchFlags) -> None:
 
     for config in {imports.named_in(c): c for c in (RunConfig.from_dict(job.config) for job in jobs)}.values():
         imports.require_allowed(config, Path(flags.suite), flags.allow_imports, typed=flags.cores)
-
-
-def _device(name: str) -> str:
-    from holdfast.distributed.ranks import pick_device
-
-    return str(pick_device(name))
 
 
 @contextmanager
@@ -204,7 +199,8 @@ def _train(suite: Suite, jobs: list[Job], out: Path, flags: BenchFlags) -> tuple
                 progress.postponed(event.worker, job, str(event.value))
             elif job is not None and event.kind in ("result", "error"):
                 row: dict[str, Any] | None = event.value if event.kind == "result" else None
-                facts = {} if row else {"id": job.id, **_facts(job), "error": event.value}
+                names = ("id", "suite", "task", "core", "seed", "steps", "setting")
+                facts = {**{name: getattr(job, name) for name in names}, "error": event.value}
                 command = {"began": began, "elapsed": round(time.monotonic() - clock, 1), "jobs": at_a_time}
                 results.append(file, {**(row or facts), "command": {**command, "mps": pool.uses_mps}})
                 ended += 1
@@ -217,11 +213,6 @@ def _train(suite: Suite, jobs: list[Job], out: Path, flags: BenchFlags) -> tuple
         are_left = f"{left} of {_runs(jobs)} {'is' if left == 1 else 'are'} left"
         show(f"stopped after {seconds:.0f} s; {are_left}; run the same command again to continue")
     return failed, left
-
-
-def _facts(job: Job) -> dict[str, Any]:
-    names = ("suite", "task", "core", "seed", "steps", "setting")
-    return {name: getattr(job, name) for name in names}
 
 
 def _write_report(suite: Suite, jobs: list[Job], out: Path, steps: int | None) -> tuple[bool, str]:

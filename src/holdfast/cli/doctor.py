@@ -6,7 +6,9 @@ Exit codes: 0 healthy, 1 errors found, 2 could not examine, or healthy and a fil
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import inspect
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -16,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from holdfast.causes import CAUSES
 from holdfast.cli.commands import close_output
-from holdfast.cli.errors import UserError, raised_by_holdfast
+from holdfast.cli.errors import UserError, raised_by_holdfast, user_errors
 from holdfast.cli.flags import parse
 from holdfast.doctor.report import ci
 from holdfast.named_objects import import_named
@@ -25,15 +27,6 @@ from holdfast.shown_text import show
 if TYPE_CHECKING:
     from holdfast.doctor import Report, Subject
     from holdfast.doctor.examine import OnProgress
-import importlib.util
-import json
-from typing import TYPE_CHECKING
-
-from holdfast.cli.errors import user_errors
-
-if TYPE_CHECKING:
-    from holdfast.doctor import Report
-
 
 COULD_NOT_EXAMINE = 2
 NOT_WRITTEN = 2
@@ -94,7 +87,8 @@ def main(argv: list[str]) -> int:
     unknown = [cause for cause in flags.ignore if cause not in CAUSES]
     if unknown:
         raise UserError(f"--ignore: there is no cause {unknown[0]}; a report shows the names of causes")
-    files = ReportFiles(flags.html, flags.png, _json_file(flags), flags.sarif, flags.junit)
+    json_file = None if flags.json in (None, "-") else Path(str(flags.json))
+    files = ReportFiles(flags.html, flags.png, json_file, flags.sarif, flags.junit)
     files.require_writable()
 
     from holdfast.display.terminal import Terminal
@@ -132,10 +126,6 @@ def main(argv: list[str]) -> int:
     for problem in problems:
         show(f"holdfast doctor: {problem}", file=sys.stderr)
     return report.exit_code or (NOT_WRITTEN if problems else 0)
-
-
-def _json_file(flags: DoctorFlags) -> Path | None:
-    return None if flags.json in (None, "-") else Path(str(flags.json))
 
 
 def _show(report: Report, flags: DoctorFlags) -> None:

@@ -22,35 +22,12 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, Pri
 
 from holdfast.cli.errors import UserError
 from holdfast.config import flag_of
+from holdfast.data_files import read_toml
 
 Flags = TypeVar("Flags")
 
-_ALSO_CALLED = {
-    "--learning-rate": "lr",
-    "--gae-lambda": "lambda",
-    "--num-layers": "layers",
-    "--hidden-size": "hidden",
-    "--env": "envs environment task env-id",
-    "--num-envs": "n-envs",
-    "--num-steps": "n-steps",
-    "--total-steps": "steps timesteps total-timesteps",
-    "--epochs": "n-epochs update-epochs",
-    "--minibatches": "num-minibatches batch-size minibatch-size",
-    "--clip-range": "clip clip-coef clip-param",
-    "--entropy-coef": "ent-coef",
-    "--value-coef": "vf-coef",
-    "--gamma": "discount",
-    "--bptt": "seq-len sequence-length",
-    "--core": "memory rnn",
-    "--memory-span": "window context context-length",
-    "--device": "gpu cuda",
-    "--vectorization": "workers",
-    "--track": "wandb",
-    "--resume": "load checkpoint",
-    "--run-dir": "log-dir save-dir",
-    "--out": "output",
-}
-OTHER_NAMES = {name: flag for flag, names in _ALSO_CALLED.items() for name in names.split()}
+_ALSO_CALLED = read_toml(__file__, "other_names.toml")
+OTHER_NAMES = {name: f"--{flag}" for flag, names in _ALSO_CALLED.items() for name in names.split()}
 """What other libraries and habit call our flags."""
 
 

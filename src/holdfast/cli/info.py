@@ -4,12 +4,10 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import platform
 import shlex
-import time
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -32,7 +30,7 @@ class InfoFlags:
     run: Annotated[Path | None, tyro.conf.arg(metavar="RUN"), tyro.conf.Positional] = None
     """A run folder, a checkpoint, or a folder of hf.save_pretrained; by default this installation is described."""
     core: str | None = None
-    """Describe this memory instead, as train --core NAME makes it: parameters, state, cost per step."""
+    """Describe this memory instead, as train --core NAME makes it: parameters and state."""
     hidden_size: int = 128
     """Units per layer, with --core."""
     num_layers: int = 1
@@ -61,6 +59,7 @@ def machine_rows() -> list[Row]:
     import torch
 
     import holdfast
+    from holdfast.engines.choose import describe_machine
     from holdfast.runs.metadata import OPTIONAL, REQUIRED, cpu_name, device_names, package_versions
 
     versions = package_versions((*REQUIRED, *OPTIONAL))
@@ -71,17 +70,10 @@ def machine_rows() -> list[Row]:
         ("cpu", cpu),
         ("devices", ", ".join(device_names()) or "cpu only"),
         ("cpu kernel", cpu_kernel()),
-        *engine_rows(),
+        *describe_machine(),
         *((name, versions.get(name, "missing")) for name in REQUIRED if name != "holdfast"),
         *((name, versions.get(name) or f"not installed ({purpose})") for name, purpose in OPTIONAL.items()),
     ]
-
-
-def engine_rows() -> list[Row]:
-    """Which engines would roll out and update on this machine."""
-    from holdfast.engines.choose import describe_machine
-
-    return describe_machine()
 
 
 def cpu_kernel() -> str:
@@ -116,7 +108,7 @@ def checkpoint_rows(path: Path) -> list[Row]:
     steps = f"{saved['steps']:,} of {config.total_steps:,} steps"
     return [
         ("checkpoint", f"{file}, without the meta.json of its run"),
-        ("task", _task(config.env, config.policy, config.core, config.hidden_size, config.seed)),
+        ("task", _task(vars(config))),
         ("trained", f"{steps}, {saved['update']:,} of {config.num_updates:,} updates"),
     ]
 
@@ -127,11 +119,7 @@ def shared_rows(folder: Path) -> list[Row]:
 
     shared = pretrained.read(folder)
     config, how = pretrained.training_config(shared), shared.config["policy"]
-    task = (
-        []
-        if config is None
-        else [("task", _task(config.env, config.policy, config.core, config.hidden_size, config.seed))]
-    )
+    task = [] if config is None else [("task", _task(vars(config)))]
     return [
         ("policy", f"{folder}, written by hf.save_pretrained"),
         ("class", f"{how.get('class') if isinstance(how, dict) else how}"),
@@ -157,7 +145,7 @@ def run_rows(folder: Path) -> list[Row]:
     )
     return [
         ("run", str(folder)),
-        ("task", _task(*(config.get(name) for name in ("env", "policy", "core", "hidden_size", "seed")))),
+        ("task", _task(config)),
         ("command", shlex.join(map(str, _entries(meta, "command", list)))),
         ("holdfast", f"{packages.get('holdfast', 'not installed')}{commit}"),
         ("python", f"{python}, torch {packages.get('torch', 'unknown')}, {system}"),
@@ -176,98 +164,33 @@ def _cpu_text(name: Any, cores: Any, threads: Any, capability: Any) -> str:
     return f"{name}, {cores} cores, {threads} thread{'' if threads == 1 else 's'}, {capability}"
 
 
-def _task(env: Any, policy: Any, core: Any, hidden_size: Any, seed: Any) -> str:
+def _task(settings: Mapping[str, Any]) -> str:
     """A policy of the user's own has its own core."""
-    return f"{env}, {policy if policy is not None else f'{core} {hidden_size}'}, seed {seed}"
+    env, policy, core, units, seed = map(settings.get, ("env", "policy", "core", "hidden_size", "seed"))
+    return f"{env}, {policy if policy is not None else f'{core} {units}'}, seed {seed}"
 
 
 # --- a memory --------------------------------------------------------------------------------------------------------
-# `holdfast info --core NAME`: what a memory costs. Parameters, state per environment, arithmetic and time per step.
-
-
-_ENVIRONMENTS = 64
-_SEQUENCE = 32  # steps of the timed sequence
 
 
 def core_rows(name: str, hidden_size: int, num_layers: int) -> list[Row]:
     """The memory that `--core NAME` makes, with as many inputs as hidden units, as in the trainer."""
-    import torch
-
     from holdfast import state as state_ops
-    from holdfast.cores import Core
     from holdfast.cores.named import CORES, made_of, make_core
 
     if name not in CORES:
         raise ValueError(f"unknown core {name!r}; one of {', '.join(CORES)}")
-    core: Core = make_core(name, hidden_size, hidden_size, num_layers, "zero")
+    core = make_core(name, hidden_size, hidden_size, num_layers, "zero")
     leaves = state_ops.named_leaves(core.initial_state(1))
     total = sum(leaf.nbytes for leaf in leaves.values())
+    size = f"{total:,} bytes" if total < 1024 else f"{total / 1024:,.1f} KiB"
     shapes = ", ".join(
         f"{path} {list(leaf.shape[1:])} {str(leaf.dtype).removeprefix('torch.')}" for path, leaf in leaves.items()
     )
-    x = torch.randn(_SEQUENCE, _ENVIRONMENTS, hidden_size)
-    state, resets = core.initial_state(_ENVIRONMENTS), torch.rand(_SEQUENCE, _ENVIRONMENTS) < 0.01
-
-    def step() -> None:
-        with torch.no_grad():
-            core(x[0], state, resets[0])
-
-    def training() -> None:
-        core(x, state, resets)[0].sum().backward()
-
-    count = _ENVIRONMENTS * _SEQUENCE
+    units = f"{name}, {hidden_size} unit{'s' * (hidden_size != 1)}"
     return [
-        (
-            "core",
-            f"{name}, {hidden_size} unit{'s' * (hidden_size != 1)}"
-            + (f", {num_layers} layers" if num_layers > 1 else ""),
-        ),
+        ("core", units + (f", {num_layers} layers" if num_layers > 1 else "")),
         ("made of", made_of(core)),
         ("parameters", f"{sum(p.numel() for p in core.parameters()):,}"),
-        ("state", f"{_bytes(total)} per environment: {shapes}"),
-        (
-            "arithmetic",
-            f"{_multiplications(core, hidden_size):,} multiplications per step and environment, in products",
-        ),
-        ("one step", f"{_best(step) * 1e6:,.0f} us for {_ENVIRONMENTS} environments on this CPU, {_threads(torch)}"),
-        ("training", f"{_best(training) / count * 1e6:.2f} us per step, forward and backward, {_threads(torch)}"),
+        ("state", f"{size} per environment: {shapes}"),
     ]
-
-
-def _threads(torch: Any) -> str:
-    number = torch.get_num_threads()
-    return f"{number} thread{'' if number == 1 else 's'}"
-
-
-def _bytes(number: int) -> str:
-    return f"{number:,} bytes" if number < 1024 else f"{number / 1024:,.1f} KiB"
-
-
-def _multiplications(core: Any, inputs: int) -> int:
-    """Of one step of one environment, as torch counts its products; the reference kernels show them all."""
-    import copy
-
-    import torch
-    from torch.utils.flop_counter import FlopCounterMode
-
-    twin = copy.deepcopy(core)
-    for part in twin.modules():
-        if hasattr(part, "kernel"):
-            part.kernel = "reference"
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        # A sequence of one: a single step may run in an operator that torch cannot count.
-        twin(torch.zeros(1, 1, inputs))
-    return counter.get_total_flops() // 2
-
-
-def _best(run: Callable[[], None]) -> float:
-    """Seconds: the smallest of a few runs. With one thread the process's time, which a busy machine does not stretch."""
-    import torch
-
-    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
-    seconds = math.inf
-    for _ in range(8):
-        begin = clock()
-        run()
-        seconds = min(seconds, clock() - begin)
-    return seconds

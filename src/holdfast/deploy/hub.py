@@ -72,6 +72,8 @@ def _write(
     title: str,
     source: str,
 ) -> Path:
+    from holdfast import __version__
+
     safetensors = pretrained.require_safetensors()
     if not isinstance(policy, RecurrentPolicy):
         raise TypeError(f"save_pretrained takes a policy, got a {type(policy).__name__}; hf.load(run) gives one")
@@ -86,7 +88,7 @@ def _write(
     weights = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in policy.state_dict().items()}
     config = {
         "format": pretrained.FORMAT,
-        "holdfast": _version(),
+        "holdfast": __version__,
         "policy": how,
         "observation_space": None if spaces[0] is None else space_json.to_json(spaces[0]),
         "action_space": None if spaces[1] is None else space_json.to_json(spaces[1]),
@@ -173,12 +175,6 @@ def _picture(record: TrainingRecord) -> bytes | None:
             return plot_runs([record.run], Path(folder) / "curve.png").read_bytes()
         except ModuleNotFoundError:
             return None
-
-
-def _version() -> str:
-    from holdfast import __version__
-
-    return __version__
 
 
 # --- what a run says -------------------------------------------------------------------------------------------------

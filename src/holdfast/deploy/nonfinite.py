@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -20,17 +21,7 @@ POLICIES = ("raise", "skip", "reset")
 def bad_rows(tree: Any, may_wait: bool) -> Flags | None:
     """The rows [B, ...] that hold NaN or infinity; None if there are none. may_wait: for a GPU."""
     bad: Flags | None = None
-    for leaf in leaves(tree):
-        if isinstance(leaf, Tensor):
-            if not leaf.is_floating_point() or not (may_wait or values_are_readable(leaf)):
-                continue
-            leaf = to_numpy(leaf)
-        if not isinstance(leaf, np.ndarray) or leaf.dtype.kind != "f":
-            continue
-        flat = leaf.reshape(-1)
-        squares = float(flat.dot(flat))  # one pass, a microsecond; not finite also if it is too large
-        if squares - squares == 0.0:
-            continue
+    for leaf in _suspects(tree, may_wait):
         finite: Flags = np.isfinite(leaf)
         if not finite.all():
             rows = np.asarray(~finite.reshape(len(finite), -1).all(1))
@@ -43,18 +34,21 @@ def impossible(logits: Any, may_wait: bool) -> bool:
 
     None, of a distribution without logits, is fine.
     """
-    if logits is None:
-        return False
-    for leaf in leaves(logits):
+    return any(not float(leaf.max()) < np.inf for leaf in _suspects(logits, may_wait))  # the largest is NaN if one is
+
+
+def _suspects(tree: Any, may_wait: bool) -> Iterator[np.ndarray[Any, Any]]:
+    """The floating-point arrays that may hold NaN or infinity. A look at each number would take several times as long."""
+    for leaf in leaves(tree):
         if isinstance(leaf, Tensor):
-            if not (may_wait or values_are_readable(leaf)):
+            if not leaf.is_floating_point() or not (may_wait or values_are_readable(leaf)):
                 continue
             leaf = to_numpy(leaf)
-        flat = leaf.reshape(-1)
-        squares = float(flat.dot(flat))  # as in `bad_rows`: faster than a look at each number
-        if squares - squares != 0.0 and flat.size and not float(flat.max()) < np.inf:  # the largest is NaN if one is
-            return True
-    return False
+        if isinstance(leaf, np.ndarray) and leaf.dtype.kind == "f":
+            flat = leaf.reshape(-1)
+            squares = float(flat.dot(flat))  # one pass, a microsecond; not finite also if it is too large
+            if squares - squares != 0.0:
+                yield leaf
 
 
 def zeroed(tree: Any) -> Any:

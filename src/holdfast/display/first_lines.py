@@ -36,13 +36,9 @@ def _task(config: RunConfig) -> str:
 
 def _memory(config: RunConfig) -> str:
     name = config.core if isinstance(config.core, str) else config.core.__name__
-    facts = [name, _counted(config.hidden_size, "unit")]
+    facts = [name, f"{config.hidden_size} unit{'s' * (config.hidden_size != 1)}"]
     if name != "none":
         facts += [f"{config.num_layers} layers"] if config.num_layers > 1 else []
         facts += [f"span {config.memory_span}"] if config.memory_span else []
     seen = [text for part, text in _FED_BACK.items() if part in config.inputs]
     return ", ".join(facts) + (f"; sees {' and '.join(seen)}" if seen else "")
-
-
-def _counted(count: int, thing: str) -> str:
-    return f"{count} {thing}{'' if count == 1 else 's'}"

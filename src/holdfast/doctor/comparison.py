@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from holdfast.doctor.subjects.base import Replay, SubjectStep
-from holdfast.doctor.trees import map_tensors, tensors_in
-from holdfast.state import tree_map
+from holdfast.state import map_tensors, tensors_in, tree_map
 
 
 @dataclass
@@ -106,11 +105,6 @@ class Difference:
     @property
     def largest(self) -> float:
         return float(self.sizes[self.where].max()) if self.any else float(self.sizes.max())
-
-    def first_place(self) -> tuple[int, int]:
-        """(step, environment) of the first difference."""
-        step, row = self.where.nonzero()[0].tolist()
-        return step, row
 
 
 def _stack(*leaves: Any) -> Any:

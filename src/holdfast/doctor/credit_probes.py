@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from holdfast.doctor.recordings import Recordings
 from holdfast.doctor.subjects.base import RecordedSegment, Replay
-from holdfast.doctor.trees import map_tensors, tensors_in
+from holdfast.state import map_tensors, tensors_in
 
 #: how far numbers are moved in single precision, in units of their spread
 COARSE = 1e-2
@@ -165,10 +165,6 @@ class Slopes:
     by_gradient: Tensor
     by_difference: Tensor
     smooth: Tensor
-
-    def with_changes(self, smooth: Tensor) -> Slopes:
-        """The same, where more is known to change."""
-        return replace(self, smooth=self.smooth | smooth)
 
     @property
     def lost(self) -> Tensor:

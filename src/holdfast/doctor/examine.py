@@ -69,9 +69,7 @@ def assert_healthy(
 ) -> Report:
     """For pytest: raises AssertionError with the findings if the policy has an error (`warnings`: or a warning)."""
     report = examine(subject, seed=seed, tolerance=tolerance, bptt=bptt)
-    if warnings and any(f.severity == "warning" for f in report.findings):
-        raise AssertionError(report.to_text())
-    if not report.ok:
+    if not report.judged(strict=warnings).ok:
         raise AssertionError(report.to_text())
     return report
 

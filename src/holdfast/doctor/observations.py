@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from holdfast.doctor.trees import map_tensors
+from holdfast.state import map_tensors
 
 #: standard deviation of unbounded observations: wide enough to move a hidden state
 SPREAD = 1.5

@@ -20,8 +20,8 @@ from holdfast.doctor.comparison import Difference, Recording, Tolerances, record
 from holdfast.doctor.report.credit import CreditMap
 from holdfast.doctor.script import SEGMENTS, STEPS, TOTAL, Script, write_script
 from holdfast.doctor.subjects.base import RecordedSegment, Replay, Subject, SubjectStep
-from holdfast.doctor.trees import map_tensors, tensors_in
 from holdfast.runs import rng_state
+from holdfast.state import map_tensors, tensors_in
 
 #: the flags of a run: those of the script, all False, or None in their place
 Flags = Literal["script", "false", "none"]

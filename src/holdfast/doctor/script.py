@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from holdfast.doctor.subjects.base import Subject
-from holdfast.doctor.trees import map_tensors, tensors_in
-from holdfast.state import tree_map
+from holdfast.state import map_tensors, tensors_in, tree_map
 
 STEPS = 12  # of a segment
 SEGMENTS = 3

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from holdfast.doctor.credit_probes import is_recurrent
 from holdfast.doctor.report.findings import Finding, make_finding
-from holdfast.doctor.trees import tensors_in
+from holdfast.state import tensors_in
 
 #: how many operations back from a state to look: a mask, a copy and the layer's own output are a few
 _DEPTH = 12

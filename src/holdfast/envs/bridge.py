@@ -67,7 +67,9 @@ def make(
     mask = observation_masks.wrapper(mask_velocity, mask_position, keep_obs)
     source, kwargs = find(env) if isinstance(env, str) else env, dict(env_kwargs or {})
     if is_jax_env(source):
-        source = _jax_maker(source)
+        from holdfast.envs.jax.suites import from_jax
+
+        source = partial(from_jax, source)
     if isinstance(source, EnvSpec):
         with user_envs.constructor_errors(env, kwargs):
             made = _from_spec(source, num_envs, device, vectorization, mask, kwargs)
@@ -197,12 +199,6 @@ def _pettingzoo_maker(env_id: str) -> Callable[..., Any]:
         return from_pettingzoo(partial(make_game, **kwargs), num_envs)
 
     return make_rows
-
-
-def _jax_maker(env: Any) -> Callable[..., Any]:
-    from holdfast.envs.jax.suites import from_jax
-
-    return partial(from_jax, env)
 
 
 def _attribute(module: Any, path: str) -> Any:

@@ -14,6 +14,7 @@ import numpy as np
 
 from holdfast.config.run import checked_entries
 from holdfast.config.settings import given, named
+from holdfast.data_files import read_toml
 
 
 class Layout(NamedTuple):
@@ -24,30 +25,7 @@ class Layout(NamedTuple):
     mixed: str = ""  # forces, and velocities in a frame that depends on positions; hidden by both masks
 
 
-LAYOUTS: dict[str, Layout] = {
-    "CartPole": Layout(4, "1 3"),
-    "MountainCar": Layout(2, "1"),
-    "MountainCarContinuous": Layout(2, "1"),
-    "Pendulum": Layout(3, "2"),
-    "Acrobot": Layout(6, "4:6"),
-    "LunarLander": Layout(8, "2 3 5"),
-    "LunarLanderContinuous": Layout(8, "2 3 5"),
-    "BipedalWalker": Layout(24, "1:4 5 7 10 12"),
-    "InvertedPendulum": Layout(4, "2:4"),
-    "InvertedDoublePendulum": Layout(9, "5:8", "8"),
-    "Reacher": Layout(10, "6:8"),
-    "Swimmer": Layout(8, "3:8"),
-    "Pusher": Layout(23, "7:14"),
-    "Hopper": Layout(11, "5:11"),
-    "Walker2d": Layout(17, "8:17"),
-    "HalfCheetah": Layout(17, "8:17"),
-    "Ant": Layout(105, "13:27", "27:105"),
-    "Humanoid": Layout(348, "22:45", "175:348"),
-    "HopperBulletEnv": Layout(15, "3:6 9:14:2"),
-    "Walker2DBulletEnv": Layout(22, "3:6 9:20:2"),
-    "HalfCheetahBulletEnv": Layout(26, "3:6 9:20:2"),
-    "AntBulletEnv": Layout(28, "3:6 9:24:2"),
-}
+LAYOUTS = {name: Layout(*told) for name, told in read_toml(__file__, "observation_layouts.toml").items()}
 """By the environment's name without version; MuJoCo's as in v5."""
 
 Wrapper = Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]]

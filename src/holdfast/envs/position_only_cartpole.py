@@ -40,6 +40,7 @@ class PositionOnlyCartPole(TorchVectorEnv):
         super().__init__(num_envs, self.seen_space(), Discrete(2), settings, device)
         self._dtype = torch.float32 if self.device.type == "mps" else torch.float64
         self._limits = torch.tensor([TRACK_LIMIT, ANGLE_LIMIT], dtype=self._dtype, device=self.device)
+        self._high = 2 * self._limits.float()  # of observations
         self._push = torch.tensor([-PUSH, PUSH], dtype=self._dtype, device=self.device) / TOTAL_MASS
         self._time_limit = max_episode_length
 

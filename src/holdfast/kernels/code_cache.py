@@ -11,8 +11,10 @@ This file needs only the standard library, because `cpu/build.py` does.
 
 from __future__ import annotations
 
+import grp
 import hashlib
 import os
+import pwd
 import stat
 import sys
 import tempfile
@@ -33,7 +35,7 @@ def folder() -> Path:
         return shared / "holdfast"
     home = _home()
     if home is None:
-        return Path(tempfile.gettempdir()) / f"holdfast-{_user()}"
+        return Path(tempfile.gettempdir()) / f"holdfast-{os.getuid()}"
     return home / ("Library/Caches" if sys.platform == "darwin" else ".cache") / "holdfast"
 
 
@@ -89,25 +91,17 @@ def _home() -> Path | None:
     if given:
         return Path(given).absolute()
     try:
-        import pwd
-
         return Path(pwd.getpwuid(os.getuid()).pw_dir)
-    except (ImportError, KeyError):  # no such table, or no such user in it: a container with a number for a user
-        return Path.home() if os.name == "nt" else None
-
-
-def _user() -> int:
-    return os.getuid() if hasattr(os, "getuid") else 0
+    except KeyError:  # no such user: a container with a number for a user
+        return None
 
 
 def _require_private(target: Path) -> None:
-    if not hasattr(os, "getuid"):
-        return
     real = target.resolve()
     for path in (real, *real.parents):
         status = path.stat()
         sticky = bool(status.st_mode & stat.S_ISVTX) and path != real
-        if status.st_uid not in (_user(), 0):
+        if status.st_uid not in (os.getuid(), 0):
             reason = f"{path} belongs to another user (uid {status.st_uid})"
         elif _others_may_write(status) and not sticky:
             reason = f"others may write {path}"
@@ -118,10 +112,8 @@ def _require_private(target: Path) -> None:
 
 
 def _only_ours(path: Path) -> bool:
-    if not hasattr(os, "getuid"):
-        return True
     status = path.lstat()
-    return stat.S_ISREG(status.st_mode) and status.st_uid in (_user(), 0) and not _others_may_write(status)
+    return stat.S_ISREG(status.st_mode) and status.st_uid in (os.getuid(), 0) and not _others_may_write(status)
 
 
 def _others_may_write(status: os.stat_result) -> bool:
@@ -132,11 +124,8 @@ def _others_may_write(status: os.stat_result) -> bool:
 
 def _is_group_of_one(gid: int) -> bool:
     """Whether a group is a user's own, as on systems where each user has one: folders are writable for it by default."""
-    import grp
-    import pwd
-
     try:
-        user, group = pwd.getpwuid(_user()), grp.getgrgid(gid)
+        user, group = pwd.getpwuid(os.getuid()), grp.getgrgid(gid)
     except KeyError:
         return False
     return gid == user.pw_gid and group.gr_name == user.pw_name and set(group.gr_mem) <= {user.pw_name}

@@ -142,7 +142,9 @@ class RunFolder:
         if resumed_from is None or resumed_from.absolute().parent == checkpoint.folder_of(self.path).absolute():
             return
         recorded, name = self._recorded_settings(), shlex.quote(str(self.path))
-        differs = _difference(recorded, settings, _makes_a_run(type(self._config)))
+        declared = settings_of(type(self._config)).items()
+        other = {name for name, one in declared if one.fixed and one.about != "place"}  # other values make another run
+        differs = _difference(recorded, settings, other)
         if differs:
             raise FileExistsError(f"{name} already holds another run ({differs}); choose another --run-dir")
         if not recorded and any(path.name != LOCK_NAME for path in self.path.iterdir()):
@@ -286,11 +288,6 @@ def _never_began(path: Path) -> bool:
     names = {file.name for file in path.iterdir()} if path.is_dir() and not path.is_symlink() else set()
     begun = [name for name in names if name not in BEFORE_THE_FIRST_UPDATE and not name.startswith("env_failures-")]
     return "config.json" in names and not begun
-
-
-def _makes_a_run(config: type) -> set[str]:
-    """Settings with other values make another run; where it lies does not."""
-    return {name for name, declared in settings_of(config).items() if declared.fixed and declared.about != "place"}
 
 
 __all__ = ["FolderInUseError", "RunFolder"]

@@ -8,6 +8,7 @@ owner on another machine nobody can say whether it lives: it keeps the folder un
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import shlex
@@ -18,11 +19,6 @@ from pathlib import Path
 from typing import IO, Any
 
 from holdfast.runs.writing import unlinked
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
 
 LOCK_NAME = "run.lock"
 
@@ -113,14 +109,11 @@ def _forget_in_child() -> None:
         lock._close()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_in_child)
+os.register_at_fork(after_in_child=_forget_in_child)
 
 
 def _lock(file: IO[bytes]) -> bool | None:
     """Take the system's lock on this file; False if somebody else has it, None if the file system has no locks."""
-    if fcntl is None:
-        return None
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -161,8 +154,8 @@ def _host() -> str:
 
 
 def _is_running(pid: int) -> bool:
-    if os.name != "posix" or pid <= 0:
-        return pid > 0  # elsewhere there is no harmless way to ask
+    if pid <= 0:  # would ask for a group of processes
+        return False
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -115,14 +115,11 @@ class RunLog:
         try:
             while self._waiting:
                 self._before_writing()
-                self._write_csv(self._waiting[0])
+                self._record.append(self._waiting[0])
                 self._waiting.popleft()
             self.problem = None
         except OSError as error:
             self.problem = str(error)
-
-    def _write_csv(self, row: Mapping[str, float]) -> None:
-        self._record.append(row)
 
     def _put_elsewhere(self, rows: bytes) -> Path | None:
         """Rows in a file of their own, where there is room; None if there is none."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -78,7 +79,7 @@ def _download(repository: hub_repository.HubRepository) -> Path:
         manifest = repository.fetch(MANIFEST, again=True)
         entries = files_in(_bytes_of(manifest, LARGEST_JSON), manifest)
     for name, entry in entries.items():
-        if not _is_intact(repository.fetch(name), entry):
+        if not _is_intact(_bytes_of(repository.fetch(name), entry["size"]), entry):
             repository.fetch(name, again=True)  # `read` checks it
     return manifest.parent
 
@@ -121,8 +122,7 @@ def is_ours(manifest: Path) -> bool:
         return False
 
 
-def _is_intact(file: Path, entry: dict[str, Any]) -> bool:
-    data = _bytes_of(file, entry["size"])
+def _is_intact(data: bytes, entry: dict[str, Any]) -> bool:
     return len(data) == entry["size"] and _digest(data) == entry["sha256"]
 
 
@@ -143,7 +143,7 @@ def read(folder: Path) -> Shared:
     contents = {}
     for name, entry in files_in(_bytes_of(manifest, LARGEST_JSON), manifest).items():
         data = _bytes_of(folder / name, entry["size"])
-        if len(data) != entry["size"] or _digest(data) != entry["sha256"]:
+        if not _is_intact(data, entry):
             raise CheckpointError(f"{folder / name}: damaged, cut short or changed (its SHA-256 is not the manifest's)")
         contents[name] = data
     with checkpoint.refusals(folder / CONFIG, "it does not describe a policy"):
@@ -165,7 +165,8 @@ def load(folder: Path, policy: Any = None, *, allow_imports: bool = False) -> Re
     made = policy if isinstance(policy, RecurrentPolicy) else None
     if made is None:
         with checkpoint.refusals(source, "it does not describe a policy"):
-            spaces = [_space(shared.config, name) for name in ("observation_space", "action_space")]
+            found = [(shared.config[name], name) for name in ("observation_space", "action_space")]
+            spaces = [None if data is None else space_json.from_json(data, name) for data, name in found]
             how = plain_checks.mapping(shared.config["policy"], "policy", "class")
         training = training_config(shared, allow_imports)
         kind = algorithms.policy_kind(str(how["class"]))
@@ -242,19 +243,20 @@ def _described(
         if "mask_parents" in options:
             options["mask_parents"] = _mask_parents(options["mask_parents"])
         if not any(map(is_import_name, (str(config.core), config.encoder))):  # code of the user's own may do anything
-            _require_sizes(kind, options, spaces, shared.weights)
+            layers = options.get("num_layers", 1)
+            require_sizes(_weights(shared.weights), layers, lambda: kind(*spaces, **options))
         return kind(*spaces, **options)
 
 
-def _require_sizes(kind: Any, options: dict[str, Any], spaces: list[Any], weights: bytes) -> None:
-    """Refuse sizes that are not those of the weights, before a policy of that size takes up memory."""
-    found = _weights(weights)
-    plain_checks.integer(options.get("num_layers", 1), "num_layers", 1, max(64, len(found)))
+def require_sizes(weights: Any, num_layers: Any, make: Callable[[], RecurrentPolicy]) -> None:
+    """Refuse weights that are not those of the policy that `make` makes, before a policy of that size takes up memory."""
+    found = plain_checks.mapping(weights, "policy")
+    plain_checks.integer(num_layers, "num_layers", 1, max(64, len(found)))
     with torch.device("meta"):
-        expected = kind(*spaces, **options).state_dict()
+        expected = make().state_dict()
     for name, tensor in expected.items():
         if name in found:  # missing and unknown names are load_state_dict's to judge
-            plain_checks.weight(found[name], name, tensor)
+            plain_checks.weight(found[name], f"policy {name}", tensor)
 
 
 def _own_policy(
@@ -293,10 +295,6 @@ def _mask_parents(pairs: Any) -> dict[int, int] | None:
     listed = [plain_checks.sequence(pair, "mask_parents", 2) for pair in plain_checks.sequence(pairs, "mask_parents")]
     return {plain_checks.integer(key, "mask_parents", 0): plain_checks.integer(value, "mask_parents", 0)
             for key, value in listed}  # fmt: skip
-
-
-def _space(config: dict[str, Any], name: str) -> Any:
-    return None if config[name] is None else space_json.from_json(config[name], name)
 
 
 def _bytes_of(file: Path, most: int) -> bytes:

@@ -45,7 +45,8 @@ class Record:
         columns = _ordered([*self._columns, *row])
         keep_every = stride(row["update"])
         file = self._file
-        if file is None or columns != self._columns or keep_every > self._stride or _was_removed(file):
+        removed = file is not None and os.fstat(file.fileno()).st_nlink == 0
+        if file is None or columns != self._columns or keep_every > self._stride or removed:
             rows = read_progress(self.path.parent) if self._started else []
             kept = [old for old in rows if int(float(old["update"])) % keep_every == 0]
             file = self._replace(_encoded(kept, columns))
@@ -121,11 +122,6 @@ class Record:
             )
 
 
-def _was_removed(file: IO[bytes]) -> bool:
-    """Whether the open file has no name any more."""
-    return os.fstat(file.fileno()).st_nlink == 0
-
-
 class _Parsed(NamedTuple):
     rows: list[dict[str, str]]
     lines: list[int]  # the number of each row's line
@@ -142,7 +138,8 @@ def _parse(data: bytes | bytearray) -> _Parsed:
     for number, line in enumerate(lines, 2):
         cells = _cells(line)
         row = dict(zip(columns, cells))
-        if known and len(cells) == len(columns) and all(map(_is_number, cells)) and _later(row["update"], before):
+        whole = known and len(cells) == len(columns) and all(map(_is_number, cells))
+        if whole and before < float(row["update"] or 0) < math.inf:
             parsed.rows.append(row)
             parsed.lines.append(number)
             before = float(row["update"])
@@ -163,10 +160,6 @@ def _is_number(text: str) -> bool:
         return text == "" or float(text) is not None
     except ValueError:
         return False
-
-
-def _later(text: str, before: float) -> bool:
-    return text != "" and before < float(text) < math.inf
 
 
 def read_progress(run: str | Path) -> list[dict[str, str]]:

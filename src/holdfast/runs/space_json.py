@@ -49,12 +49,8 @@ def _packed(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _bound_to_json(bound: torch.Tensor) -> Any:
-    numbers = [_number_to_json(number) for number in bound.flatten().tolist()]
+    numbers = [n if math.isfinite(n) else str(float(n)) for n in bound.flatten().tolist()]
     return numbers[0] if numbers and len(set(numbers)) == 1 else numbers
-
-
-def _number_to_json(number: float) -> float | str:
-    return number if math.isfinite(number) else str(float(number))
 
 
 def _numbers_asked_for(data: Any) -> int:

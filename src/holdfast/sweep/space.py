@@ -111,9 +111,11 @@ def default_space(base: RunConfig) -> Space:
             continue
         match declared.search:
             case Around(factor):
-                found.append(_around(name, value, factor))
+                low, high = _rounded(value / factor), _rounded(value * factor)
+                found.append(Parameter(name, low=low, high=high, scale="log"))
             case NearOne(factor, least):
-                found.append(_around_distance_to_one(name, value, factor, least))
+                far, near = _below_one((1 - value) * factor), _below_one((1 - value) / factor)
+                found.append(Parameter(name, low=max(least, far), high=near, scale="log(1-x)"))
             case Between(low, high):
                 found.append(Parameter(name, low=low, high=high))
             case Doubling(_):
@@ -125,9 +127,10 @@ def default_space(base: RunConfig) -> Space:
 def _valid_with(base: RunConfig, name: str, others: list[Parameter]) -> tuple[int, ...]:
     """Half, the same and twice, as far as they go with all choices of the other settings."""
     choices = [[(other.name, choice) for choice in other.choices] for other in others if other.choices]
+    start = getattr(base, name)
     return tuple(
         value
-        for value in _halves_and_doubles(getattr(base, name))
+        for value in sorted({max(1, start // 2), start, start * 2})
         if all(_is_valid(base, {**dict(chosen), name: value}) for chosen in itertools.product(*choices))
     )
 
@@ -138,19 +141,6 @@ def _is_valid(base: RunConfig, settings: dict[str, Any]) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _around(name: str, value: float, factor: float) -> Parameter:
-    return Parameter(name, low=_rounded(value / factor), high=_rounded(value * factor), scale="log")
-
-
-def _around_distance_to_one(name: str, value: float, factor: float, least: float) -> Parameter:
-    far, near = _below_one((1 - value) * factor), _below_one((1 - value) / factor)
-    return Parameter(name, low=max(least, far), high=near, scale="log(1-x)")
-
-
-def _halves_and_doubles(value: int) -> tuple[int, ...]:
-    return tuple(sorted({max(1, value // 2), value, value * 2}))
 
 
 def write_space(space: Space, path: Path) -> None:

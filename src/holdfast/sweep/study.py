@@ -8,8 +8,8 @@ of Optuna's, of which all but the last have failed.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
-import os
 import threading
 import time
 import warnings
@@ -51,7 +51,7 @@ class Study:
             warnings.simplefilter("ignore")  # "experimental"
             self._storage = open_database(url)
             in_a_file = url.startswith("sqlite:///") and not is_in_memory(url)
-            file = url.removeprefix("sqlite:///") if in_a_file and os.name == "posix" else None
+            file = url.removeprefix("sqlite:///") if in_a_file else None
             self._lock_file = None if file is None else Path(f"{file}.lock")
             pruner = optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=REPORTS // 4, n_min_trials=3)
             self._study = optuna.create_study(
@@ -157,8 +157,6 @@ class Study:
         if self._lock_file is None:
             yield
             return
-        import fcntl
-
         with open(self._lock_file, "a+", opener=unlinked) as handle:
             fcntl.flock(handle, fcntl.LOCK_EX)  # until it is closed
             yield
@@ -239,7 +237,8 @@ class Study:
             state = {states.COMPLETE: "complete", states.PRUNED: "pruned", states.FAIL: failed}.get(trial.state)
             if state and not _is_surplus(trial):
                 try:
-                    settings = self._found(trial)
+                    sampled = {p.name: p.setting(trial.params[p.label]) for p in self.space if p.label in trial.params}
+                    settings = self._in_space({**sampled, **_queued(trial)})
                 except (ValueError, TypeError) as error_in_it:
                     settings, state, error = {}, "failed", error or str(error_in_it)
                 index, seed = key_of(trial)
@@ -250,11 +249,6 @@ class Study:
                 score = trial.value if state == "complete" else None
                 found.append(Outcome(index, settings, score, state, error, seed))
         return sorted(found, key=lambda outcome: (outcome.index, outcome.seed or 0))
-
-    def _found(self, trial: Any) -> dict[str, Any]:
-        """The settings of a trial that is not sampled any more, as far as the database has them."""
-        sampled = {p.name: p.setting(trial.params[p.label]) for p in self.space if p.label in trial.params}
-        return self._in_space({**sampled, **_queued(trial)})
 
     def importances(self) -> dict[str, float]:
         """What matters for being among the best trials, as shares of 1 (PED-ANOVA); {} if there are too few trials to say."""

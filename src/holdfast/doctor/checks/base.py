@@ -11,6 +11,7 @@ from holdfast.doctor.report.findings import Finding, make_finding
 from holdfast.doctor.script import STEPS
 
 if TYPE_CHECKING:
+    from holdfast.doctor.comparison import Difference
     from holdfast.doctor.recordings import Recordings
 
 #: in the place of an earlier cause: the finding follows from nothing else
@@ -42,8 +43,10 @@ class Case:
         *,
         removed: bool = False,
         explained: bool = False,
-    ) -> None:
-        """Add a finding. `because_of`: an earlier cause that it follows from, or "any".
+    ) -> str:
+        """Add a finding. Returns "", what a check says that did not pass.
+
+        `because_of`: an earlier cause that it follows from, or "any".
 
         `removed`: the mistake has no effect on later checks, because the doctor took it out of its copy. `explained`: a
         rule reproduces the whole run, so this is a mistake of its own, whatever else was found.
@@ -58,6 +61,7 @@ class Case:
         )
         if removed:
             self.recordings.removed.add(cause)
+        return ""
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,12 @@ def check(name: str, protects: str, *, extra: bool = False) -> Callable[[Callabl
 def place(step: int, row: int) -> str:
     """A step of the script in words."""
     return f"env {row}, t={step} (segment {step // STEPS}, its step {step % STEPS})"
+
+
+def by_how_much(difference: Difference, first: int = 0) -> str:
+    """The size of a difference and its first place in words. `first`: the step of the script that its recordings begin with."""
+    step, row = difference.where.nonzero()[0].tolist()
+    return f"by up to {difference.largest:.2g}, first at {place(first + step, row)}"
 
 
 def first_line(error: Exception) -> str:

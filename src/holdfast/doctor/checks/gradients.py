@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from holdfast.doctor.credit_probes import (
 from holdfast.doctor.report.credit import CreditMap
 from holdfast.doctor.script import STEPS
 from holdfast.doctor.subjects.base import RecordedSegment
-from holdfast.doctor.trees import map_tensors, tensors_in
+from holdfast.state import map_tensors, tensors_in
 
 
 @check("gradient-flow", "inside an episode, the outcome of a step teaches the steps before it")
@@ -28,16 +29,16 @@ def gradient_flow(case: Case) -> str:
     recordings = case.recordings
     first, last = recordings.window
     segment = recordings.segment(first, last)
-    if not _reaches_parameters(case, segment):
-        return ""
+    severed = _why_nothing_learns(case, segment)
+    if severed is not None:
+        return case.report("gradients-severed", severed)
     found = _where_credit_arrives(case, segment)
     if found is None:
         return _flow_from_the_start(case, segment)
     number, values = found
     where, recordings.probe = probes(recordings)[number]
     if not bool((values > 0).any()):
-        case.report("gradients-severed", f"no output has a gradient with respect to {where}, at any step")
-        return ""
+        return case.report("gradients-severed", f"no output has a gradient with respect to {where}, at any step")
     recordings.credit = CreditMap(values, recordings.script.resets[first:last].cpu(), first)
     found_here, fits = _fitting_slopes(case, segment, number)
     same = recordings.credit.same_episode
@@ -46,7 +47,8 @@ def gradient_flow(case: Case) -> str:
     )
     legs_agree = not recordings.compare(recordings.replayed(first, last), recordings.rollout().cut(first, last)).any
     if number == 0 and bool(unseen.any()) and legs_agree:
-        found_here = found_here.with_changes(unseen & changes_in_rollout(recordings, first, last))
+        changes = unseen & changes_in_rollout(recordings, first, last)
+        found_here = replace(found_here, smooth=found_here.smooth | changes)
     said = _judge_flow(case, found_here, fits, same)
     return said if where == "the observations" else f"{said}, measured at {where}"
 
@@ -120,30 +122,27 @@ def _flow_from_the_start(case: Case, segment: RecordedSegment) -> str:
     return said
 
 
-def _reaches_parameters(case: Case, segment: RecordedSegment) -> bool:
-    """Whether training gives any parameter a gradient. A rollout came before, as in a real run."""
+def _why_nothing_learns(case: Case, segment: RecordedSegment) -> str | None:
+    """Why training gives no parameter a gradient; None if it does. A rollout came before, as in a real run."""
     recordings = case.recordings
     parameters = [p for m in recordings.subject.modules() for p in m.parameters() if p.requires_grad]
     if not parameters:
-        return True
+        return None
     score = score_of(recordings.replay_with_graph(segment))
     if not score.requires_grad:
-        case.report("gradients-severed", "the outputs of the training leg have no graph")
-        return False
+        return "the outputs of the training leg have no graph"
     gradients = torch.autograd.grad(score.sum(), parameters, allow_unused=True)
     alive = {
         p for p, g in zip(parameters, gradients) if g is not None and bool(g.isfinite().all()) and bool((g != 0).any())
     }
     if not alive:
-        case.report("gradients-severed", f"none of {len(parameters)} parameters gets a finite, non-zero gradient")
-        return False
+        return f"none of {len(parameters)} parameters gets a finite, non-zero gradient"
     layers = [layer for m in recordings.subject.modules() for layer in m.modules() if is_recurrent(layer)]
     recurrent = [p for layer in layers for p in layer.parameters() if p.requires_grad]
     if recurrent and not alive.intersection(recurrent) and "memoryless" not in case.earlier:
         names = " and ".join(dict.fromkeys(type(layer).__name__ for layer in layers))
-        case.report("gradients-severed", f"no parameter of its {names} gets a gradient; others do")
-        return False
-    return True
+        return f"no parameter of its {names} gets a gradient; others do"
+    return None
 
 
 def _judge_flow(case: Case, found: Slopes, fits: bool, same: Tensor) -> str:
@@ -206,12 +205,11 @@ def gradient_isolation(case: Case) -> str:
     floor = 1e-9 * float(values.max())
     if bool((leak > floor).any()):
         t, s, row = (leak == leak.max()).nonzero()[0].tolist()
-        case.report(
+        return case.report(
             "sees-the-future" if s > t else "gradient-crosses-reset",
             f"the output at {place(first + t, row)} has a gradient of {float(leak.max()):.2g} with respect to the "
             f"observation at t={first + s}, {'which comes later' if s > t else 'in an earlier episode'}",
         )
-        return ""
     return _start_state_and_rows(case, floor)
 
 
@@ -230,20 +228,18 @@ def _start_state_and_rows(case: Case, floor: float) -> str:
             score[after.to(score.device)].sum(), leaves, retain_graph=True, allow_unused=True
         ):
             if gradient is not None and float(gradient.abs().max()) > floor:
-                case.report(
+                return case.report(
                     "gradient-crosses-reset",
                     f"steps after an episode's start have a gradient of {float(gradient.abs().max()):.2g} with respect "
                     "to the start state of the segment",
                 )
-                return ""
     row = recordings.rows // 2
     others = [b for b in range(recordings.rows) if b != row]
     for gradient in measured.gradients(score[:, row].sum()) if others else ():
         if float(gradient[:, others].abs().max()) > floor:
-            case.report(
+            return case.report(
                 "wrong-environment", f"the outputs of env {row} have a gradient with respect to other environments"
             )
-            return ""
     return "every gradient across an episode's start is 0"
 
 
@@ -255,10 +251,9 @@ def bounded_graph(case: Case) -> str:
     except RuntimeError as error:
         if "second time" not in str(error) and "inplace operation" not in str(error):
             raise
-        case.report(
+        return case.report(
             "graph-kept", f"the next segment's backward pass ends in: {str(error).splitlines()[0].split('. ')[0]}"
         )
-        return ""
     finally:
         for module in recordings.subject.modules():
             module.zero_grad(set_to_none=True)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from holdfast.doctor.checks.base import CARRIES_ON, Case, NotApplicable, check, first_line, place
+from holdfast.doctor.checks.base import CARRIES_ON, Case, NotApplicable, by_how_much, check, first_line
 from holdfast.doctor.comparison import Recording, record
 from holdfast.doctor.recordings import Recordings
 from holdfast.doctor.script import STEPS
-from holdfast.doctor.subjects.base import NotOffered, SubjectStep
-from holdfast.doctor.trees import map_tensors
+from holdfast.doctor.subjects.base import SubjectStep
+from holdfast.state import map_tensors
 
 
 @check("nan", "a NaN in one environment ends with its episode and does not affect other environments")
@@ -25,10 +25,9 @@ def nan(case: Case) -> str:
     except (RuntimeError, ValueError) as error:
         if not any(word in str(error).lower() for word in ("nan", "inf", "constraint", "finite")):
             raise
-        case.report(
+        return case.report(
             "nan-survives", f"NaN in the state of env {row} before its reset at t={step} ends in: {first_line(error)}"
         )
-        return ""
     usual = recordings.rollout().cut(step, step + 3)
     if not bool(after.output[:, row].isfinite().all()):
         case.report("nan-survives", f"NaN in the state of env {row} is still there after its reset at t={step}")
@@ -46,10 +45,7 @@ def nan(case: Case) -> str:
 def _poisoned(recordings: Recordings, step: int, row: int) -> Recording:
     """The three steps from an episode's start on; one environment's state was NaN just before."""
     recordings.play(0, step)
-    try:
-        recordings.subject.poison(row)
-    except NotOffered:
-        raise NotApplicable("its state cannot be set from outside") from None
+    recordings.subject.poison(row)
     return recordings.play(step, step + 3, begin=False)
 
 
@@ -68,13 +64,10 @@ def environment_ids(case: Case) -> str:
     for how, rounds in orders.items():
         difference = recordings.compare(_in_groups(recordings, rounds), recordings.rollout().cut(0, STEPS))
         if difference.any:
-            step, row = difference.first_place()
-            case.report(
+            return case.report(
                 "wrong-environment",
-                f"stepped {how}, outputs differ by up to {difference.largest:.2g} from stepping all in order, "
-                f"first at {place(step, row)}",
+                f"stepped {how}, outputs differ from stepping all in order {by_how_much(difference)}",
             )
-            return ""
     return "in changing order and changing groups, every environment keeps its own memory"
 
 
@@ -109,12 +102,11 @@ def batch_size(case: Case) -> str:
         try:
             recordings.play_first_rows(size)
         except Exception as error:
-            case.report(
+            return case.report(
                 "batch-size-baked-in",
                 f"after {sizes[i - 1] if i else 'no'} environments, a step of {size} ends in {type(error).__name__}: "
                 f"{first_line(error)}",
             )
-            return ""
     return f"{', '.join(map(str, sizes))} environments, one after the other"
 
 
@@ -131,10 +123,8 @@ def agents(case: Case) -> str:
         recordings.step(t, script.other_obs, recordings.flags_at(t, "false"), other)
     difference = recordings.compare(record(steps), recordings.rollout().cut(0, STEPS))
     if difference.any:
-        step, row = difference.first_place()
         case.report(
             "shared-between-agents",
-            f"a second agent's steps change the first one's outputs by up to {difference.largest:.2g}, first at "
-            f"{place(step, row)}",
+            f"a second agent's steps change the first one's outputs {by_how_much(difference)}",
         )
     return "a second agent's steps do not change the first one's outputs"

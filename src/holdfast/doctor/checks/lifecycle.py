@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from holdfast.doctor import hypotheses
-from holdfast.doctor.checks.base import Case, NotApplicable, check, first_line, place
+from holdfast.doctor.checks.base import Case, NotApplicable, by_how_much, check, first_line
 from holdfast.doctor.comparison import record, to_numbers
 from holdfast.doctor.recordings import Recordings, state_norms
 from holdfast.doctor.script import TOTAL
-from holdfast.doctor.trees import map_tensors, tensors_in
+from holdfast.state import map_tensors, tensors_in
 
 LONG_EPISODE = 110  # steps
 LARGE = 50.0  # for a number in a state
@@ -31,43 +31,38 @@ def bootstrap(case: Case) -> str:
     try:
         some = to_numbers(subject.peek_value(map_tensors(lambda x: x[few.to(x.device)], obs), few))
     except Exception as error:
-        case.report(
+        return case.report(
             "batch-size-baked-in",
             f"a bootstrap value for {len(few)} of {recordings.rows} environments ends in: {first_line(error)}",
         )
-        return ""
     none = torch.zeros_like(recordings.script.terminated[0])
     acted = recordings.step(t, recordings.script.obs, (none, none))
     value = to_numbers(acted.output)[:, subject.value_column()]
     allow = float(recordings.tolerances.output[subject.value_column()])
-    if float((peeked - value).abs().max()) > allow:
+    off = float((peeked - value).abs().max())
+    if off > allow:
         before = recordings.rollout().output[t - 1, :, subject.value_column()]
         if float((peeked - before).abs().max()) <= allow:
-            case.report(
+            return case.report(
                 "bootstrap-of-another-step",
                 f"asked for the value of an observation after t={t - 1}, it gives that of t={t - 1}; they differ by up to "
-                f"{float((peeked - value).abs().max()):.2g}",
+                f"{off:.2g}",
             )
-            return ""
         fresh = recordings.alone(torch.ones_like(recordings.true_resets), t, t + 1).output[0, :, subject.value_column()]
         cleared = float((peeked - fresh).abs().max()) <= allow
         whose = "they are those of an empty memory" if cleared else "they belong to some other state"
         moved = _moves_memory(recordings, t, obs, everyone)
         if moved is not None and not cleared:
-            case.report("bootstrap-moves-memory", moved)
-        else:
-            difference = float((peeked - value).abs().max())
-            case.report(
-                "bootstrap-after-reset",
-                f"bootstrap values differ by up to {difference:.2g} from those of a step on the same observations; {whose}",
-            )
-        return ""
+            return case.report("bootstrap-moves-memory", moved)
+        return case.report(
+            "bootstrap-after-reset",
+            f"bootstrap values differ by up to {off:.2g} from those of a step on the same observations; {whose}",
+        )
     if float((some - peeked[few]).abs().max()) > allow:
-        case.report(
+        return case.report(
             "wrong-environment",
             f"bootstrap values of env {few.tolist()} alone differ from those of the same environments among all",
         )
-        return ""
     moved = _moves_memory(recordings, t, obs, everyone)
     if moved is not None:
         case.report("bootstrap-moves-memory", moved)
@@ -94,14 +89,13 @@ def evaluation(case: Case) -> str:
     if not recordings.compare(played, recordings.alone(recordings.true_resets)).any:
         return "evaluation resets correctly, the rollout does not"
     names = {"never-resets": "eval-never-resets", "memoryless": "eval-memoryless"}
-    step, row = difference.first_place()
-    evidence = f"evaluation differs from the rollout by up to {difference.largest:.2g}, first at {place(step, row)}"
+    evidence = f"evaluation differs from the rollout {by_how_much(difference)}"
     for guess in hypotheses.of_a_rollout(recordings.script):
         if not recordings.compare(played, recordings.alone(guess.resets)).any:
-            case.report(names.get(guess.causes[0], guess.causes[0]), f"{evidence}; it is explained by: {guess.story}")
-            return ""
-    case.report("eval-differs", evidence)
-    return ""
+            return case.report(
+                names.get(guess.causes[0], guess.causes[0]), f"{evidence}; it is explained by: {guess.story}"
+            )
+    return case.report("eval-differs", evidence)
 
 
 @check("reset-call", "a reset call resets the memory")
@@ -155,8 +149,7 @@ def checkpoint(case: Case) -> str:
             if moving
             else " is the live state"
         )
-        case.report("memory-in-state-dict", f"the entry `{key}` of state_dict(){detail}")
-        return ""
+        return case.report("memory-in-state-dict", f"the entry `{key}` of state_dict(){detail}")
     return _resume(case)
 
 
@@ -186,8 +179,7 @@ def initial_state(case: Case) -> str:
     recordings.subject.begin(recordings.rows)
     stored = [*tensors_in(recordings.subject.state()), *tensors_in(recordings.rollout().marks)]
     if any(x.is_inference() for x in stored):
-        case.report("inference-tensor-state", "the state was made under torch.inference_mode()")
-        return ""
+        return case.report("inference-tensor-state", "the state was made under torch.inference_mode()")
     if not recordings.subject.makes_own_state or not recordings.subject.modules():
         raise NotApplicable("its first state is made by the caller")
     double = recordings.subject.isolated()

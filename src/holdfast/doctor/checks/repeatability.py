@@ -10,7 +10,7 @@ from holdfast.doctor.checks.base import Case, NotApplicable, check
 from holdfast.doctor.comparison import Difference
 from holdfast.doctor.recordings import MovingPart, Recordings
 from holdfast.doctor.script import STEPS
-from holdfast.doctor.trees import tensors_in
+from holdfast.state import tensors_in
 
 OTHER_SEED = 5000
 

@@ -6,10 +6,9 @@ import copy
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from holdfast.doctor import hypotheses
-from holdfast.doctor.checks.base import CARRIES_ON, Case, NotApplicable, check, place
+from holdfast.doctor.checks.base import CARRIES_ON, Case, NotApplicable, by_how_much, check
 from holdfast.doctor.checks.repeatability import hold_batch_norm
 from holdfast.doctor.comparison import Difference
 from holdfast.doctor.recordings import Recordings
@@ -48,13 +47,13 @@ def environments_apart(case: Case) -> str:
     if not any(rows for _, rows, _ in touched):
         return "changing one environment's observation changes no other's output"
     if hold_batch_norm(recordings) and not any(rows for _, rows, _ in _touched(recordings)):
-        case.report("batch-statistics", _who(touched) + "; with BatchNorm in eval mode they do not", removed=True)
-        return ""
+        return case.report(
+            "batch-statistics", _who(touched) + "; with BatchNorm in eval mode they do not", removed=True
+        )
     # A sequence layer takes a 2-D input for one sequence, so row b reaches the rows after it in the same step.
     downward = all(all(row > mine for row in at_once) for mine, _, at_once in touched)
     someone = any(at_once for _, _, at_once in touched)
-    case.report("layout-swapped" if downward and someone else "wrong-environment", _who(touched))
-    return ""
+    return case.report("layout-swapped" if downward and someone else "wrong-environment", _who(touched))
 
 
 def _touched(recordings: Recordings) -> list[tuple[int, list[int], list[int]]]:
@@ -89,10 +88,9 @@ def rollout_resets(case: Case) -> str:
     if not difference.any:
         together = _all_at_once(recordings)
         if together.any:
-            case.report(
+            return case.report(
                 "common-ends-ignored", f"{_first_difference(together)}, where all environments start an episode"
             )
-            return ""
         return f"{ends} episode ends, each followed by a fresh start (largest difference {difference.largest:.1g})"
     for guess in hypotheses.of_a_rollout(recordings.script):
         resets = guess.resets | recordings.rollout_starts if recordings.fresh_rollouts else guess.resets
@@ -104,8 +102,7 @@ def rollout_resets(case: Case) -> str:
             return ""
     recordings.rollout_resets = None
     cause, evidence = _unexplained(recordings, difference)
-    case.report(cause, evidence)
-    return ""
+    return case.report(cause, evidence)
 
 
 def _rollouts_start_fresh(case: Case) -> bool:
@@ -137,7 +134,7 @@ def _all_at_once(recordings: Recordings) -> Difference:
 
 def _unexplained(recordings: Recordings, difference: Difference) -> tuple[str, str]:
     """No rule fits. If every row is right until its first episode ends, its resets are incomplete."""
-    episode = episode_numbers(recordings.true_resets)
+    episode = recordings.true_resets.cpu().long().cumsum(0)  # [N, B] which one of its row each step belongs to, from 1
     where = _first_difference(difference)
     if not bool((difference.where & (episode == 1)).any()):
         rows = torch.arange(recordings.rows).expand_as(episode)
@@ -147,14 +144,8 @@ def _unexplained(recordings: Recordings, difference: Difference) -> tuple[str, s
     return "wrong-environment", f"{where}, where no episode had ended: no rule of resets explains it"
 
 
-def episode_numbers(resets: Tensor) -> Tensor:
-    """`[N, B]` which episode of its row each step belongs to, from 1."""
-    return resets.cpu().long().cumsum(0)
-
-
 def _first_difference(difference: Difference) -> str:
-    step, row = difference.first_place()
-    return f"outputs differ from the same episode played alone by up to {difference.largest:.2g}, first at {place(step, row)}"
+    return f"outputs differ from the same episode played alone {by_how_much(difference)}"
 
 
 @check("missing-flags", "no flags means no reset")
@@ -169,10 +160,8 @@ def missing_flags(case: Case) -> str:
         fresh = recordings.alone(torch.ones_like(recordings.true_resets), 0, TOTAL // 3)
         every = not recordings.compare(without, fresh).any
         story = "it equals a policy that is reset at every step" if every else "it follows no known rule"
-        step, row = difference.first_place()
         case.report(
             "missing-flags-reset",
-            f"without flags the outputs differ by up to {difference.largest:.2g} from those with all flags False, first at "
-            f"{place(step, row)}; {story}",
+            f"without flags the outputs differ from those with all flags False {by_how_much(difference)}; {story}",
         )
     return "without flags it gives what it gives with all flags False"

@@ -12,8 +12,7 @@ from holdfast.doctor.checks.repeatability import hold_batch_norm
 from holdfast.doctor.comparison import to_numbers
 from holdfast.doctor.recordings import Recordings
 from holdfast.doctor.script import STEPS
-from holdfast.doctor.trees import map_tensors, tensors_in
-from holdfast.state import tree_map
+from holdfast.state import map_tensors, tensors_in, tree_map
 
 
 @check("stored-state", "what is stored at the start of a segment stays as it was")
@@ -44,8 +43,9 @@ def training_rows(case: Case) -> str:
     recordings = case.recordings
     found = _influences(recordings)
     if _stray(found) and hold_batch_norm(recordings) and not _stray(_influences(recordings)):
-        case.report("batch-statistics", _describe(found) + "; with BatchNorm in eval mode it does not", removed=True)
-        return ""
+        return case.report(
+            "batch-statistics", _describe(found) + "; with BatchNorm in eval mode it does not", removed=True
+        )
     if not _stray(found):
         return _start_states_separate(case)
     if any(all(_fits(reading, item, recordings.rows) for item in found) for reading in READINGS):
@@ -64,16 +64,12 @@ def _influences(recordings: Recordings) -> list[Influence]:
     first, last = recordings.window
     segment, found = recordings.segment(first, last), []
     usual = recordings.replayed(first, last)
-    for step, row in zip((3, 4, 7, 9, 10), _spaced(recordings.rows)):
+    rows = [round(i * (recordings.rows - 1) / 4) for i in range(5)]  # from the first to the last
+    for step, row in zip((3, 4, 7, 9, 10), rows):
         obs = map_tensors(lambda x: x[first:last], recordings.script.perturbed(first + step, row))
         difference = recordings.compare(recordings.replay(segment.with_(obs=obs)), usual)
         found.append((step, row, [(t, b) for t, b in difference.where.nonzero().tolist()]))
     return found
-
-
-def _spaced(rows: int) -> list[int]:
-    """Five rows from the first to the last, some more than once when there are fewer."""
-    return [round(i * (rows - 1) / 4) for i in range(5)]
 
 
 def _stray(found: list[Influence]) -> bool:

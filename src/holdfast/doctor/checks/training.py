@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from holdfast.doctor import hypotheses
-from holdfast.doctor.checks.base import Case, check, place
+from holdfast.doctor.checks.base import Case, by_how_much, check
 from holdfast.doctor.comparison import Difference, Recording, record, record_replay, to_numbers
 from holdfast.doctor.recordings import Recordings
 from holdfast.doctor.script import STEPS
 from holdfast.doctor.subjects.base import NotOffered
-from holdfast.doctor.trees import tensors_in
+from holdfast.state import tensors_in
 
 #: causes of a wrong start state, and the earlier findings that they may follow from
 STARTS = frozenset({"starts-from-zeros", "wrong-start-state", "late-by-one"})
@@ -34,18 +34,18 @@ def replay(case: Case) -> str:
     evidence = _ratio(recordings, window, difference)
     if recordings.rollout_resets is None:
         for cause, story in _as_the_rollout_would(recordings):
-            case.report(cause, f"{evidence}; all segments are explained by: {story}", explained=True)
-            return ""
-        case.report("legs-differ", f"{evidence}; the rollout leg itself follows no rule", because_of="any")
-        return ""
+            return case.report(cause, f"{evidence}; all segments are explained by: {story}", explained=True)
+        return case.report("legs-differ", f"{evidence}; the rollout leg itself follows no rule", because_of="any")
     if not right and _follows(recordings, recordings.rollout_resets, recordings.true_resets):
-        case.report("legs-differ", f"{evidence}: training resets correctly, the rollout does not", because_of="any")
-        return ""
+        return case.report(
+            "legs-differ", f"{evidence}: training resets correctly, the rollout does not", because_of="any"
+        )
     if recordings.subject.carries_across_episodes and _follows(
         recordings, recordings.rollout_resets, recordings.script.resets
     ):
-        case.report("legs-differ", f"{evidence}: the rollout carries memory on, as declared, and training clears it")
-        return ""
+        return case.report(
+            "legs-differ", f"{evidence}: the rollout carries memory on, as declared, and training clears it"
+        )
     explained = _explanation(recordings)
     if explained is not None:
         causes, story = explained
@@ -56,8 +56,7 @@ def replay(case: Case) -> str:
             case.report(cause, f"{evidence}; all segments are explained by: {story}", because_of, explained=own)
         return ""
     cause, story = _unexplained(recordings, differences)
-    case.report(cause, f"{evidence}; {story}")
-    return ""
+    return case.report(cause, f"{evidence}; {story}")
 
 
 def _follows(recordings: Recordings, before: Tensor, resets: Tensor) -> bool:
@@ -178,10 +177,7 @@ def _rounding(recordings: Recordings, differences: dict[tuple[int, int], Differe
 
 
 def _ratio(recordings: Recordings, window: tuple[int, int], difference: Difference) -> str:
-    step, row = difference.first_place()
-    text = (
-        f"training differs from the rollout by up to {difference.largest:.2g}, first at {place(window[0] + step, row)}"
-    )
+    text = f"training differs from the rollout {by_how_much(difference, window[0])}"
     mine, theirs = recordings.replayed(*window).log_prob, recordings.rollout().cut(*window).log_prob
     if mine is not None and theirs is not None:
         text += (
@@ -202,18 +198,16 @@ def chunking(case: Case) -> str:
             recordings.replay(recordings.segment(*window)), recordings.rollout().cut(*window)
         )
         if difference.any:
-            step, row = difference.first_place()
             in_usual_segments = any(
                 recordings.compare(recordings.replayed(*w), recordings.rollout().cut(*w)).any
                 for w in recordings.windows()
             )
-            case.report(
+            return case.report(
                 "depends-on-chunking",
-                f"in one call over t={window[0]}..{window[1] - 1} the outputs differ by up to {difference.largest:.2g} "
-                f"from the rollout, first at {place(window[0] + step, row)}",
+                f"in one call over t={window[0]}..{window[1] - 1} the outputs differ from the rollout "
+                f"{by_how_much(difference, window[0])}",
                 because_of="any" if in_usual_segments else None,
             )
-            return ""
     return _minibatches(case) or _final_state(case)
 
 
@@ -228,11 +222,8 @@ def _minibatches(case: Case) -> str | None:
             return None
         difference = recordings.compare(record_replay(result, segment.actions), recordings.replayed(*window))
         if difference.any:
-            step, row = difference.first_place()
             case.report(
-                "depends-on-chunking",
-                f"in minibatches the outputs differ by up to {difference.largest:.2g}, first at "
-                f"{place(window[0] + step, row)}",
+                "depends-on-chunking", f"in minibatches the outputs differ {by_how_much(difference, window[0])}"
             )
             return " "
     return None
@@ -249,9 +240,8 @@ def _final_state(case: Case) -> str:
         pairs = [(to_numbers(a), to_numbers(b)) for a, b in zip(mine, theirs) if a.numel()]  # of bool or int, too
         largest = max((float((a - b).abs().max()) for a, b in pairs), default=0.0)
         if largest > 10 * recordings.tolerance * max(1.0, *(float(b.abs().max()) for _, b in pairs)):
-            case.report(
+            return case.report(
                 "state-of-another-step",
                 f"the state returned for t={first}..{last - 1} differs by {largest:.2g} from the state after t={last - 1}",
             )
-            return ""
     return "calls over 1, 5, 7 and 16 steps agree, and the returned states are those of the last step"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from html import escape
 from pathlib import Path
@@ -10,14 +9,10 @@ from typing import TYPE_CHECKING
 
 from holdfast.display.html import document
 from holdfast.doctor.report.credit import CreditMap, color
-from holdfast.doctor.script import STEPS
 
 if TYPE_CHECKING:
     from holdfast.doctor.report.findings import Finding, Outcome
     from holdfast.doctor.report.report import Report
-
-
-_LINES = ("#2c5fa8", "#c2571a", "#1a7f4b", "#8b3fa0", "#7a6a00", "#b42318", "#0f7d8c", "#5d6675")
 
 
 def page(report: Report) -> str:
@@ -31,7 +26,6 @@ def page(report: Report) -> str:
         "".join(_finding(found) for found in report.findings)
         or "<p>Nothing was found. The checks are listed below.</p>",
         _credit(report.credit) if report.credit is not None else "",
-        _norms(report),
         _checks(report.outcomes),
     ]
     return document(f"{report.subject}: doctor's report", Path(__file__).with_name("report.css"), "".join(parts))
@@ -126,56 +120,6 @@ def _credit_picture(credit: CreditMap, row: int) -> str:
         f'<text x="{margin + side / 2}" y="{side + 31}" text-anchor="middle">observation</text></svg>'
         f"<figcaption>Environment {row}: {episodes} new episode{'' if episodes == 1 else 's'} in this "
         "segment.</figcaption></figure>"
-    )
-
-
-def _norms(report: Report) -> str:
-    norms, resets = report.norms, report.resets
-    if norms is None or resets is None or not bool(norms.isfinite().all()):
-        return "<h2>Size of the memory</h2><p class=dim>The policy does not expose its state.</p>"
-    width, height, margin = 880, 200, 40
-    steps, rows = norms.shape
-    top = max(float(norms.max()), 1e-9)
-
-    def x(t: float) -> float:
-        return margin + t * (width - margin - 10) / (steps - 1)
-
-    def y(value: float) -> float:
-        return height - 26 - value / top * (height - 40)
-
-    shapes = [f'<path d="M{margin} {y(0):.1f}H{width - 10}" stroke="#8a93a3" stroke-width="1"/>']
-    shapes += [
-        f'<path d="M{x(t):.1f} 8V{y(0):.1f}" stroke="#8a93a3" stroke-dasharray="3 4"/>'
-        for t in range(STEPS, steps, STEPS)
-    ]
-    for row in range(min(rows, len(_LINES))):
-        points = [(x(t), y(float(norms[t, row]))) for t in range(steps)]
-        path = "".join(f"{'M' if i == 0 else 'L'}{a:.1f} {b:.1f}" for i, (a, b) in enumerate(points))
-        shapes.append(
-            f'<path d="{path}" fill="none" stroke="{_LINES[row]}" stroke-width="1.6"><title>environment '
-            f"{row}</title></path>"
-        )
-        shapes += [
-            f'<circle cx="{points[t][0]:.1f}" cy="{points[t][1]:.1f}" r="3.4" fill="{_LINES[row]}">'
-            f"<title>environment {row}: an episode begins at step {t}</title></circle>"
-            for t in range(steps)
-            if resets[t, row]
-        ]
-    labels = "".join(
-        f'<text x="{x(t):.1f}" y="{height - 8}" text-anchor="middle">{t}</text>' for t in range(0, steps, 4)
-    )
-    key = " ".join(
-        f'<span style="color:{_LINES[row]}">&#9679;</span> environment {row}' for row in range(min(rows, len(_LINES)))
-    )
-    digits = max(0, 1 - math.floor(math.log10(top)))
-    return (
-        "<h2>Size of the memory</h2><p>How large the carried numbers are during the rollout. A dot marks the first step "
-        "of an episode, where the line should drop to the size after a single step. A dashed line marks the start of a "
-        f'training segment.</p><figure><svg width="{width}" height="{height}" viewBox="0 0 {width} {height}" role="img" '
-        f'aria-label="size of the state of each environment">{"".join(shapes)}{labels}'
-        f'<text x="{margin - 6}" y="{y(top) + 4:.1f}" text-anchor="end">{top:.{digits}f}</text>'
-        f'<text x="{margin - 6}" y="{y(0) + 4:.1f}" '
-        f'text-anchor="end">0</text></svg><figcaption>{key}</figcaption></figure>'
     )
 
 

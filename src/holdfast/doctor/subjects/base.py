@@ -45,7 +45,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.doctor.observations import Observations, device_of
-from holdfast.doctor.trees import map_tensors, tensors_in
+from holdfast.state import map_tensors, tensors_in
 
 
 class NotOffered(Exception):
@@ -267,6 +267,32 @@ def memo_without_graphs(subject: Subject) -> dict[int, Any]:
     holders = [subject, *(m for module in subject.modules() for m in module.modules())]
     tensors = [x for holder in holders for x in tensors_in(list(vars(holder).values()))]
     return {id(x): x.detach().clone() for x in tensors if x.grad_fn is not None}
+
+
+# --- states that the caller carries ----------------------------------------------------------------------------------
+
+
+class CarriesState(Subject):
+    """A subject that carries the policy's state from step to step itself, in `_state`."""
+
+    #: the dimension of environments in the tensors of a state
+    batch_dim = 0
+    _state: Any = None
+
+    def mark(self) -> Any:
+        return map_tensors(torch.clone, self._state)
+
+    def state(self) -> Any:
+        return self._state
+
+    def poison(self, row: int) -> None:
+        self._state = self.mark()
+        numbers = [x for x in tensors_in(self._state) if x.is_floating_point()]
+        if not numbers:
+            raise NotOffered("it has no state of floating-point numbers before its first step")
+        with torch.no_grad():
+            for tensor in numbers:
+                tensor.select(self.batch_dim, row).fill_(float("nan"))
 
 
 # --- copies ----------------------------------------------------------------------------------------------------------

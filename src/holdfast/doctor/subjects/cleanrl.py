@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from holdfast.doctor.columns import columns
 from holdfast.doctor.observations import device_of
-from holdfast.doctor.subjects.base import NotOffered, RecordedSegment, Replay, Subject, SubjectStep
-from holdfast.doctor.trees import map_tensors
+from holdfast.doctor.subjects.base import CarriesState, NotOffered, RecordedSegment, Replay, SubjectStep
+from holdfast.state import map_tensors
 
 
-class CleanRL(Subject):
+class CleanRL(CarriesState):
     """An agent that takes flat observations `[T*B, ...]`, a tuple of `[L, B, H]` states and float `done` flags.
 
     `layers` and `hidden_size` default to those of `agent.lstm`; `initial_state(num_envs)` replaces the zeros. The
@@ -24,6 +24,7 @@ class CleanRL(Subject):
     """
 
     framework = "cleanrl"
+    batch_dim = 1
 
     def __init__(
         self,
@@ -42,7 +43,6 @@ class CleanRL(Subject):
         self.num_envs = num_envs
         self.done = done
         self.initial_state = initial_state or _zeros_like_the_lstm(agent, layers, hidden_size)
-        self._state: Any = None
 
     def begin(self, num_envs: int) -> None:
         self._state = self.initial_state(num_envs)
@@ -54,12 +54,6 @@ class CleanRL(Subject):
         rows = len(env_ids)
         return SubjectStep(columns((entropy.reshape(rows, -1), value.reshape(rows, -1)), rows), action, log_prob)
 
-    def mark(self) -> Any:
-        return map_tensors(torch.clone, self._state)
-
-    def state(self) -> Any:
-        return self._state
-
     def replay(self, segment: RecordedSegment) -> Replay:
         steps, rows = segment.terminated.shape
         flat = map_tensors(lambda x: x.flatten(0, 1), segment.obs)
@@ -70,10 +64,6 @@ class CleanRL(Subject):
         count = steps * rows
         output = columns((entropy.reshape(count, -1), value.reshape(count, -1)), count)
         return Replay(output.reshape(steps, rows, -1), log_prob.reshape(steps, rows))
-
-    def poison(self, row: int) -> None:
-        self._state = map_tensors(torch.clone, self._state)
-        map_tensors(lambda x: x[:, row].fill_(float("nan")), self._state)
 
     def peek_value(self, obs: Any, env_ids: Tensor) -> Tensor:
         if not hasattr(self.agent, "get_value"):

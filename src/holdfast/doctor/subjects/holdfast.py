@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from holdfast.doctor.columns import spread
 from holdfast.doctor.inference import space_of
 from holdfast.doctor.subjects.base import NotOffered, PredictLeg, RecordedSegment, Replay, Subject, SubjectStep
-from holdfast.doctor.trees import map_tensors
 from holdfast.memory import Memory
 from holdfast.policies.base import PolicyOutput
+from holdfast.state import map_tensors
 
 CARRYING = ("never", "detach")
 
@@ -93,8 +93,9 @@ class Holdfast(Subject):
         return _random_masks(self.policy.action_space, count, generator) if self._draw_masks else None
 
     def poison(self, row: int) -> None:
-        state = map_tensors(_with_nan, self._memory.read([row]))
-        self._memory.write(state, [row])
+        state = self._memory.read([row])
+        nan = map_tensors(lambda x: torch.full_like(x, float("nan")) if x.is_floating_point() else x, state)
+        self._memory.write(nan, [row])
 
     def peek_value(self, obs: Any, env_ids: Tensor) -> Tensor:
         if not self._has_value:
@@ -137,10 +138,6 @@ class Holdfast(Subject):
             yield outputs
         finally:
             delattr(policy, method)
-
-
-def _with_nan(x: Tensor) -> Tensor:
-    return torch.full_like(x, float("nan")) if x.is_floating_point() else x
 
 
 def _random_masks(space: Any, count: int, generator: torch.Generator) -> Tensor:

@@ -242,7 +242,6 @@ class PureFunction:
 
         self.params = params
         leaves = jax.tree.leaves(params)
-        self._is_trainable = [_is_float(x) for x in leaves]
         self.trainable = [x for x in leaves if _is_float(x)]
 
         def run(params: Any, state: Any, obs: Any, done: Any, lead: int) -> Any:

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.doctor.columns import columns, describe
-from holdfast.doctor.subjects.base import RecordedSegment, Replay, Subject, SubjectStep
-from holdfast.doctor.trees import map_tensors, tensors_in
+from holdfast.doctor.subjects.base import CarriesState, RecordedSegment, Replay, SubjectStep
+from holdfast.state import map_tensors
 
 
-class Loop(Subject):
+class Loop(CarriesState):
     """What your script does with `net`, whose state your script carries.
 
         def step(net, obs, h, first):                        # the rollout: one step
@@ -60,28 +60,21 @@ class Loop(Subject):
         self._start, self._step, self._train, self._new_rollout = start, step, train, new_rollout
         self.whole_episodes, self.bptt, self.no_grad, self.num_envs = whole_episodes, bptt, no_grad, num_envs
         self.batch_dim = state_batch_dim
-        self._now: Any = None
 
     def begin(self, num_envs: int) -> None:
-        self._now = self._start(self.net, num_envs)
+        self._state = self._start(self.net, num_envs)
 
     def begin_rollout(self) -> None:
         if self._new_rollout is not None:
-            self._now = self._new_rollout(self.net, self._now)
+            self._state = self._new_rollout(self.net, self._state)
 
     def step(self, obs: Any, terminated: Tensor, truncated: Tensor, env_ids: Tensor) -> SubjectStep:
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.no_grad):
-            returned = self._step(self.net, obs, self._now, terminated | truncated)
+            returned = self._step(self.net, obs, self._state, terminated | truncated)
         if not isinstance(returned, (tuple, list)) or len(returned) != 2:
             raise TypeError(f"step returned {describe(returned)}, expected outputs and the next state")
-        result, self._now = returned
+        result, self._state = returned
         return result if isinstance(result, SubjectStep) else SubjectStep(columns(result, len(terminated)))
-
-    def mark(self) -> Any:
-        return map_tensors(torch.clone, self._now)
-
-    def state(self) -> Any:
-        return self._now
 
     def replay(self, segment: RecordedSegment) -> Replay:
         steps, rows = segment.resets.shape
@@ -91,15 +84,5 @@ class Loop(Subject):
         result = self._train(self.net, segment.obs, segment.start, segment.resets, *actions)
         if isinstance(result, Replay):
             return result
-        return Replay(columns(map_tensors(_flat(steps, rows), result), steps * rows).reshape(steps, rows, -1))
-
-    def poison(self, row: int) -> None:
-        self._now = map_tensors(torch.clone, self._now)
-        for tensor in tensors_in(self._now):
-            if tensor.is_floating_point():
-                with torch.no_grad():
-                    tensor.select(self.batch_dim, row).fill_(float("nan"))
-
-
-def _flat(steps: int, rows: int) -> Callable[[Tensor], Tensor]:
-    return lambda x: x.flatten(0, 1) if x.shape[:2] == (steps, rows) else x
+        flat = map_tensors(lambda x: x.flatten(0, 1) if x.shape[:2] == (steps, rows) else x, result)
+        return Replay(columns(flat, steps * rows).reshape(steps, rows, -1))

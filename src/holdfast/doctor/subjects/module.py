@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.doctor.columns import columns, describe
-from holdfast.doctor.subjects.base import NotOffered, RecordedSegment, Replay, Subject, SubjectStep
+from holdfast.doctor.subjects.base import CarriesState, RecordedSegment, Replay, SubjectStep
 from holdfast.doctor.subjects.holdfast import carries
-from holdfast.doctor.trees import map_tensors, tensors_in
+from holdfast.state import map_tensors
 
 
 class Items:
@@ -28,7 +28,7 @@ class Items:
         return f"{len(self.places)} of {self.count} items (number {', '.join(str(i + 1) for i in self.places)})"
 
 
-class Module(Subject):
+class Module(CarriesState):
     """A pure module, stepped with `[1, B, I]` in the rollout leg and run over `[T, B, I]` in the training leg.
 
     It returns its next state last, or first if `returns` says so, and next to it anything else; `output` picks from the
@@ -74,7 +74,6 @@ class Module(Subject):
         self.initial_state = initial_state
         self.batch_dim = state_batch_dim if state_batch_dim is not None else int(is_torch)
         self.batch_first = bool(getattr(fn, "batch_first", False)) if batch_first is None else batch_first
-        self._state: Any = None
 
     def observations(self, count: int, generator: torch.Generator) -> Any:
         weight = next(iter(self.fn.parameters()), None) if isinstance(self.fn, nn.Module) else None
@@ -90,19 +89,6 @@ class Module(Subject):
             y, state = self.unroll(map_tensors(lambda x: x[None], obs), self._state, resets)
         self._state = map_tensors(torch.detach, state)
         return SubjectStep(y[0])
-
-    def mark(self) -> Any:
-        return map_tensors(torch.clone, self._state)
-
-    def state(self) -> Any:
-        return self._state
-
-    def poison(self, row: int) -> None:
-        numbers = [x for x in tensors_in(self._state) if x.is_floating_point()]
-        if not numbers:
-            raise NotOffered("it has no state of floating-point numbers before its first step")
-        for tensor in numbers:
-            tensor.select(self.batch_dim, row).fill_(float("nan"))
 
     def notes(self) -> list[tuple[str, str]]:
         name, notes = type(self.fn).__name__, []

@@ -103,20 +103,8 @@ class Packed(Subject):
         return y
 
 
-def _cu_seqlens(lengths: Tensor) -> Tensor:
-    return torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]).int()
-
-
-def _segment_ids(lengths: Tensor) -> Tensor:
-    return (torch.arange(len(lengths), device=lengths.device) + 1).repeat_interleave(lengths).int()[None]
-
-
-def _position_ids(lengths: Tensor) -> Tensor:
-    return torch.cat([torch.arange(int(n), device=lengths.device) for n in lengths])[None]
-
-
 _FORMS: dict[str, Callable[[Tensor], Tensor]] = {
-    "cu_seqlens": _cu_seqlens,
-    "segment_ids": _segment_ids,
-    "position_ids": _position_ids,
+    "cu_seqlens": lambda lengths: torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]).int(),
+    "segment_ids": lambda lengths: (torch.arange(len(lengths)).to(lengths) + 1).repeat_interleave(lengths).int()[None],
+    "position_ids": lambda lengths: torch.cat([torch.arange(int(n)).to(lengths) for n in lengths])[None],
 }

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from holdfast.doctor.columns import columns
 from holdfast.doctor.inference import space_of
-from holdfast.doctor.subjects.base import RecordedSegment, Replay, Subject, SubjectStep
-from holdfast.doctor.trees import map_tensors
+from holdfast.doctor.subjects.base import CarriesState, RecordedSegment, Replay, SubjectStep
+from holdfast.state import map_tensors
 
 
-class Puffer(Subject):
+class Puffer(CarriesState):
     """A policy whose state dict holds `lstm_h` and `lstm_c` (`[B, H]`) and `done`.
 
     Rollout: `forward_eval(obs [B, ...], state) -> (logits, value)` under `no_grad`, which updates the state dict in
@@ -42,7 +42,6 @@ class Puffer(Subject):
             raise TypeError(f"{type(policy).__name__} has no `hidden_size`: pass hidden_size=")
         self.hidden_size = int(size)
         self.start, self.num_envs, self.fresh_rollouts = start, num_envs, fresh_rollouts
-        self._state: dict[str, Any] = {}
 
     def begin(self, num_envs: int) -> None:
         parameter = next(iter(self.policy.parameters()))
@@ -50,20 +49,13 @@ class Puffer(Subject):
 
     def begin_rollout(self) -> None:
         if self.fresh_rollouts:
-            for key in ("lstm_h", "lstm_c"):
-                self._state[key] = torch.zeros_like(self._state[key])
+            self.begin(len(self._state["lstm_h"]))
 
     def step(self, obs: Any, terminated: Tensor, truncated: Tensor, env_ids: Tensor) -> SubjectStep:
         self._state["done"] = terminated | truncated
         with torch.no_grad():
             result = self.policy.forward_eval(obs, self._state)
         return SubjectStep(columns(result, len(env_ids)))
-
-    def mark(self) -> Any:
-        return {key: self._state[key].clone() for key in ("lstm_h", "lstm_c")}
-
-    def state(self) -> Any:
-        return [self._state[key] for key in ("lstm_h", "lstm_c")]
 
     def replay(self, segment: RecordedSegment) -> Replay:
         steps, rows = segment.terminated.shape
@@ -72,8 +64,3 @@ class Puffer(Subject):
         result = self.policy(map_tensors(lambda x: x.transpose(0, 1), segment.obs), state)
         output = columns(result, rows * steps)
         return Replay(output.reshape(rows, steps, -1).transpose(0, 1))
-
-    def poison(self, row: int) -> None:
-        for key in ("lstm_h", "lstm_c"):
-            self._state[key] = self._state[key].clone()
-            self._state[key][row] = float("nan")

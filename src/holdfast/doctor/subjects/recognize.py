@@ -26,7 +26,7 @@ from holdfast.doctor.subjects.rllib import RLlib
 from holdfast.doctor.subjects.rsl_rl import RslRl
 from holdfast.doctor.subjects.skrl import Skrl
 from holdfast.doctor.subjects.stateful import Stateful
-from holdfast.doctor.trees import map_tensors, tensors_in
+from holdfast.state import map_tensors, tensors_in
 
 #: names of a parameter that is true at the first step of an episode, and of one that is false there
 STARTS = (

@@ -11,15 +11,14 @@ from torch import Tensor
 
 from holdfast.doctor.columns import columns
 from holdfast.doctor.script import STEPS
-from holdfast.doctor.subjects.base import RecordedSegment, Replay, Subject, SubjectStep
-from holdfast.doctor.trees import map_tensors
-from holdfast.state import tree_map
+from holdfast.doctor.subjects.base import CarriesState, RecordedSegment, Replay, SubjectStep
+from holdfast.state import map_tensors, tree_map
 
 #: consecutive steps of one episode in a row: (row, first step, last step, whether the episode begins here)
 Piece = tuple[int, int, int, bool]
 
 
-class RLlib(Subject):
+class RLlib(CarriesState):
     """A `TorchRLModule` whose `get_initial_state` is not empty, driven as RLlib's env runner and learner do it.
 
     Rollout: `forward_exploration` with one step and `state_in`, which is the last `state_out`, or the initial state at the
@@ -43,7 +42,6 @@ class RLlib(Subject):
         given = config.get("max_seq_len") if isinstance(config, dict) else getattr(config, "max_seq_len", None)
         self.max_seq_len = int(given or 20)
         self.bptt = self.max_seq_len if self.max_seq_len < STEPS else None
-        self._state: Any = None
 
     def begin(self, num_envs: int) -> None:
         one = tree_map(torch.as_tensor, self.module.get_initial_state())
@@ -61,12 +59,6 @@ class RLlib(Subject):
         self._state = result["state_out"]
         return SubjectStep(columns([x.reshape(rows, -1) for x in parts], rows))
 
-    def mark(self) -> Any:
-        return map_tensors(torch.clone, self._state)
-
-    def state(self) -> Any:
-        return self._state
-
     def replay(self, segment: RecordedSegment) -> Replay:
         steps, rows = segment.terminated.shape
         pieces = [piece for row in range(rows) for piece in _episodes(segment.resets[:, row].tolist(), row)]
@@ -83,10 +75,6 @@ class RLlib(Subject):
         places = {(t, row): (i, t - first) for i, (row, first, last) in enumerate(chunks) for t in range(first, last)}
         index = torch.tensor([[places[t, row] for row in range(rows)] for t in range(steps)])  # [T, B, 2]
         return Replay(output[index[..., 0], index[..., 1]])
-
-    def poison(self, row: int) -> None:
-        self._state = self.mark()
-        map_tensors(lambda x: x[row].fill_(float("nan")), self._state)
 
     def _values(self, batch: Any, result: Any) -> list[Tensor]:
         if not hasattr(self.module, "compute_values"):

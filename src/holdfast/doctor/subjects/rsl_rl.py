@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from holdfast.doctor.subjects.base import RecordedSegment, Replay, Subject, SubjectStep, copy_without
-from holdfast.doctor.trees import map_tensors, tensors_in
+from holdfast.state import map_tensors, tensors_in
 
 
 class RslRl(Subject):

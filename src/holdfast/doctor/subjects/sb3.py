@@ -11,15 +11,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from holdfast.doctor.subjects.base import PredictLeg, RecordedSegment, Replay, Subject, SubjectStep
+from holdfast.doctor.subjects.base import CarriesState, PredictLeg, RecordedSegment, Replay, Subject, SubjectStep
 from holdfast.doctor.subjects.holdfast import carries
-from holdfast.doctor.trees import map_tensors
+from holdfast.state import map_tensors
 
 
-class SB3(Subject):
+class SB3(CarriesState):
     """A `RecurrentPPO` model. Only its policy and buffer class are used, never its environment."""
 
     framework = "sb3"
+    batch_dim = 1
 
     def __init__(self, model: Any, *, num_envs: int = 5, name: str | None = None) -> None:
         if not hasattr(model, "policy") or not hasattr(model.policy, "lstm_actor"):
@@ -36,12 +37,11 @@ class SB3(Subject):
         self.carries_across_episodes = carries(model.policy)
         self.observation_space, self.action_space = model.observation_space, model.action_space
         self.num_envs = num_envs
-        self._states: Any = None
         self._episode_starts: Tensor | None = None
 
     def begin(self, num_envs: int) -> None:
         # [layers, environments, size]
-        self._states = map_tensors(lambda x: x.new_zeros(x.shape[0], num_envs, x.shape[2]), self._template)
+        self._state = map_tensors(lambda x: x.new_zeros(x.shape[0], num_envs, x.shape[2]), self._template)
         # SB3's `_last_episode_starts` is all True at the start of a run.
         self._episode_starts = torch.ones(num_envs, device=self.policy.device)
 
@@ -51,18 +51,8 @@ class SB3(Subject):
             starts, self._episode_starts = self._episode_starts, None
         self.policy.set_training_mode(False)
         with torch.no_grad(), self._action_parameters() as captured:
-            actions, values, log_prob, self._states = self.policy(obs, self._states, starts)
+            actions, values, log_prob, self._state = self.policy(obs, self._state, starts)
         return SubjectStep(torch.cat([captured[0], values.reshape(-1, 1)], dim=1), actions, log_prob)
-
-    def mark(self) -> Any:
-        return map_tensors(torch.clone, self._states)
-
-    def state(self) -> Any:
-        return self._states
-
-    def poison(self, row: int) -> None:
-        self._states = map_tensors(torch.clone, self._states)
-        map_tensors(lambda x: x[:, row].fill_(float("nan")), self._states)
 
     def replay(self, segment: RecordedSegment) -> Replay:
         return self._through_the_buffer(segment, whole=True)
@@ -96,7 +86,7 @@ class SB3(Subject):
         return Replay(output.reshape(steps, rows, -1), log_prob.reshape(steps, rows))
 
     def peek_value(self, obs: Any, env_ids: Tensor) -> Tensor:
-        state = tuple(x[:, env_ids].contiguous() for x in self._states.vf)
+        state = tuple(x[:, env_ids].contiguous() for x in self._state.vf)
         zeros = torch.zeros(len(env_ids), device=self.policy.device)
         self.policy.set_training_mode(False)
         with torch.no_grad():

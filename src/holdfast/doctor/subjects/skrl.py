@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from holdfast.doctor.columns import columns
 from holdfast.doctor.script import STEPS
 from holdfast.doctor.subjects.base import NotOffered, RecordedSegment, Replay, Subject, SubjectStep, copy_without
-from holdfast.doctor.trees import map_tensors, tensors_in
+from holdfast.state import map_tensors, tensors_in
 
 
 class Skrl(Subject):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from holdfast.doctor.columns import columns
 from holdfast.doctor.inference import space_of
 from holdfast.doctor.subjects.base import NotOffered, RecordedSegment, Replay, Subject, SubjectStep
-from holdfast.doctor.trees import map_tensors, tensors_in
+from holdfast.state import map_tensors, tensors_in
 
 _ABOUT_RESETS = re.compile(r"(is_)?(episode_)?(reset|done|first|start|init|terminal|mask)s?(_mask|_flags?)?s?")
 

@@ -13,7 +13,7 @@ from holdfast.doctor.inference import space_of
 from holdfast.doctor.observations import device_of
 from holdfast.doctor.subjects.base import NotOffered, RecordedSegment, Replay, Subject, SubjectStep
 from holdfast.doctor.subjects.holdfast import carries
-from holdfast.doctor.trees import map_tensors
+from holdfast.state import map_tensors
 
 
 class TensorDictPolicy(Subject):

@@ -61,7 +61,7 @@ class TorchRL(Subject):
 
     def begin(self, num_envs: int) -> None:
         self._first = True
-        self._carried = {key: self._zeros(cell, i, num_envs) for cell, i, key in self._state_keys()}
+        self._carried = {key: self._zeros(cell, key, num_envs) for cell, _, key in self._state_keys()}
 
     def step(self, obs: Any, terminated: Tensor, truncated: Tensor, env_ids: Tensor) -> SubjectStep:
         from tensordict import TensorDict
@@ -69,7 +69,7 @@ class TorchRL(Subject):
         rows = len(terminated)
         resets = terminated | truncated | self._first
         self._first = False
-        self._carried = self._after_primer(resets)
+        self._carried = {key: _zero_rows(value, resets) for key, value in self._carried.items()}  # as a primer does
         td = TensorDict({}, [rows], device=device_of([self.module]))
         td[self.obs_key] = obs
         td["is_init"] = self._is_init(resets)
@@ -121,25 +121,19 @@ class TorchRL(Subject):
         flags = resets if self.init_tracker else torch.zeros_like(resets)
         return flags.unsqueeze(-1).to(self.is_init_dtype)
 
-    def _after_primer(self, resets: Tensor) -> dict[Any, Tensor]:
-        return {key: _zero_rows(value, resets) for key, value in self._carried.items()}
-
     def _state_keys(self) -> list[tuple[Any, int, Any]]:
         """(cell, index among its states, key that it reads)."""
         return [
             (cell, i, key) for cell in self.cells for i, key in enumerate(k for k in cell.in_keys[1:] if k != "is_init")
         ]
 
-    def _zeros(self, cell: Any, place: int, num_envs: int) -> Tensor:
+    def _zeros(self, cell: Any, key: Any, num_envs: int) -> Tensor:
         net = getattr(cell, "lstm", None) or getattr(cell, "gru", None)
         weight = next(iter(cell.parameters()))
         if net is not None:
             return weight.new_zeros(num_envs, net.num_layers, net.hidden_size)
-        spec = cell.make_tensordict_primer().primers[self._key_of(cell, place)]
+        spec = cell.make_tensordict_primer().primers[key]
         return weight.new_zeros(num_envs, *spec.shape)
-
-    def _key_of(self, cell: Any, place: int) -> Any:
-        return [k for k in cell.in_keys[1:] if k != "is_init"][place]
 
 
 def _is_recurrent(module: Any) -> bool:

@@ -6,7 +6,6 @@ The motion, rewards and ends are those of `PositionOnlyCartPole`, the rules thos
 from __future__ import annotations
 
 import numpy as np
-import torch
 from gymnasium.spaces import Box
 from torch import Tensor
 
@@ -17,18 +16,6 @@ from holdfast.envs.position_only_cartpole import PositionOnlyCartPole
 class NoisyPositionOnlyCartPole(NoisyPosition, PositionOnlyCartPole):
     """Observation: cart position and pole angle, each plus Gaussian noise, clipped to the observation space."""
 
-    def __init__(
-        self,
-        num_envs: int,
-        noise_sigma: float = 0.1,
-        max_episode_length: int = 200,
-        device: torch.device | str = "cpu",
-    ) -> None:
-        super().__init__(num_envs, noise_sigma, max_episode_length, device)
-        assert isinstance(self.single_observation_space, Box)
-        self._high = torch.as_tensor(self.single_observation_space.high, device=self.device)
-        self._low = -self._high
-
     def first_obs(self, draws: Tensor) -> Tensor:
         return self._with_noise(draws[:, :2], draws[:, 4:6])
 
@@ -36,7 +23,7 @@ class NoisyPositionOnlyCartPole(NoisyPosition, PositionOnlyCartPole):
         return self._with_noise(places, draws[:, 6:])
 
     def _with_noise(self, places: Tensor, noise: Tensor) -> Tensor:
-        return (places.float() + noise.float()).clamp(self._low, self._high)
+        return (places.float() + noise.float()).clamp(-self._high, self._high)
 
 
 class VelocityOnlyCartPole(PositionOnlyCartPole):

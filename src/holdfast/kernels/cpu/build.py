@@ -8,6 +8,7 @@ architecture. This file needs only the standard library, because the wheel build
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import logging
 import os
@@ -89,12 +90,7 @@ def _run_all(commands: list[list[str]]) -> None:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """One process at a time if the system has file locks; otherwise two may build, and the last rename wins."""
-    try:
-        import fcntl
-    except ImportError:
-        yield
-        return
+    """One process at a time."""
     with path.open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield

@@ -11,7 +11,7 @@ import warnings
 import torch
 from torch import Tensor
 
-from holdfast.kernels.cpu import build, library
+from holdfast.kernels.cpu import library
 from holdfast.kernels.gated_operator import Kept, Outputs, make_operator, new_gradients
 from holdfast.kernels.operands import Gradients, Needed, Resets, Weights
 
@@ -46,9 +46,8 @@ def _warn_once(reason: str) -> None:
 
 
 def status() -> dict[str, str | None]:
-    """For display: kernel, isa, compiler, library, and the reason if the C kernels are not in use."""
-    compiler = build.find_compiler()
-    report = {"kernel": "portable", "isa": None, "compiler": " ".join(compiler) if compiler else None, "library": None}
+    """For display: kernel, isa, library, and the reason if the C kernels are not in use."""
+    report = {"kernel": "portable", "isa": None, "library": None}
     if os.environ.get("HOLDFAST_CPU_KERNEL") == "portable":
         return {**report, "reason": "HOLDFAST_CPU_KERNEL=portable"}
     loaded = library.load()
