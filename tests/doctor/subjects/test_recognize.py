@@ -86,6 +86,43 @@ class IgnoresMasks(Masks):
         return h
 
 
+class Flattened(Masks):
+    """The form of pytorch-a2c-ppo-acktr: `[T*B, ...]` and masks `[T*B, 1]` with a state `[B, H]`, whose length tells the two legs apart."""
+
+    def rows(self, flat, count):
+        return flat.view(-1, count, flat.shape[-1])
+
+    def keep(self, h, masks):
+        return torch.where(masks > 0, h, torch.zeros_like(h))
+
+    def forward(self, x, hxs, masks):
+        count, outputs = len(hxs), []
+        for x_t, masks_t in zip(self.rows(self.encoder(x).tanh(), count), self.rows(masks, count)):
+            hxs = self.cell(x_t, self.keep(hxs, masks_t))
+            outputs.append(hxs)
+        y = torch.cat(outputs)
+        return self.critic(y), self.actor(y), hxs
+
+
+class IgnoresMasksInTraining(Flattened):
+    """Sequences go to the layer whole."""
+
+    def forward(self, x, hxs, masks):
+        return super().forward(x, hxs, masks if len(x) == len(hxs) else torch.ones_like(masks))
+
+
+class DonesForMasks(Flattened):
+    def keep(self, h, masks):
+        return super().keep(h, 1 - masks)
+
+
+class EnvironmentsFirst(Flattened):
+    """Takes `[B*T, ...]`, and gets `[T*B, ...]`."""
+
+    def rows(self, flat, count):
+        return flat.view(count, -1, flat.shape[-1]).transpose(0, 1)
+
+
 class StateDict(nn.Module):
     """A dict as state, made by the policy, and `done` as 0.0 and 1.0."""
 
@@ -185,6 +222,7 @@ HEALTHY = {
     ReturnsADistribution: "Module(one_step=True, state_batch_dim=0)",
     Samples: "Module(one_step=True, state_batch_dim=0)",
     Masks: "Module(one_step=True, flags=goes_on, state_batch_dim=0)",
+    Flattened: "Module(flattened=True, initial_state=zeros of size 12, flags=goes_on, state_batch_dim=0)",
     StateDict: "Module(one_step=True, initial_state=initial_state, flags=as_numbers, state_batch_dim=0)",
     Pictures: "Module(state_batch_dim=1)",
     StateSpace: "Module(state_batch_dim=0)",
@@ -204,6 +242,9 @@ BROKEN = {
     ForgetfulCell: ["memoryless"],
     IgnoresMasks: ["never-resets"],
     ClearsTheCriticOnly: ["partial-reset"],
+    IgnoresMasksInTraining: ["reset-dropped-in-training"],
+    DonesForMasks: ["memoryless"],
+    EnvironmentsFirst: ["layout-swapped"],
     StateSpaceWithDropout: ["random-training-leg"],
 }
 

@@ -37,8 +37,8 @@ class Module(CarriesState):
     starts an episode. `"nobody"`: one call over the whole segment, which is what most scripts around `nn.LSTM` do. The
     default is `"module"` if it has a third parameter and `"caller"` otherwise. `flags`: what the third argument is made of
     resets, such as `lambda resets: 1 - resets.float()`. `state_batch_dim`: the batch dimension of a state tensor (1 for
-    `torch.nn`, 0 otherwise). `batch_first`: inputs and outputs are `[B, T, ...]`. `one_step`: it takes `[B, ...]`, one step
-    at a time, in both legs.
+    `torch.nn`, 0 otherwise). `batch_first`: inputs and outputs are `[B, T, ...]`. `flattened`: they are `[T*B, ...]`, flags
+    `[T*B, 1]`, and the module finds B in its state. `one_step`: it takes `[B, ...]`, one step at a time, in both legs.
     """
 
     framework = "module"
@@ -54,6 +54,7 @@ class Module(CarriesState):
         initial_state: Callable[[int], Any] | None = None,
         state_batch_dim: int | None = None,
         batch_first: bool | None = None,
+        flattened: bool = False,
         one_step: bool = False,
         returns: Literal["state first", "state last"] = "state last",
         output: Callable[[Any], Any] | None = None,
@@ -71,6 +72,7 @@ class Module(CarriesState):
         self.carries_across_episodes = carries(fn) if carries_across_episodes is None else carries_across_episodes
         self.resets = resets or ("module" if not is_torch and _parameters(fn) > 2 else "caller")
         self.flags, self.output, self.one_step, self.returns = flags, output, one_step, returns
+        self.flattened = flattened
         self.initial_state = initial_state
         self.batch_dim = state_batch_dim if state_batch_dim is not None else int(is_torch)
         self.batch_first = bool(getattr(fn, "batch_first", False)) if batch_first is None else batch_first
@@ -121,6 +123,8 @@ class Module(CarriesState):
         """One call of the module: `[T, B, ...]` in, `[T, B, K]` and the next state out."""
         steps, rows = resets.shape
         told = resets if self.flags is None else self.flags(resets)
+        if self.flattened:
+            x, told = map_tensors(lambda leaf: leaf.flatten(0, 1), x), told.flatten()[:, None]
         arguments = [x, told] if self.resets == "module" else [x]
         if self.one_step:
             arguments = [map_tensors(lambda leaf: leaf[0], argument) for argument in arguments]

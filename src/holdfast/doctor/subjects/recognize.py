@@ -137,9 +137,33 @@ def _layouts(module: nn.Module, parameters: list[str]) -> Iterator[dict[str, Any
         else:
             return
     returns: list[dict[str, Any]] = [{}, {"returns": "state first"}]
-    orders: list[dict[str, Any]] = [{}, {"batch_first": True}, {"one_step": True}]
+    orders: list[dict[str, Any]] = [{}, {"batch_first": True}]
+    if flags[0] and (zeros := _Zeros.of(module)) is not None:
+        orders.append({"flattened": True, "initial_state": zeros})
+    orders.append({"one_step": True})
     for parts in itertools.product(returns, orders, firsts, flags):
         yield {key: value for part in parts for key, value in part.items()}
+
+
+class _Zeros:
+    """The state `[B, H]` that a caller passes first, where H is the module's `recurrent_hidden_state_size` or that of its layer."""
+
+    def __init__(self, module: nn.Module, size: int) -> None:
+        self.module, self.size = module, size
+
+    @classmethod
+    def of(cls, module: nn.Module) -> _Zeros | None:
+        size = getattr(module, "recurrent_hidden_state_size", None)
+        layers = [part for part in module.modules() if isinstance(part, (nn.RNNBase, nn.RNNCellBase))]
+        sizes = {part.hidden_size * (1 + isinstance(part, (nn.LSTM, nn.LSTMCell))) for part in layers}  # (h, c) side by side
+        found = {size} if isinstance(size, int) else sizes
+        return cls(module, next(iter(found))) if len(found) == 1 else None
+
+    def __call__(self, num_envs: int) -> Tensor:
+        return next(self.module.parameters()).new_zeros(num_envs, self.size)
+
+    def __repr__(self) -> str:
+        return f"zeros of size {self.size}"
 
 
 def as_numbers(resets: Tensor) -> Tensor:
