@@ -99,6 +99,8 @@ class Algorithm(ABC):
     """What its policies see, besides what the environment says they need."""
     evaluates_deterministically: ClassVar[bool] = True
     """Whether evaluations play the most likely actions."""
+    explores_with: str = "sampled actions"
+    """How training episodes are played, in words."""
 
     policy: RecurrentPolicy
     config: Any
@@ -150,6 +152,10 @@ class Algorithm(ABC):
     def make_noise(self, num_envs: int) -> Noise | None:
         """Exploration noise of rollouts; None: distributions draw their own."""
         return None
+
+    def evaluates_with(self) -> str:
+        """How evaluations are played, in words; those of `explores_with` where they are the same."""
+        return "most likely actions" if self.evaluates_deterministically else "sampled actions"
 
     def scales_rewards(self) -> bool:
         """Whether rewards are divided by the running deviation of returns."""

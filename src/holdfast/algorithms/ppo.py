@@ -217,7 +217,13 @@ class PPO(OnPolicy):
 
     def make_noise(self, num_envs: int) -> Noise | None:
         correlation = self.config.noise_correlation
-        return CorrelatedNoise.for_actions(self.run.action_space, num_envs, correlation, self.run.device)
+        noise = CorrelatedNoise.for_actions(self.run.action_space, num_envs, correlation, self.run.device)
+        if noise is not None:
+            self.explores_with = "correlated noise"
+        return noise
+
+    def evaluates_with(self) -> str:
+        return "white noise" if self.explores_with == "correlated noise" else super().evaluates_with()
 
     def scales_rewards(self) -> bool:
         """A critic that cannot learn normalized values gets smaller rewards instead."""

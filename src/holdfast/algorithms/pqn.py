@@ -56,6 +56,7 @@ class PQN(OnPolicy):
     """Epsilon-greedy rollouts whose epsilon falls over the first part of the run."""
 
     name = "pqn"
+    explores_with = "epsilon-greedy actions"
     Config = PQNConfig
     records = frozenset(("value", "params"))
     metrics = (

@@ -64,6 +64,7 @@ class R2D2(OffPolicy):
     """The loss, priorities, and exploration."""
 
     name = "r2d2"
+    explores_with = "epsilon-greedy actions"
     Config = R2D2Config
     terms = ("q_loss", "q_mean", "error")
     metrics = (

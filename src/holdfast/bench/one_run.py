@@ -138,7 +138,9 @@ class _Watch(Callback):
 
 
 def _make_trainer(job: Job, folder: Path, watch: _Watch) -> Trainer:
-    config = RunConfig.from_dict({**job.config, "run_dir": str(folder), "checkpoint_every": 0, "keep_checkpoints": 1})
+    config = RunConfig.from_dict(
+        {**job.config, "run_dir": str(folder), "checkpoint_every": 0, "keep_checkpoints": 1, "eval_every": 0}
+    )
     if checkpoint.rolling(folder):
         try:
             allowed = imports.named_in(config)

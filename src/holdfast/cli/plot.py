@@ -21,8 +21,8 @@ class PlotFlags:
     """Run folders, or folders of run folders."""
     out: Annotated[Path, tyro.conf.arg(aliases=("-o",))] = Path("curves.png")
     """The PNG to write."""
-    metric: str = "rollout/ep_rew_mean"
-    """A column of progress.csv."""
+    metric: str = "auto"
+    """A column of progress.csv; auto: the return of training episodes and of evaluations."""
     group: str = "auto"
     """Settings that make a group, such as core or core,hidden_size; auto takes those that differ."""
     aggregate: Literal["mean", "iqm"] = "mean"

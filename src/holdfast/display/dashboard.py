@@ -39,6 +39,8 @@ class RunView:
     num_updates: int
     metrics: Sequence[Metric] = ()
     """What the run computes; those of updates have keys "train/..."."""
+    actions: Mapping[str, str] = field(default_factory=dict)
+    """How those of "training" and of "evaluation" are drawn."""
     chance: float | None = None
     """Return of random actions, if the environment comes with Holdfast."""
     solved: float | None = None
@@ -125,12 +127,17 @@ def _headline(progress: RunView) -> Text:
     row = progress.row
     line = Text(no_wrap=True, overflow="ellipsis")
     value = row.get("rollout/ep_rew_mean", math.nan)
-    line.append("return ", LABEL)
+    differ = len(set(progress.actions.values())) > 1
+    drawn = {name: f" ({how})" for name, how in progress.actions.items() if differ}
+    line.append(f"return{drawn.get('training', '')} ", LABEL)
     line.append(number(value), f"bold {ACCENT}")
     best = [y for _, y in progress.curve if math.isfinite(y)]
     for label, text in (
+        (
+            f"evaluation{drawn.get('evaluation', '')}",
+            number(row["eval/mean_return"]) if "eval/mean_return" in row else "",
+        ),
         ("best", number(max(best)) if best else "-"),
-        ("evaluation", number(row["eval/mean_return"]) if "eval/mean_return" in row else ""),
         ("length", number(row.get("rollout/ep_len_mean", math.nan), digits=0)),
         ("update", f"{row.get('update', 0):.0f}/{progress.num_updates}"),
     ):

@@ -28,10 +28,17 @@ TIME_KEYS = ("time/env", "time/policy", "time/update")
 
 
 class Display:
-    """Shows a run, update by update. metrics: what its rows hold. console: where to; by default standard output."""
+    """Shows a run, update by update. metrics: what its rows hold. actions: how those of "training" and "evaluation" are drawn.
+    console: where to; by default standard output."""
 
     def __init__(
-        self, config: RunConfig, num_updates: int, metrics: Sequence[Metric] = (), *, console: Any = None
+        self,
+        config: RunConfig,
+        num_updates: int,
+        metrics: Sequence[Metric] = (),
+        actions: Mapping[str, str] | None = None,
+        *,
+        console: Any = None,
     ) -> None:
         self.quiet = config.quiet
         if self.quiet:
@@ -46,6 +53,7 @@ class Display:
             total_steps=num_updates * config.num_envs * config.num_steps,
             num_updates=num_updates,
             metrics=metrics,
+            actions=actions or {},
         )
         self.progress.chance, self.progress.solved = _known_returns(config)
         self._began = time.monotonic()

@@ -5,14 +5,16 @@ range: an interval from two numbers is wider than any picture.
 
     plot_runs(["runs/TMaze-v0/lstm-seed1", "runs/TMaze-v0/lstm-seed2"], Path("curves.png"))
 
-It reads only `progress.csv` and `config.json` of run folders.
+Training episodes and evaluations often draw their actions differently, so the picture says which returns it shows. It reads only
+`progress.csv` and the JSON files of run folders.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +24,7 @@ from holdfast.display.aggregate import bootstrap_interval, interquartile_mean, i
 from holdfast.display.dashboard import compact
 from holdfast.display.figures import new_figure, save_figure
 from holdfast.display.plot_labels import differing, given_name, labels, values
-from holdfast.runs.log import CSV_NAME, read_progress
+from holdfast.runs.log import CSV_NAME, RESULT_NAME, read_progress
 
 # 97.5% quantiles of Student's t by degrees of freedom, from 1; beyond the table, that of the normal distribution.
 _T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120)
@@ -32,6 +34,9 @@ _MARKERS = ("o", "s", "^", "D", "v", "X")
 _POINTS_WITH_MARKERS = 8
 _INCHES_PER_LETTER, _INCHES_PER_ROW = 0.075, 0.2  # of a legend
 GRID_POINTS = 200
+TRAINING, EVALUATION = "rollout/ep_rew_mean", "eval/mean_return"
+_FEW_EVALUATIONS = 3  # below, lines are compared by their training episodes
+_PANELS_IN_A_ROW = 4
 
 Aggregate = Literal["mean", "iqm"]
 
@@ -44,6 +49,15 @@ class Run:
     config: dict[str, Any]
     steps: np.ndarray[Any, Any]
     values: np.ndarray[Any, Any]
+    half_widths: np.ndarray[Any, Any] | None = None
+    """Of the 95% intervals of evaluations, by Student's t over their episodes."""
+    actions: Mapping[str, str] = field(default_factory=dict)
+    """How those of "training" and "evaluation" were drawn; {} if the run does not say."""
+
+    @property
+    def differs(self) -> bool:
+        """Whether training episodes and evaluations draw their actions in different ways."""
+        return len(set(self.actions.values())) > 1
 
 
 @dataclass
@@ -85,38 +99,110 @@ def confidence_interval(table: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, An
         return mean, None
     if count == 2:
         return mean, np.stack([table.min(0), table.max(0)])
-    t = _T[count - 2] if count - 2 < len(_T) else 1.96
-    half = t * table.std(0, ddof=1) / np.sqrt(count)
+    half = student(count) * table.std(0, ddof=1) / np.sqrt(count)
     return mean, np.stack([mean - half, mean + half])
+
+
+def student(count: float) -> float:
+    """The 97.5% quantile for the mean of `count` numbers; NaN for one."""
+    if not count >= 2:
+        return float("nan")
+    return _T[int(count) - 2] if count - 2 < len(_T) else 1.96
 
 
 def plot_runs(
     run_dirs: Iterable[str | Path],
     out: str | Path,
     *,
-    metric: str = "rollout/ep_rew_mean",
+    metric: str = "auto",
     group: str | Sequence[str] = "auto",
     aggregate: Aggregate = "mean",
     notify: Callable[[str], None] = lambda text: None,
 ) -> Path:
     """Draw `metric` over steps: a panel per environment, a line per group of runs that differ only in their seed.
 
-    group: names of settings ("core", or "core,hidden_size") that make a group; "auto" takes those that differ
-    between the runs. aggregate: how the runs of a group become one line, "mean" or "iqm". notify: is told which folders
-    have nothing to draw; if none has, that is a ValueError.
+    metric: a column of progress.csv. "auto" is the return: a group alone shows its training episodes, and its evaluations if there
+    are any; several groups are compared by their evaluations where these draw actions in another way than training and all runs
+    have at least three, otherwise by their training episodes. group: names of settings ("core", or "core,hidden_size") that make
+    a group; "auto" takes those that differ between the runs. aggregate: how the runs of a group become one line, "mean" or "iqm".
+    notify: is told which folders have nothing to draw; if none has, that is a ValueError.
     """
-    panels = group_runs(_read_runs(run_dirs, metric, notify), group, aggregate)
-    figure = new_figure(_size(list(panels.values())))
-    for axes, (env, curves) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items()):
-        _draw_panel(axes, env, curves, metric)
+    folders = list(run_dirs)
+    runs = _read_runs(folders, TRAINING if metric == "auto" else metric, notify)
+    if metric != "auto":
+        return draw(runs, out, metric=metric, group=group, aggregate=aggregate)
+    evaluated = {run.folder: run for run in _evaluated(runs)}
+    several = any(len(curves) > 1 for curves in group_runs(runs, group).values())
+    enough = [run for run in evaluated.values() if run.differs and len(run.steps) >= _FEW_EVALUATIONS]
+    if several and len(enough) == len(runs):
+        return draw(list(evaluated.values()), out, metric=EVALUATION, group=group, aggregate=aggregate)
+    return draw(runs, out, group=group, aggregate=aggregate, evaluated=evaluated)
+
+
+def draw(
+    runs: Sequence[Run],
+    out: str | Path,
+    *,
+    metric: str = TRAINING,
+    group: str | Sequence[str] = "auto",
+    aggregate: Aggregate = "mean",
+    evaluated: Mapping[Path, Run] | None = None,
+) -> Path:
+    """As `plot_runs`, of runs that have been read. evaluated: evaluations, by folder; drawn beside a group that is alone."""
+    panels = []
+    for env, curves in group_runs(runs, group, aggregate).items():
+        title = _title(env, curves)
+        beside = [evaluated[run.folder] for run in curves[0].runs if evaluated and run.folder in evaluated]
+        if len(curves) == 1 and len(beside) == len(curves[0].runs):
+            curves = [
+                Curve(_which(TRAINING, curves[0].runs), curves[0].runs, aggregate),
+                Curve(_which(EVALUATION, beside), beside, aggregate),
+            ]
+        panels.append((env, title, curves))
+    columns = min(len(panels), _PANELS_IN_A_ROW)
+    rows = -(-len(panels) // columns)
+    width, height = _size([curves for *_, curves in panels])
+    figure = new_figure((1.5 + width * columns, height * rows))
+    places = figure.subplots(rows, columns, squeeze=False).ravel()
+    for axes, (env, title, curves) in zip(places, panels):
+        _draw_panel(axes, env, curves, metric, title)
+    for axes in places[len(panels) :]:
+        axes.set_axis_off()
     return save_figure(figure, Path(out), bbox_inches="tight")
 
 
+def _evaluated(runs: Sequence[Run]) -> list[Run]:
+    """The evaluations of runs that have any. The result is the last one, in place of that of the same update."""
+    found = []
+    for run in runs:
+        points: dict[float, tuple[float, float]] = {}
+        with suppress(ValueError):
+            evaluated = read_run(run.folder, EVALUATION)
+            assert evaluated.half_widths is not None
+            points = dict(zip(evaluated.steps.tolist(), zip(evaluated.values, evaluated.half_widths)))
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            result = json.loads((run.folder / RESULT_NAME).read_text())
+            half_width = student(result["episodes"]) * float(result["std_error"])
+            if result["steps"] >= run.steps[-1] and np.isfinite(result["mean_return"]):
+                points[float(result["steps"])] = float(result["mean_return"]), half_width
+        if points:
+            values, half_widths = np.array(list(points.values())).T
+            found.append(replace(run, steps=np.array(list(points)), values=values, half_widths=half_widths))
+    return found
+
+
+def _which(metric: str, runs: Sequence[Run]) -> str:
+    """Which returns a line shows; how their actions were drawn, if that makes a difference and is the same in all runs."""
+    name, leg = ("training episodes", "training") if metric == TRAINING else ("evaluation", "evaluation")
+    drawn = {run.actions.get(leg, "") if run.differs else "" for run in runs}
+    return ", ".join([name, *(filter(None, drawn) if len(drawn) == 1 else ())])
+
+
 def _size(panels: list[list[Curve]]) -> tuple[float, float]:
-    """Width and height in inches, such that legends leave the curves their room."""
+    """Width and height in inches of a panel, such that legends leave the curves their room."""
     width = max(5.5, *(_INCHES_PER_LETTER * (_longest(curves) + 8) for curves in panels))
     rows = max(-(-len(curves) // _columns(curves)) for curves in panels)
-    return 1.5 + width * len(panels), 4.4 + _INCHES_PER_ROW * rows
+    return width, 4.4 + _INCHES_PER_ROW * rows
 
 
 def _longest(curves: list[Curve]) -> int:
@@ -157,7 +243,12 @@ def read_run(folder: str | Path, metric: str) -> Run:
     if rows and metric not in rows[0]:
         raise ValueError(f"{folder} has no metric {metric!r}; it has {', '.join(rows[0])}")
     try:
-        pairs = np.array([(float(row["steps"]), float(row[metric] or "nan")) for row in rows]).reshape(-1, 2)
+        spread = ("eval/std_error", "eval/episodes")  # earlier versions did not write them
+        numbers = [
+            [float(row["steps"]), float(row[metric] or "nan"), *(float(row.get(name) or "nan") for name in spread)]
+            for row in rows
+        ]
+        pairs = np.array(numbers).reshape(-1, 4)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"{folder / CSV_NAME} is damaged: a row has no number of steps, or no number as {metric!r}"
@@ -165,11 +256,21 @@ def read_run(folder: str | Path, metric: str) -> Run:
     pairs = pairs[np.isfinite(pairs[:, 1])]
     if not len(pairs):
         raise ValueError(f"{folder} has no values of {metric!r} yet")
+    half_widths = np.array([student(n) * error for error, n in pairs[:, 2:]]) if metric == EVALUATION else None
     config_file = folder / "config.json"
     config = json.loads(config_file.read_text()) if config_file.exists() else {}
     if not isinstance(config, dict):
         raise ValueError(f"{config_file} holds no settings")
-    return Run(folder, config, pairs[:, 0], pairs[:, 1])
+    return Run(folder, config, pairs[:, 0], pairs[:, 1], half_widths, _actions(folder))
+
+
+def _actions(folder: Path) -> dict[str, str]:
+    """What `meta.json` says of them; {} in runs of earlier versions."""
+    try:
+        found = json.loads((folder / "meta.json").read_text()).get("actions")
+    except (OSError, ValueError, AttributeError):
+        return {}
+    return {str(leg): str(how) for leg, how in found.items()} if isinstance(found, dict) else {}
 
 
 def group_runs(
@@ -208,7 +309,7 @@ def _common(group: list[Run]) -> Mapping[str, Any]:
     return group[0].config if len(named) == 1 else {**group[0].config, "name": None}
 
 
-def _draw_panel(axes: Any, env: str, curves: list[Curve], metric: str) -> None:
+def _draw_panel(axes: Any, env: str, curves: list[Curve], metric: str, title: str) -> None:
     for number, curve in enumerate(curves):
         color = _COLORS[number % len(_COLORS)]
         if len(curve.runs) > 1:
@@ -217,29 +318,41 @@ def _draw_panel(axes: Any, env: str, curves: list[Curve], metric: str) -> None:
         if curve.interval is not None:
             axes.fill_between(curve.steps, *curve.interval, color=color, alpha=0.15, linewidth=0)
         gap = GRID_POINTS // _POINTS_WITH_MARKERS
+        only = curve.runs[0]
+        at_points = len(curve.runs) == 1 and only.half_widths is not None
+        if at_points:
+            axes.errorbar(only.steps, only.values, only.half_widths, fmt="none", color=color, linewidth=1, capsize=2)
         axes.plot(
-            curve.steps,
-            curve.mean,
+            only.steps if at_points else curve.steps,
+            only.values if at_points else curve.mean,
             color=color,
             linewidth=1.8,
             linestyle=_DASHES[number % len(_DASHES)],
             marker=_MARKERS[number % len(_MARKERS)] if len(curves) > 1 else None,
             markersize=5,
-            markevery=(number * gap // max(1, len(curves)), gap),  # not on top of each other
+            markevery=1 if at_points else (number * gap // max(1, len(curves)), gap),  # not on top of each other
             label=_legend_text(curve, curves),
         )
     _draw_known_returns(axes, env, metric)
-    axes.set_title(_title(env, curves), fontsize=11)
+    axes.set_title(title, fontsize=11)
     axes.set_xlabel("environment steps")
-    axes.set_ylabel(
-        {"rollout/ep_rew_mean": "mean return", "eval/mean_return": "return in evaluation"}.get(metric, metric)
-    )
+    axes.set_ylabel(_quantity(metric, curves))
     axes.xaxis.set_major_formatter(lambda steps, _: compact(steps))
     axes.grid(alpha=0.25, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
     if len(curves) > 1:
         place: dict[str, Any] = dict(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=_columns(curves))
         axes.legend(frameon=False, fontsize=9, handlelength=3.5, **place)
+
+
+def _quantity(metric: str, curves: list[Curve]) -> str:
+    """What the y axis shows. Where two lines show training and evaluation, the legend says which is which."""
+    if metric not in (TRAINING, EVALUATION):
+        return metric
+    runs = [run for curve in curves for run in curve.runs]
+    if metric == TRAINING and (curves[-1].runs[0].half_widths is not None or not any(run.actions for run in runs)):
+        return "mean return"
+    return f"mean return ({_which(metric, runs)})"
 
 
 def _legend_text(curve: Curve, curves: list[Curve]) -> str:
@@ -281,7 +394,7 @@ def _draw_known_returns(axes: Any, env: str, metric: str) -> None:
     """Dotted lines at the returns of chance and of a perfect policy, if the environment comes with Holdfast."""
     from holdfast.envs.catalog import list_envs
 
-    if metric not in ("rollout/ep_rew_mean", "eval/mean_return"):
+    if metric not in (TRAINING, EVALUATION):
         return
     for row in (row for row in list_envs() if row.id == env):
         for value, name in ((row.chance_return, "chance"), (row.solved_return, "solved")):

@@ -106,6 +106,11 @@ class Engines:
                 return self.acting(collector)
         return collector.acting
 
+    @property
+    def for_evaluation(self) -> type[Acting] | None:
+        """What steps the policy in evaluations during training; None: the policy itself."""
+        return NativeActing if self.rollout.engine == STEP_IN_C else None
+
     def _choose_acting(self, collector: Collector) -> type[Acting]:
         env = collector.adapter.env
         if getattr(env, "is_asynchronous", False):

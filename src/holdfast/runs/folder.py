@@ -43,7 +43,7 @@ class RunFolder:
         self._save, self._notify, self._alert = save, notify, alert or notify
         self._retry, self._retry_best = RetrySchedule(notify), RetrySchedule(notify)
         self._lock: RunLock | None = None
-        self._metadata: tuple[Mapping[str, Any], Mapping[str, str]] = ({}, {})
+        self._metadata: tuple[Mapping[str, Any], Mapping[str, Any]] = ({}, {})
         self._continues_at: int | None = None  # the update after which this run repeats what the folder holds
         self._removed: Path | None = None
         self.saved_elsewhere: Path | None = None
@@ -56,9 +56,13 @@ class RunFolder:
     # --- begin and end -----------------------------------------------------------------------------------------------
 
     def prepare(
-        self, engines: Mapping[str, str], resumed_at: int | None = None, resumed_from: Path | None = None
+        self,
+        engines: Mapping[str, str],
+        resumed_at: int | None = None,
+        resumed_from: Path | None = None,
+        **facts: Any,
     ) -> int | None:
-        """Claim the folder for a new run, or for one resumed at an update from a file. Rank 0 only.
+        """Claim the folder for a new run, or for one resumed at an update from a file. Rank 0 only. facts: more for meta.json.
 
         A new run without a name gets the first free one. Returns the update that the folder's record is continued from;
         None if there is nothing to continue.
@@ -67,7 +71,7 @@ class RunFolder:
             self._claim(resumed_at is None)
             self._refuse_linked_folders()
             settings = self._config.to_dict()
-            self._metadata = settings, dict(engines)
+            self._metadata = settings, {"engines": dict(engines), **facts}
             if resumed_at is not None:
                 self._require_same_run(settings, resumed_from)
                 self._continues_at = resumed_at
@@ -199,7 +203,7 @@ class RunFolder:
 
     def record_engines(self, engines: Mapping[str, str]) -> None:
         """Correct the metadata when a run uses other engines than expected."""
-        self._metadata = self._metadata[0], dict(engines)
+        self._metadata = self._metadata[0], {**self._metadata[1], "engines": dict(engines)}
         with suppress(OSError, ValueError):
             path = self.path / "meta.json"
             write_json(path, {**json.loads(path.read_text()), "engines": dict(engines)})

@@ -191,12 +191,12 @@ def removed_folder(run: Path, update: int) -> Path:
     return new_folder(run / f"removed_after_update_{update:08d}")
 
 
-def write_metadata(folder: Path, config: Mapping[str, Any], engines: Mapping[str, str] | None = None) -> None:
-    """`config.json`, the settings that `--config` reruns, and `meta.json`: versions, machine, and the engines used."""
+def write_metadata(folder: Path, config: Mapping[str, Any], facts: Mapping[str, Any] | None = None) -> None:
+    """`config.json`, the settings that `--config` reruns, and `meta.json`: versions, machine, and facts such as the engines used."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "config.json", dict(config))
-    write_json(folder / "meta.json", {**describe_process(), "engines": dict(engines or {})})
+    write_json(folder / "meta.json", {**describe_process(), **(facts or {})})
 
 
 def write_result(folder: Path, result: Mapping[str, Any]) -> None:

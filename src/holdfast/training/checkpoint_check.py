@@ -48,7 +48,8 @@ def check_fit(trainer: Trainer, saved: dict[str, Any]) -> None:
     _check_reward_scale(saved.get("reward_scale"), _rows(saved["collector"], "collector"))
     check.number(saved["best_return"], "best_return")
     check.number(saved["seconds"], "seconds", 0, 1e12)
-    check.integer(saved.get("spoiled_updates", 0), "spoiled_updates", 0)
+    for name in ("spoiled_updates", "last_eval", "eval_steps"):
+        check.integer(saved.get(name, 0), name, 0)
     for name in ("recent_returns", "recent_lengths", "first_returns"):
         values = saved.get(name) if name == "first_returns" else saved[name]
         if values is not None:

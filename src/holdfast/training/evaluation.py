@@ -19,6 +19,7 @@ from torch import Tensor
 from holdfast.envs.base import TorchVectorEnv
 from holdfast.memory import Memory
 from holdfast.policies.base import RecurrentPolicy
+from holdfast.rollout.collector import Acting
 from holdfast.rollout.vector_env import EnvStep, VectorEnvAdapter
 from holdfast.runs import rng_state, space_data
 from holdfast.state import tree_map
@@ -66,6 +67,7 @@ def evaluate(
     inputs: tuple[str, ...] = ("obs",),
     record: Sequence[str] | Callable[[Tensor], None] | None = None,
     max_steps: int | None = None,
+    acting: type[Acting] | None = None,
 ) -> EvalResult:
     """Play exactly `episodes` episodes in a gymnasium vector environment, whatever its autoreset mode.
 
@@ -74,7 +76,7 @@ def evaluate(
     keep of every step, out of obs, state (after the step), value, action and dist (its parameters), in `result.record` as arrays
     [T, B, ...], with reward, resets, terminated, truncated, valid, and `counted`: steps of the episodes in the result. Or a
     function, called before each step with the flags [B] of the observations about to be acted on. After `max_steps` steps of all
-    environments together only the episodes that have ended count.
+    environments together only the episodes that have ended count. acting: a faster engine for sampled actions; not with `record`.
 
     >>> import holdfast as hf, holdfast.envs
     >>> env = holdfast.envs.make("holdfast/RepeatPreviousEasy-v0", num_envs=4)
@@ -92,7 +94,9 @@ def evaluate(
         for name in ("observation_space", "action_space"):  # a policy of your own need not have them
             space_data.require_fit(getattr(policy, name, None), getattr(adapter, name), name)
         memory = Memory(policy.core)
-        memory.update_in_place()
+        if acting is None:
+            memory.update_in_place()
+        engine = None if acting is None else acting(policy, memory)
         played = _Episodes(episodes, adapter.num_envs)
         most_steps = math.inf if max_steps is None else -(-max_steps // adapter.num_envs)
         hook, kept = (record, None) if record is None or callable(record) else (None, StepRecord(record))
@@ -100,6 +104,8 @@ def evaluate(
         adapter.takes_every_final_obs = at_once > 1  # else the flags are read to see whether there is one
         adapter.start(seed)
         memory.reserve(adapter.num_envs)
+        if engine is not None:
+            engine.begin(adapter, 1)
         while played.missing and played.steps < most_steps:
             steps = []
             for _ in range(int(min(at_once, most_steps - played.steps))):
@@ -110,8 +116,11 @@ def evaluate(
                     obs, resets, valid = tree_map(
                         torch.clone, (obs, resets, valid)
                     )  # an environment may write into its own
+                step: Any
                 dist = None
-                if kept is not None and "dist" in kept.names:
+                if engine is not None:
+                    step = engine.act(obs, resets, mask, None)
+                elif kept is not None and "dist" in kept.names:
                     step, dist = policy.act_and_decode(obs, resets, None, memory, mask, None, deterministic)
                 else:
                     step = policy.act(obs, resets, memory=memory, action_mask=mask, deterministic=deterministic)

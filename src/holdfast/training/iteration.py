@@ -44,6 +44,8 @@ class RunProgress:
     num_updates: int = 1  # of the whole run
     steps: int = 0
     best_return: float = -float("inf")
+    last_eval: int = 0  # the update after which `EvalSchedule` last evaluated
+    eval_steps: int = 0  # of each environment in all its evaluations
     recent_returns: deque[float] = field(default_factory=_recent)
     recent_lengths: deque[float] = field(default_factory=_recent)
     first_returns: list[float] | None = field(default_factory=list)
@@ -88,7 +90,9 @@ METRICS = (
     Metric("memory/replay_gap", over_ranks="max"),
     Metric("memory/staleness", over_ranks="mean"),
     Metric("eval/mean_return"),
+    Metric("eval/std_error"),
     Metric("eval/mean_length"),
+    Metric("eval/episodes"),
     Metric("env/failures", over_ranks="sum"),
     Metric("time/env", over_ranks="max"),
     Metric("time/policy", over_ranks="max"),
@@ -268,7 +272,9 @@ class Iteration:
             "memory/replay_gap": gap,
             **stale,
             "eval/mean_return": NAN,
+            "eval/std_error": NAN,
             "eval/mean_length": NAN,
+            "eval/episodes": NAN,
             "time/env": segment.seconds["env"],
             "time/policy": segment.seconds["policy"],
             "time/update": seconds,

@@ -21,7 +21,7 @@ from holdfast.training.checkpoint_check import check_fit
 if TYPE_CHECKING:
     from holdfast.training.trainer import Trainer
 
-COUNTERS = ("update", "steps", "best_return")
+COUNTERS = ("update", "steps", "best_return", "last_eval", "eval_steps")
 
 
 def payload(trainer: Trainer, files: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -120,7 +120,7 @@ def restore(trainer: Trainer, saved: dict[str, Any], folder: Path) -> bool:
         if not exact:
             scale.drop_open_episodes()
     for name in COUNTERS:
-        setattr(trainer.progress, name, saved[name])
+        setattr(trainer.progress, name, saved.get(name, 0))  # 0.2 did not write the last two
     trainer.env_failures.count, trainer.nonfinite_guard.total = mine["env_failures"], saved.get("spoiled_updates", 0)
     trainer.progress.earlier_seconds = saved["seconds"]
     trainer.progress.add_episodes(saved["recent_returns"], saved["recent_lengths"])

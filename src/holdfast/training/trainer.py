@@ -42,6 +42,7 @@ from holdfast.training import parts as run_parts
 from holdfast.training import run_state
 from holdfast.training.callbacks import Callback, Hooks
 from holdfast.training.checkpoint_check import check_before_building
+from holdfast.training.eval_schedule import SHORTEST_RUN, EvalSchedule
 from holdfast.training.evaluation import EvalResult, evaluate
 from holdfast.training.iteration import Iteration, RunProgress
 from holdfast.training.nonfinite import NonFiniteGuard
@@ -66,6 +67,8 @@ class TrainResult:
     stopped_by: str  # "finished", "interrupt", "callback" or "target"
     episodes: int = 0
     """Evaluation episodes behind `mean_return`; fewer than asked for if the others did not end."""
+    actions: str = ""
+    """How their actions were drawn, such as "white noise"."""
 
 
 class Trainer:
@@ -74,7 +77,7 @@ class Trainer:
     env: an id, a class, a function, one gymnasium environment (row 0 is that object, the others are deep copies) or a
     vector environment; see `holdfast.envs.make`. policy: an `hf.RecurrentPolicy`, or a class or function that makes one,
     or its name, "my_module:MyPolicy". eval_env: environments for evaluation, of the same kinds as `env`. By default they
-    are made like those of training. If `env` is an existing environment object, `eval_every` needs `eval_env`. algorithm: a
+    are made like those of training. If `env` is an existing environment, only `eval_env` lets training be evaluated. algorithm: a
     class of your own, in place of the one that the config names; its `Config` is the config's class. reward_model: adds
     rewards of its own to those of the environment.
     """
@@ -103,7 +106,7 @@ class Trainer:
         self.display: Display | None = None
         self.resumed_from: Path | None = None
         self.episodes_restarted = False
-        self._checkpoint_requested = False
+        self._checkpoint_requested = self._made_eval_env = False
         self._saved_with_files: Path | None = None  # the last checkpoint that names files of the algorithm
         self.print_resume_hint = True  # at SIGTERM; False where the run is a part of something that says it
         self.parts = parts = run_parts.build(config, kind, env, policy, self._notify_of_update)
@@ -116,6 +119,9 @@ class Trainer:
             self.eval_env = training_env(config, num_envs, self.device, self.env_failures, self.eval_env)
         self.folder = RunFolder(config, self.ranks, self._save, self._notify_of_update, self._alert)
         self.nonfinite_guard = NonFiniteGuard(config, self.ranks.rank, self._notify_of_update)
+        self.no_evals = self._no_evals()
+        eval_envs = getattr(self.eval_env, "num_envs", None)
+        self._schedule = EvalSchedule(self.progress, len(parts.env_share), config.num_steps, eval_envs)
         self.reward_model = _checked_reward_model(reward_model, parts)
         self._iteration = Iteration(config, parts, self.progress, self.hooks, self._may_prefetch, self.reward_model)
 
@@ -242,10 +248,47 @@ class Trainer:
 
     def _evaluate_if_due(self, row: dict[str, float]) -> None:
         every = self.config.eval_every
-        if every and self.update % every == 0:
-            result = self.evaluate(self.config.eval_episodes)
-            row["eval/mean_return"], row["eval/mean_length"] = result.mean_return, result.mean_length
-            self.hooks.run("on_eval", result)
+        if self.no_evals or (self.update % every if every else not self._schedule.is_due()):
+            return
+        result = self.evaluate(self.config.eval_episodes) if every else self._evaluate_on_schedule()
+        if result is None:
+            return
+        for name in ("mean_return", "std_error", "mean_length"):
+            row[f"eval/{name}"] = getattr(result, name)
+        row["eval/episodes"] = len(result.returns)
+        self.hooks.run("on_eval", result)
+
+    def _try_to_make_eval_env(self, copies: int) -> None:
+        """Nobody asked for these evaluations, so training goes on without them where a second environment is refused."""
+        problem = ""
+        if self.eval_env is None and self.ranks.leads:
+            try:
+                self._make_eval_env(copies)
+            except Exception as error:
+                problem = f"a second environment could not be made ({type(error).__name__}: {error})"
+        self.no_evals = self.ranks.from_leader(problem)
+        if problem:
+            self._notify_of_update(f"no evaluation during training: {problem}")
+
+    def _make_eval_env(self, copies: int) -> None:
+        if self.parts.make_env is None:
+            raise ValueError("with your own env, evaluation needs a second one: Trainer(config, env, eval_env=...)")
+        self.eval_env, self._made_eval_env = self.parts.make_env(copies), True
+
+    def _no_evals(self) -> str:
+        """Why training is not evaluated before its end; "" if it is."""
+        config = self.config
+        if config.eval_every is not None:
+            return "" if config.eval_every else "eval_every is 0"
+        if self.eval_env is None and self.parts.make_env is None:
+            return "there is no second environment: eval_env"
+        if config.total_steps < SHORTEST_RUN:
+            return "the run is short"
+        if (
+            self.parts.collector.prefetches
+        ):  # one CUDA graph; a step of an evaluation takes as long as many of its steps
+            return "its steps would be much slower than those of training; eval_every asks for them"
+        return ""
 
     def _publish(self, row: dict[str, float], segment: Segment) -> None:
         """To the log and the display."""
@@ -262,7 +305,7 @@ class Trainer:
     def _save_if_due(self, row: dict[str, float]) -> None:
         progress, every = self.progress, self.config.checkpoint_every
         evaluated, best = row["eval/mean_return"], progress.best_return
-        if evaluated > best:  # False for NaN
+        if self.config.eval_every and evaluated > best:  # False for NaN
             progress.best_return = evaluated
             if not self.folder.save_best(self.update):
                 progress.best_return = best
@@ -285,36 +328,53 @@ class Trainer:
             run_dir=self.folder.path,
             stopped_by=self.stop_signal.reason or "finished",
             episodes=len(final.returns),
+            actions=self.algorithm.evaluates_with(),
         )
 
-    def evaluate(self, episodes: int, deterministic: bool | None = None) -> EvalResult:
+    def evaluate(
+        self, episodes: int, deterministic: bool | None = None, record: Sequence[str] | None = None
+    ) -> EvalResult:
         """Play fresh episodes in separate environments with a separate memory; training is not affected.
 
-        deterministic: play the most likely actions; None: as the algorithm evaluates. In a distributed run all ranks call it, and
-        rank 0 plays.
+        deterministic: play the most likely actions; None: as the algorithm evaluates. record: what to keep of every step, as in
+        `hf.evaluate`. In a distributed run all ranks call it, and rank 0 plays.
         """
+        seed = self.config.seed + 1_000_003 * (self.update + 1)
+        most_steps = max(MOST_EVALUATION_STEPS, self.steps)
+        return self._evaluate(episodes, deterministic, seed=seed, record=record, max_steps=most_steps)
+
+    def _evaluate_on_schedule(self) -> EvalResult | None:
+        """An evaluation that nobody asked for; None where it cannot be played within its steps."""
+        schedule, progress = self._schedule, self.progress
+        self._try_to_make_eval_env(schedule.episodes)
+        if self.no_evals:
+            return None
+        most, episodes = schedule.left, schedule.episodes
+        seed = self.config.seed + 1_000_003 * (self.update + 1) + 500_000  # other episodes than those of the result
+        acting = None if self.algorithm.evaluates_deterministically else self.parts.engines.for_evaluation
+        result = self._evaluate(episodes, None, seed=seed, max_steps=most * episodes, acting=acting)
+        complete = len(result.returns) == episodes
+        progress.eval_steps += max(result.lengths) if complete else most
+        progress.last_eval = self.update
+        return result if complete else None  # those that ended are the short ones
+
+    def _evaluate(self, episodes: int, deterministic: bool | None, **options: Any) -> EvalResult:
         if deterministic is None:
             deterministic = self.algorithm.evaluates_deterministically
         with span("evaluation"), self.parts.engines.exclusive():
-            return self.ranks.from_leader(self._play(episodes, deterministic) if self.ranks.leads else None)
+            played = self._play(episodes, deterministic=deterministic, **options) if self.ranks.leads else None
+            return self.ranks.from_leader(played)
 
-    def _play(self, episodes: int, deterministic: bool) -> EvalResult:
+    def _play(self, episodes: int, **options: Any) -> EvalResult:
         config = self.config
+        copies = min(config.num_envs, episodes)
+        if self._made_eval_env and self.eval_env.num_envs < copies:
+            self.eval_env.close()
+            self.eval_env = None
         if self.eval_env is None:
-            if self.parts.make_env is None:
-                raise ValueError("with your own env, evaluation needs a second one: Trainer(config, env, eval_env=...)")
-            self.eval_env = self.parts.make_env(min(config.num_envs, episodes))
-        seed = config.seed + 1_000_003 * (self.update + 1)
+            self._make_eval_env(copies)
         with autocast(self.device, autocast_dtype(config.precision)):
-            return evaluate(
-                self.policy,
-                self.eval_env,
-                episodes,
-                deterministic=deterministic,
-                seed=seed,
-                inputs=config.inputs,
-                max_steps=max(MOST_EVALUATION_STEPS, self.steps),
-            )
+            return evaluate(self.policy, self.eval_env, episodes, inputs=config.inputs, **options)
 
     # --- begin and end -----------------------------------------------------------------------------------------------
 
@@ -323,12 +383,15 @@ class Trainer:
         config, folder = self.config, self.folder
         resumed_at = None if self.resumed_from is None else self.update
         earlier_engines = {} if resumed_at is None else folder.recorded_engines()
-        continued_at = folder.prepare(self.engines, resumed_at, self.resumed_from) if self.ranks.leads else None
+        actions = {"training": self.algorithm.explores_with, "evaluation": self.algorithm.evaluates_with()}
+        continued_at = None
+        if self.ranks.leads:
+            continued_at = folder.prepare(self.engines, resumed_at, self.resumed_from, actions=actions)
         self.policy.trained_in = folder.path
         action_space = getattr(self.env, "single_action_space", None)
         self._warnings = Warnings(self.algorithm, action_space, self.progress.first_returns)
         shown = config if self.ranks.leads else replace(config, quiet=True)
-        self.display = display = Display(shown, config.num_updates, self._iteration.metrics)
+        self.display = display = Display(shown, config.num_updates, self._iteration.metrics, actions)
         if self.ranks.leads:
             self.log = RunLog(
                 folder.path,
@@ -347,9 +410,16 @@ class Trainer:
                 before = "; ".join(f"{leg}: {engine}" for leg, engine in earlier_engines.items())
                 display.note(f"the engines have changed, so numbers may differ in rounding; before: {before}")
         said = first_lines(config, self.engines, self.parts.chosen, self.parts.encoder)
-        for line in [*said[:-1], *self.algorithm.first_lines(), said[-1]]:
+        for line in [*said[:-1], *self.algorithm.first_lines(), self._about_returns(actions), said[-1]]:
             display.note(line)
         return display
+
+    def _about_returns(self, actions: dict[str, str]) -> str:
+        """Which actions the returns of this run are of, and when they are evaluated."""
+        every = self.config.eval_every
+        times = f"every {every} updates" if every else "up to 20 times, at most 3% of the time"
+        when = f"after training only ({self.no_evals})" if self.no_evals else times
+        return f"returns training episodes: {actions['training']}; evaluation: {actions['evaluation']}, {when}"
 
     def _close(self) -> None:
         reason = self.stop_signal.reason

@@ -87,7 +87,7 @@ class IgnoresMasks(Masks):
 
 
 class Flattened(Masks):
-    """The form of pytorch-a2c-ppo-acktr: `[T*B, ...]` and masks `[T*B, 1]` with a state `[B, H]`, whose length tells the two legs apart."""
+    """The form of pytorch-a2c-ppo-acktr: `[T*B, ...]` and masks `[T*B, 1]` with a state `[B, H]`, which says what B is."""
 
     def rows(self, flat, count):
         return flat.view(-1, count, flat.shape[-1])

@@ -155,7 +155,9 @@ class _Zeros:
     def of(cls, module: nn.Module) -> _Zeros | None:
         size = getattr(module, "recurrent_hidden_state_size", None)
         layers = [part for part in module.modules() if isinstance(part, (nn.RNNBase, nn.RNNCellBase))]
-        sizes = {part.hidden_size * (1 + isinstance(part, (nn.LSTM, nn.LSTMCell))) for part in layers}  # (h, c) side by side
+        sizes = {
+            part.hidden_size * (1 + isinstance(part, (nn.LSTM, nn.LSTMCell))) for part in layers
+        }  # (h, c) side by side
         found = {size} if isinstance(size, int) else sizes
         return cls(module, next(iter(found))) if len(found) == 1 else None
 
