@@ -25,7 +25,7 @@ from typing import Any
 RESULTS = Path(__file__).parent / "results" / "evaluation_share.jsonl"
 TASKS: dict[str, dict[str, Any]] = {
     "Pendulum": dict(env="Pendulum-v1", core="gru", total_steps=100_000),
-    "Hopper": dict(env="Hopper-v5", core="gru", total_steps=100_000),
+    "Hopper": dict(env="Hopper-v5", core="gru", total_steps=60_000),
     "CartPole": dict(env="CartPole-v1", core="gru", total_steps=100_000),
     "CartPole without memory": dict(env="CartPole-v1", core="none", total_steps=100_000),
     "RepeatPreviousEasy (make train)": {},

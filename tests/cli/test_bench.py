@@ -226,7 +226,21 @@ def test_a_report_leaves_out_results_of_the_environment_that_a_task_had_before(r
     assert bench(4, "--first-seed", 2) == 0
     assert "results.jsonl; 1 out of date" in capsys.readouterr().out
     assert "runs: 1;" in Path("runs/bench/s/table.md").read_text()
-    assert bench(3, "--report") == 0 and "runs: 1;" in Path("runs/bench/s/table.md").read_text()
+    assert bench(3, "--report", "--figures") == 0 and "runs: 1;" in Path("runs/bench/s/table.md").read_text()
+    out = Path("runs/bench/s")
+    assert (out / "curves.png").read_bytes()[1:4] == b"PNG" and (out / "curves.pdf").read_bytes()[:4] == b"%PDF"
+
+
+def test_plot_draws_the_results_of_a_bench(run, folder, capsys):
+    facts = dict(task="T", core="gru", steps=8, setting="default", final=1.0, curve=[[4, 0.0], [8, 1.0]])
+    lines = [json.dumps({"id": f"a{seed}", "seed": seed, **facts}) for seed in (1, 2)]
+    Path("results.jsonl").write_text("\n".join([*lines, "torn"]))
+    assert run("plot", "results.jsonl", "-o", "curves.pdf") == 0 and Path("curves.pdf").read_bytes()[:4] == b"%PDF"
+    assert run("plot", "results.jsonl", "runs") == 2
+    assert "results.jsonl holds results of a bench: draw it without run folders" in capsys.readouterr().err
+    Path("empty.jsonl").touch()
+    assert run("plot", "empty.jsonl") == 2
+    assert "there is no finished run with a curve in these results" in capsys.readouterr().err
 
 
 def test_a_folder_takes_one_command_at_a_time(run, folder, capsys):

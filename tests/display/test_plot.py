@@ -22,6 +22,72 @@ def write_run(folder, seed, values, steps_per_update=10, **config):
     return folder
 
 
+def write_evaluated(
+    folder, seed, values, evaluations, actions=("correlated noise", "white noise"), result=None, **config
+):
+    """A run with evaluations of four episodes: (update, mean, standard error)."""
+    log = RunLog(folder, tensorboard=False, wandb=False, config={})
+    found = {update: (mean, error, 4) for update, mean, error in evaluations}
+    for i, value in enumerate(values, 1):
+        numbers = zip(("mean_return", "std_error", "episodes"), found.get(i, (math.nan,) * 3))
+        evaluated = {f"eval/{name}": number for name, number in numbers}
+        log.write({"update": i, "steps": i * 10, "rollout/ep_rew_mean": value, **evaluated, "time/fps": 1.0}, i * 10)
+    log.close()
+    (folder / "config.json").write_text(json.dumps({"env": "Pendulum-v1", "core": "gru", "seed": seed, **config}))
+    (folder / "meta.json").write_text(json.dumps({"actions": dict(zip(("training", "evaluation"), actions))}))
+    if result is not None:
+        (folder / "result.json").write_text(json.dumps(result))
+    return folder
+
+
+def axes_of(monkeypatch, folders, **options):
+    """The panels of the figure that `plot_runs` draws."""
+    drawn = []
+    monkeypatch.setattr(plot, "save_figure", lambda figure, out, **options: drawn.append(figure))
+    plot_runs(folders, "unused.png", **options)
+    return drawn[0].axes
+
+
+def texts_of(axes):
+    return [text.get_text() for text in axes.get_legend().get_texts()]
+
+
+def test_training_episodes_and_evaluations_are_two_lines_that_say_how_actions_were_drawn(tmp_path, monkeypatch):
+    result = {"mean_return": 8.0, "std_error": 0.5, "episodes": 100, "steps": 40}
+    folder = write_evaluated(tmp_path / "a", 1, [0, 1, 2, 3], [(2, 4.0, 1.0), (4, 6.0, 1.0)], result=result)
+    (axes,) = axes_of(monkeypatch, [folder])
+    assert texts_of(axes) == ["training episodes, correlated noise", "evaluation, white noise"]
+    (bars,) = axes.collections
+    # Four episodes: t is 3.182. The end is the result, in place of the last evaluation: 100 episodes, 1.96.
+    ends = [segment[:, 1].tolist() for segment in bars.get_segments()]
+    np.testing.assert_allclose(ends, [[4 - 3.182, 4 + 3.182], [8 - 0.98, 8 + 0.98]])
+    (old,) = axes_of(monkeypatch, [write_run(tmp_path / "old", 1, [0.0, 1.0])])
+    assert old.get_legend() is None and old.get_ylabel() == "mean return"
+
+
+def test_groups_are_compared_by_their_evaluations_if_these_draw_actions_in_another_way(tmp_path, monkeypatch):
+    evaluations = [(1, 4.0, 1.0), (2, 5.0, 1.0), (3, 6.0, 1.0)]
+    cores = ("gru", "lstm")
+    noisy = [write_evaluated(tmp_path / core, 1, [0, 1, 2], evaluations, core=core) for core in cores]
+    (axes,) = axes_of(monkeypatch, noisy)
+    assert axes.get_ylabel() == "mean return (evaluation, white noise)" and texts_of(axes) == ["gru", "lstm"]
+    few = write_evaluated(tmp_path / "few", 1, [0, 1, 2], evaluations[:2], core="lru")
+    (axes,) = axes_of(monkeypatch, [*noisy, few])
+    assert axes.get_ylabel() == "mean return (training episodes, correlated noise)"
+    same = [
+        write_evaluated(tmp_path / f"same-{core}", 1, [0, 1, 2], evaluations, ("a", "a"), core=core) for core in cores
+    ]
+    assert axes_of(monkeypatch, same)[0].get_ylabel() == "mean return (training episodes)"
+    asked = axes_of(monkeypatch, same, metric="eval/mean_return")[0]
+    assert asked.get_ylabel() == "mean return (evaluation)"
+
+
+def test_many_panels_are_drawn_in_rows_of_four(tmp_path, monkeypatch):
+    folders = [write_run(tmp_path / str(i), 1, [0.0, 1.0], env=f"Env-v{i}") for i in range(5)]
+    shown = [axes for axes in axes_of(monkeypatch, folders) if axes.axison]
+    assert len(shown) == 5 and shown[0].get_subplotspec().get_gridspec().get_geometry() == (2, 4)
+
+
 def test_the_interval_is_students(tmp_path):
     mean, interval = confidence_interval(np.array([[1.0], [2.0], [3.0]]))
     assert mean == [2.0]

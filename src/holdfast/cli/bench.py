@@ -61,6 +61,8 @@ class BenchFlags:
     """Folder for results, table and page; by default runs/bench/<suite>."""
     report: bool = False
     """Run nothing; write table and page from the existing results."""
+    figures: bool = False
+    """Also draw learning curves and scores, as PNG and PDF."""
     allow_imports: bool = False
     """Import modules that the file of the suite names, which runs their code."""
     keep_runs: bool = False
@@ -92,7 +94,7 @@ def main(argv: list[str]) -> int:
                 f"{out} cannot be written ({error}); free some space, then run the same command again"
             ) from error
         with user_errors():
-            written, outdated = _write_report(suite, jobs, out, flags.steps)
+            written, outdated = _write_report(suite, jobs, out, flags.steps, flags.figures)
     if failed:
         raise UserError(
             f"{len(failed)} of {_runs(jobs)} failed ({failed[0]}); run the same command again to retry them"
@@ -215,7 +217,9 @@ def _train(suite: Suite, jobs: list[Job], out: Path, flags: BenchFlags) -> tuple
     return failed, left
 
 
-def _write_report(suite: Suite, jobs: list[Job], out: Path, steps: int | None) -> tuple[bool, str]:
+def _write_report(
+    suite: Suite, jobs: list[Job], out: Path, steps: int | None, figures: bool = False
+) -> tuple[bool, str]:
     """Table and page of all results in the folder. Returns whether there are any, and what is left out, in words."""
     from holdfast.bench import results
     from holdfast.bench.choices import of_the_suite
@@ -237,4 +241,9 @@ def _write_report(suite: Suite, jobs: list[Job], out: Path, steps: int | None) -
         f"table    {out / 'table.md'}",
         f"page     {out / 'index.html'}",
     )
+    if figures:
+        from holdfast.bench.figures import write_figures
+
+        runs = [row for comparison in comparisons for row in comparison.runs]
+        show(*(f"figure   {path}" for path in write_figures(runs, comparisons, out)))
     return True, outdated

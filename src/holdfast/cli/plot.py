@@ -1,4 +1,4 @@
-"""`holdfast plot RUN ...`: learning curves of runs as a PNG."""
+"""`holdfast plot RUN ...`: learning curves of runs, or of a bench, as a PNG, PDF or SVG."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from holdfast.cli.errors import user_errors
+from holdfast.cli.errors import UserError, user_errors
 from holdfast.cli.flags import parse
 from holdfast.shown_text import show
 
@@ -18,9 +18,9 @@ class PlotFlags:
     """Draw learning curves: mean and 95% interval over seeds (of two seeds their range), a panel per environment."""
 
     runs: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="RUN ...")]
-    """Run folders, or folders of run folders."""
+    """Run folders, folders of run folders, or the results.jsonl of a bench."""
     out: Annotated[Path, tyro.conf.arg(aliases=("-o",))] = Path("curves.png")
-    """The PNG to write."""
+    """The picture to write; its name says the format, such as .png, .pdf or .svg."""
     metric: str = "auto"
     """A column of progress.csv; auto: the return of training episodes and of evaluations."""
     group: str = "auto"
@@ -34,7 +34,15 @@ def main(argv: list[str]) -> int:
     from holdfast.display.plot import plot_runs
     from holdfast.runs import pretrained
 
+    results = [path for path in flags.runs if path.suffix == ".jsonl"]
+    if results and (len(results) < len(flags.runs) or flags.metric != "auto"):
+        raise UserError(f"{results[0]} holds results of a bench: draw it without run folders and without --metric")
     with user_errors(flags.out):
+        if results:
+            from holdfast.bench.figures import plot_results
+
+            show(plot_results(results, flags.out, flags.group, flags.aggregate))
+            return 0
         # A glob such as runs/TMaze-v0/* also matches plots that were drawn earlier: other files are left out.
         folders = [path for path in flags.runs if path.is_dir() or not path.exists()]
         runs = [run for folder in folders for run in _runs_in(folder) or [folder]]

@@ -350,7 +350,8 @@ class Trainer:
         if self.no_evals:
             return None
         most, episodes = schedule.left, schedule.episodes
-        seed = self.config.seed + 1_000_003 * (self.update + 1) + 500_000  # other episodes than those of the result
+        # Other episodes than those of the result and of runs with the next seeds, whose mean would share their luck.
+        seed = (1_000_003 * (self.update + 1) + 10_007 * (self.config.seed + 1)) % 2**31
         acting = None if self.algorithm.evaluates_deterministically else self.parts.engines.for_evaluation
         result = self._evaluate(episodes, None, seed=seed, max_steps=most * episodes, acting=acting)
         complete = len(result.returns) == episodes
