@@ -98,7 +98,7 @@ def _result_line(config: RunConfig, result: TrainResult, steps: int, seconds: fl
     open_ones = config.final_eval_episodes - result.episodes
     cut_off = f" ({open_ones} more did not end)" if open_ones else ""
     over = counted(result.episodes, "fresh episode")
-    return f"return {number(result.mean_return)}{plus_minus} over {over}{cut_off}, {result.actions}, {trained}"
+    return f"return {number(result.mean_return)}{plus_minus} over {over}{cut_off}{result.actions and ', '}{result.actions}, {trained}"
 
 
 def _next_steps(trainer: Trainer, result: TrainResult) -> list[tuple[str, str]]:

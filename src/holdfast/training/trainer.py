@@ -68,7 +68,7 @@ class TrainResult:
     episodes: int = 0
     """Evaluation episodes behind `mean_return`; fewer than asked for if the others did not end."""
     actions: str = ""
-    """How their actions were drawn, such as "white noise"."""
+    """How their actions were drawn, such as "white noise"; "" if as in training."""
 
 
 class Trainer:
@@ -318,7 +318,7 @@ class Trainer:
     def _result(self) -> TrainResult:
         if self.eval_env is None and self.parts.make_env is None:
             self.eval_env = self.env  # training is done, so evaluation may use it
-        final = self.evaluate(self.config.final_eval_episodes)
+        final, evaluation = self.evaluate(self.config.final_eval_episodes), self.algorithm.evaluates_with()
         return TrainResult(
             mean_return=final.mean_return,
             std_error=final.std_error,
@@ -328,7 +328,7 @@ class Trainer:
             run_dir=self.folder.path,
             stopped_by=self.stop_signal.reason or "finished",
             episodes=len(final.returns),
-            actions=self.algorithm.evaluates_with(),
+            actions=evaluation if evaluation != self.algorithm.explores_with else "",
         )
 
     def evaluate(
