@@ -3,6 +3,7 @@
 from holdfast.policies.heads import (
     Bernoulli,
     Categorical,
+    Factored,
     Gaussian,
     Greedy,
     MultiCategorical,
@@ -10,4 +11,13 @@ from holdfast.policies.heads import (
     check_mask,
 )
 
-__all__ = ["Bernoulli", "Categorical", "Gaussian", "Greedy", "MultiCategorical", "SquashedGaussian", "check_mask"]
+__all__ = [
+    "Bernoulli",
+    "Categorical",
+    "Factored",
+    "Gaussian",
+    "Greedy",
+    "MultiCategorical",
+    "SquashedGaussian",
+    "check_mask",
+]

@@ -21,7 +21,7 @@ from holdfast.algorithms.optimizers import Groups
 from holdfast.config import RunConfig
 from holdfast.distributed.metrics import Metric
 from holdfast.distributed.ranks import Ranks
-from holdfast.policies.base import RecurrentPolicy, autocast, autocast_dtype
+from holdfast.policies.base import RecurrentPolicy, autocast, autocast_dtype, merge_time
 from holdfast.policies.heads import parameters_of
 from holdfast.rollout.exploration import Noise
 from holdfast.rollout.reward_scale import RewardScale
@@ -238,7 +238,9 @@ def replay_difference(
     T, B = cut.resets.shape
     with autocast(cut.resets.device, half_precision):
         new = policy.unroll(cut.obs, cut.start_state, cut.resets, action_mask=cut.action_mask)
-        log_prob = None if cut.log_prob is None else new.dist.log_prob(cut.actions.flatten(0, 1)).view(T, B)
+        log_prob = (
+            None if cut.log_prob is None else new.dist.log_prob(merge_time(cut.actions, T, B, "actions")).view(T, B)
+        )
     apart = torch.zeros(T, B, device=cut.resets.device)
     if log_prob is not None:
         apart = torch.maximum(apart, (log_prob.float() - cut.log_prob).abs() * _smallest_deviation(new.dist, T, B))

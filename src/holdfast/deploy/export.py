@@ -112,8 +112,8 @@ def compare(policy: RecurrentPolicy, file: Path, examples: Any, steps: int = 30)
         pairs = list(zip(_numbers(ours), _numbers(theirs)))
         if a.value is not None:
             pairs.append((a.value, b.value))
-        if np.asarray(a.raw_action).dtype.kind == "f":
-            pairs.append((a.raw_action, b.raw_action))
+        raw = zip(leaves(a.raw_action), leaves(b.raw_action))
+        pairs += [(want, got) for want, got in raw if want.dtype.kind == "f"]
         for want, got in pairs:
             difference = np.max(np.abs(want - got) / np.maximum(1.0, np.abs(want)), initial=0.0)
             largest = float(np.maximum(largest, difference))  # NaN stays
@@ -256,7 +256,8 @@ def _write_pt2(
 def usage_program(file: str, format: str, signature: Signature) -> str:
     """A short program that runs the file for three steps."""
     library = "np" if format == "onnx" else "torch"
-    printed = ", ".join(f'out["{name}"]' for name in ("action", "value") if name in signature.outputs)
+    names = [f"action{part['suffix']}" for part in signature.action_parts()]
+    printed = ", ".join(f'out["{name}"]' for name in (*names, "value") if name in signature.outputs)
     observations, states = (_dict(ports, library) for ports in (signature.observations, signature.states))
     masks = f", **{_dict(signature.masks, library, 'ones')}" if signature.masks else ""
     template = Path(__file__).with_name(f"usage_{format}.py.txt").read_text(encoding="utf-8")

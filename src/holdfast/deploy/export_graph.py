@@ -7,9 +7,11 @@ other programs do not have, so the cores run their readable reference here. `exp
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import io
 import logging
+import operator
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -20,11 +22,20 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.cores import Core
-from holdfast.deploy.exported_signature import Port, Signature, nest, next_name, observation_ports, unique_names
+from holdfast.deploy.exported_signature import (
+    Port,
+    Signature,
+    action_suffixes,
+    nest,
+    next_name,
+    observation_ports,
+    unique_names,
+)
 from holdfast.engines.cuda_graph import unchecked_distributions
 from holdfast.policies import heads
+from holdfast.policies.action_parts import has_parts, mask_sizes
 from holdfast.policies.base import RecurrentPolicy
-from holdfast.state import from_leaves, ordered_leaves, paths
+from holdfast.state import KeyPath, from_leaves, leaves, map_tensors, ordered_leaves, paths
 
 
 class ExportError(ValueError):
@@ -64,9 +75,11 @@ class StepGraph(nn.Module):
                 f"the distribution {type(base).__name__} has no most likely action; let decode return a subclass of it with a "
                 "property `mode`, or hf.heads.SquashedGaussian in place of a normal distribution through a tanh"
             ) from error
-        self.action, parameters = distribution_parameters(dist)
-        bounds = clip_bounds(self.action_space)
-        out = {"action": action if bounds is None else action.clamp(*bounds)}
+        self.action, parameters = distribution_parameters(dist, self.action_space)
+        out = {}
+        for (path, suffix), part in zip(action_suffixes(action), leaves(action)):
+            bounds = clip_bounds(_part_of(self.action_space, path))
+            out[f"action{suffix}"] = part if bounds is None else part.clamp(*bounds)
         if value is not None:
             out["value"] = value
         for port, leaf in zip(signature.states, ordered_leaves(state, shapes)):
@@ -83,8 +96,21 @@ def clip_bounds(space: Any) -> tuple[Tensor, Tensor] | None:
     return torch.as_tensor(low), torch.as_tensor(high)
 
 
-def distribution_parameters(dist: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """What is needed to sample: a description of the distribution, and its tensors by name."""
+def _part_of(space: Any, path: KeyPath) -> Any:
+    return None if space is None else functools.reduce(operator.getitem, path, space)
+
+
+def distribution_parameters(dist: Any, space: Any = None) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """What is needed to sample: a description of the distribution, and its tensors by name. space: that of the actions."""
+    if isinstance(dist, heads.Factored):
+        described: list[dict[str, Any]] = []
+        tensors: dict[str, Tensor] = {}
+        for (path, suffix), inner in zip(action_suffixes(dist.parts), leaves(dist.parts)):
+            about, own = distribution_parameters(inner)
+            part = _part_of(space, path)
+            described.append({"path": path, "suffix": suffix, "choices": mask_sizes(part), **about, **_bounds(part)})
+            tensors |= {f"{name}{suffix}": tensor for name, tensor in own.items()}
+        return {"kind": "factored", "parts": described}, tensors
     if isinstance(dist, heads.Greedy):
         return {"kind": "greedy", "start": dist.start}, {"q": dist.allowed}
     if isinstance(dist, heads.Categorical):
@@ -131,7 +157,7 @@ def trace(
     batch = torch.export.Dim("batch")
     with torch.no_grad(), unchecked_distributions():
         outputs = list(graph.step(dict(inputs)))  # what is wrong with the policy itself shows here
-        about = {name: part.tolist() if isinstance(part, Tensor) else part for name, part in graph.action.items()}
+        about = map_tensors(Tensor.tolist, graph.action)
         try:
             with quietly("torch.fx", "torch.export"):
                 program = torch.export.export(
@@ -142,7 +168,7 @@ def trace(
     _refuse_foreign_operators(program, policy)
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)  # would put folder names of this machine into the file
-    action = {**about, **_bounds(action_space)}
+    action = about if has_parts(action_space) else {**about, **_bounds(action_space)}
     return program, Signature(signature.observations, signature.states, signature.masks, outputs, action)
 
 
@@ -194,6 +220,8 @@ def _mask_ports(policy: RecurrentPolicy, space: Any) -> list[Port]:
         raise ExportError(f"{type(policy).__name__}.decode takes no action_mask; export it without masks")
     if isinstance(space, spaces.Discrete):
         return [Port("action_mask", (int(space.n),), "bool")]
+    if has_parts(space) and (total := sum(leaves(mask_sizes(space)))):  # the parts side by side
+        return [Port("action_mask", (total,), "bool")]
     if isinstance(space, spaces.MultiBinary):
         return [Port("action_mask", tuple(space.shape), "bool")]
     if isinstance(space, spaces.MultiDiscrete):

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from holdfast.cores.base import Core
 from holdfast.deploy import checksum
-from holdfast.deploy.exported_signature import KEY, Port, Signature, batch_size, next_name, take
+from holdfast.deploy.exported_signature import KEY, Port, Signature, batch_size, nest, next_name, take
 from holdfast.policies import heads
-from holdfast.state import RowShape, State
+from holdfast.policies.action_parts import joined_mask, split_mask
+from holdfast.state import RowShape, State, tree_map
 
 Array = np.ndarray[Any, Any]
 Arrays = dict[str, Array]  # by the name of an input or output
@@ -68,12 +69,16 @@ class ExportedPolicy:
         self.core: Core = ExportedState(self.signature.states)
         self.ports = self.signature.observations
         self.expects_mask = bool(self.signature.masks)
-        self.first_action = int(self.signature.action.get("start", 0))
+        self._parts = self.signature.action_parts()
+        self._places = [
+            Port("action", (), "", tuple(part["path"])) for part in self._parts
+        ]  # for `nest`, which reads paths
+        self._mask_sizes = nest(self._places, [part.get("choices", 0) for part in self._parts])
+        self.first_action = nest(self._places, [int(part.get("start", 0)) for part in self._parts])
         self._next = [(port.name, next_name(port.name)) for port in self.signature.states]
         if names is not None:
             self._require_names(*names)
-        self._action_dtype = self.signature.action.get("dtype")
-        self._bounds = _bounds(self.signature.action)
+        self._bounds = [_bounds(part) for part in self._parts]
 
     def __repr__(self) -> str:
         return str(self.file)
@@ -81,7 +86,9 @@ class ExportedPolicy:
     def _require_names(self, inputs: set[str], outputs: set[str]) -> None:
         """The graph takes and gives what its description says."""
         described = {port.name for port in self.signature.inputs()}
-        needed = {"action", *(later for _, later in self._next), *_PARAMETERS.get(self.signature.action["kind"], ())}
+        needed = {later for _, later in self._next} | {
+            name + part["suffix"] for part in self._parts for name in ("action", *_PARAMETERS.get(part["kind"], ()))
+        }
         if described != inputs or not needed <= outputs:
             strange = sorted((described ^ inputs) | (needed - outputs))
             raise ValueError(
@@ -96,9 +103,10 @@ class ExportedPolicy:
         batch = batch_size(ports, [array.shape for array in feed.values()])
         return feed if batch is not None else {name: array[None] for name, array in feed.items()}, batch
 
-    def with_parts(self, inputs: Arrays, parts: dict[Port, Array]) -> Arrays:
-        """Inputs with these parts of the observation replaced."""
-        return {**inputs, **{port.name: _as(part, port) for port, part in parts.items()}}
+    def with_parts(self, inputs: Arrays, parts: dict[str, Any]) -> Arrays:
+        """Inputs with these parts of the observation, at the top, replaced."""
+        ports = [port for port in self.ports if port.path and port.path[0] in parts]
+        return {**inputs, **{port.name: _as(take(parts, port), port) for port in ports}}
 
     def flags(self, resets: Any, batch: int) -> Array:
         """[B] bool, checked."""
@@ -122,23 +130,28 @@ class ExportedPolicy:
 
     def step(
         self, feed: Arrays, flags: Array, state: Arrays, action_mask: Any, deterministic: bool
-    ) -> tuple[Array, Array | None, Array, Arrays, Array | None]:
-        """(action as the environment takes it, value, raw action, state, logits or None) of B environments."""
+    ) -> tuple[Any, Array | None, Any, Arrays, list[Array]]:
+        """(action as the environment takes it, value, raw action, state, logits of its parts) of B environments."""
         masks = self._masks(action_mask, len(flags))
         out = self._run({**feed, "resets": flags, **state, **masks})
-        if deterministic:
-            action = out["action"]
-            raw = out["mean"] if self.signature.action["kind"] == "gaussian" else action
-        else:
-            raw = self._distribution(out, masks).sample().numpy()
-            action = raw if self._bounds is None else np.clip(raw, *self._bounds)
-        if self._action_dtype is not None and action.dtype != self._action_dtype:
-            action = action.astype(self._action_dtype)
+        actions, raws, logits = [], [], []
+        for part, bounds in zip(self._parts, self._bounds):
+            names = {name: name + part["suffix"] for name in ("action", "logits", "mean", "std", "q")}
+            own = {name: out[output] for name, output in names.items() if output in out}
+            if deterministic:
+                action = own["action"]
+                raw = own["mean"] if part["kind"] == "gaussian" else action
+            else:
+                raw = self._distribution(part, own, masks).sample().numpy()
+                action = raw if bounds is None else np.clip(raw, *bounds)
+            actions.append(action.astype(part.get("dtype", action.dtype), copy=False))
+            raws.append(raw)
+            logits += [own["logits"]] if "logits" in own else []
         state = {name: out[later] for name, later in self._next}
-        return action, out.get("value"), raw, state, out.get("logits")
+        return nest(self._places, actions), out.get("value"), nest(self._places, raws), state, logits
 
-    def result(self, array: Array, numpy: bool) -> Any:
-        return array if numpy else torch.as_tensor(array)
+    def result(self, arrays: Any, numpy: bool) -> Any:
+        return arrays if numpy else tree_map(torch.as_tensor, arrays)
 
     def _masks(self, given: Any, batch: int) -> Arrays:
         ports = self.signature.masks
@@ -146,7 +159,9 @@ class ExportedPolicy:
             if given is not None:
                 raise ValueError(f"{self.file} was exported without action masks; export the policy again with --masks")
             return {}
-        if given is not None:
+        if self.signature.action["kind"] == "factored":
+            given = joined_mask(given, self._mask_sizes)
+        elif given is not None:
             given = heads.mask_tensors(given, torch.device("cpu"))
             if len(ports) == 1 and isinstance(given, list):  # the heads side by side
                 given = self._joined(given, batch)
@@ -171,18 +186,22 @@ class ExportedPolicy:
 
     def _check_masks(self, masks: list[Tensor], batch: int) -> None:
         """As the heads of a policy check them."""
-        kind, shape = self.signature.action["kind"], (batch, *self.signature.masks[0].shape)
-        if kind == "multi_categorical":
-            nvec, parents = self.signature.action["nvec"], dict(self.signature.action["parents"])
-            heads.MultiCategorical(torch.zeros(batch, sum(nvec)), nvec, masks[0] if len(masks) == 1 else masks, parents)
-        elif kind == "bernoulli":
-            heads.Bernoulli(torch.zeros(shape), masks[0])
-        else:
-            heads.check_mask(masks[0], shape, f"for {shape[1]} actions")
+        of_parts: list[list[Any]] = [list(masks)]
+        if self.signature.action["kind"] == "factored":
+            of_parts = [[mask] for mask in split_mask(masks[0], self._mask_sizes)]
+        for about, own in zip(self._parts, of_parts):
+            shape = (batch, about.get("choices", self.signature.masks[0].shape[-1]))
+            if about["kind"] == "multi_categorical":
+                nvec, parents = about["nvec"], dict(about["parents"])
+                heads.MultiCategorical(torch.zeros(batch, sum(nvec)), nvec, own[0] if len(own) == 1 else own, parents)
+            elif about["kind"] == "bernoulli":
+                heads.Bernoulli(torch.zeros(shape), own[0])
+            elif own[0] is not None:
+                heads.check_mask(own[0], shape, f"for {shape[1]} actions")
 
-    def _distribution(self, out: Arrays, masks: Arrays) -> Any:
-        about = self.signature.action
-        tensors = {name: torch.from_numpy(out[name]) for name in ("logits", "mean", "std", "q") if name in out}
+    def _distribution(self, about: dict[str, Any], out: Arrays, masks: Arrays) -> Any:
+        """Of one part of the action, from its own outputs. masks: those of an action without parts."""
+        tensors = {name: torch.from_numpy(array) for name, array in out.items()}
         if about["kind"] == "gaussian":
             return torch.distributions.Normal(tensors["mean"], tensors["std"], validate_args=False)
         if about["kind"] == "squashed_gaussian":

@@ -2,6 +2,8 @@
 
     obs | obs_<path>, resets, state_<path>, action_mask  ->  action, value, state_<path>_next, logits | mean, std
 
+Of a Dict or Tuple of actions each part has its own outputs: action_<path>, logits_<path>, and so on.
+
 Every tensor is [B, ...] with the same B. A policy without a critic has no output `value`. This file only names things;
 `export_graph.py` traces the graph.
 """
@@ -49,13 +51,21 @@ class Signature:
     masks: list[Port] = field(default_factory=list)
     outputs: list[str] = field(default_factory=list)
     action: dict[str, Any] = field(default_factory=dict)
-    """kind of the distribution (greedy, categorical, multi_categorical, bernoulli, gaussian, squashed_gaussian, None), and numbers."""
+    """kind of the distribution (greedy, categorical, multi_categorical, bernoulli, gaussian, squashed_gaussian, None), and numbers.
+    Or "factored", and `parts`: the same of each part, with its path, how many `choices` a mask of it names, and the `suffix` of its
+    outputs."""
     about: dict[str, Any] = field(default_factory=dict)
     """For people: policy, core, environment, steps, versions."""
 
     def inputs(self) -> list[Port]:
         """In the order of the graph's inputs."""
         return [*self.observations, Port("resets", (), "bool"), *self.states, *self.masks]
+
+    def action_parts(self) -> list[dict[str, Any]]:
+        """What `action` says of each part; one without a path if it has no parts."""
+        return (
+            self.action["parts"] if self.action["kind"] == "factored" else [{**self.action, "path": (), "suffix": ""}]
+        )
 
     def to_json(self) -> str:
         return json.dumps({"form": FORM, **dataclasses.asdict(self)})
@@ -96,6 +106,13 @@ def unique_names(prefix: str, all_paths: list[KeyPath]) -> list[str]:
             name += "_"
         names.append(name)
     return names
+
+
+def action_suffixes(action: Any) -> list[tuple[KeyPath, str]]:
+    """(path, suffix of the names of outputs) of each part of an action; ((), "") if it has no parts."""
+    found = [path for path, _ in paths(action)]
+    names = [f"{name}_" if name == "action_mask" else name for name in unique_names("action", found)]  # an input's name
+    return [(path, name.removeprefix("action")) for path, name in zip(found, names)]
 
 
 def observation_ports(batch: Any) -> list[Port]:

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from holdfast.cores.base import Core
 from holdfast.deploy import nonfinite
-from holdfast.deploy.exported_signature import Port, batch_size, take
-from holdfast.state import RowShape, State
+from holdfast.deploy.exported_signature import Port, batch_size, nest, take
+from holdfast.state import RowShape, State, leaves, tree_map
 
 ACTION, REWARD = "prev_action", "prev_reward"
 
@@ -23,11 +23,12 @@ ACTION, REWARD = "prev_action", "prev_reward"
 class WithPreviousAction(Core):
     """The state of `core` next to the previous action, for `hf.Memory`."""
 
-    def __init__(self, core: Core, action: Port, first: int) -> None:
+    def __init__(self, core: Core, action: list[Port], first: Any) -> None:
         super().__init__()
         self.input_size, self.output_size = core.input_size, core.output_size
         self.core = core
-        self._action = RowShape(action.shape, getattr(torch, action.dtype))
+        parts = [Port(port.name, port.shape, port.dtype, port.path[1:]) for port in action]
+        self._action = nest(parts, [RowShape(port.shape, getattr(torch, port.dtype)) for port in action])
         self._first = first
 
     def row_shapes(self) -> State:
@@ -35,8 +36,11 @@ class WithPreviousAction(Core):
 
     def initial_state(self, batch_size: int) -> State:
         device = self.core.device()
-        action = torch.full((batch_size, *self._action.shape), self._first, dtype=self._action.dtype, device=device)
-        return {"policy": self.core.initial_state(batch_size), ACTION: action}
+
+        def begin(row: RowShape, first: int) -> Tensor:
+            return torch.full((batch_size, *row.shape), first, dtype=row.dtype, device=device)
+
+        return {"policy": self.core.initial_state(batch_size), ACTION: tree_map(begin, self._action, self._first)}
 
     def dtype_and_device(self) -> tuple[torch.dtype, torch.device]:
         return self.core.dtype_and_device()
@@ -53,21 +57,25 @@ class FeedBack:
         self._seen = [port for port in ports if port.path[0] == "obs"]
         # The observation alone: paths without the leading "obs".
         self._alone = [Port(port.name, port.shape, port.dtype, port.path[1:]) for port in self._seen]
-        self._fed = {str(port.path[0]): port for port in ports if port.path[0] != "obs"}
-        action = self._fed.get(ACTION) or Port(ACTION, (0,), "float32")  # none: a leaf without numbers
-        self.core: Core = WithPreviousAction(model.core, action, model.first_action)
+        self._fed = [port for port in ports if port.path[0] != "obs"]
+        self._names = {str(port.path[0]) for port in self._fed}
+        action = [port for port in self._fed if port.path[0] == ACTION]
+        if action:
+            self.core: Core = WithPreviousAction(model.core, action, model.first_action)
+        else:  # a leaf without numbers
+            self.core = WithPreviousAction(model.core, [Port(ACTION, (0,), "float32", (ACTION,))], 0)
 
     def __repr__(self) -> str:
         return repr(self.model)
 
     def inputs(self, obs: Any, rewards: Any = None) -> tuple[Any, int | None]:
         """(the model's inputs, rewards [B] or None, whether the caller gave all parts), and B."""
-        if isinstance(obs, dict) and obs.keys() >= {"obs", *self._fed}:
+        if isinstance(obs, dict) and obs.keys() >= {"obs", *self._names}:
             inputs, batch = self.model.inputs(obs)
             return (inputs, None, True), batch
         batch = batch_size(self._alone, [np.shape(take(obs, port)) for port in self._alone])
         lead = () if batch is None else (batch,)
-        parts = {name: np.zeros((*lead, *port.shape), port.dtype) for name, port in self._fed.items()}
+        parts = nest(self._fed, [np.zeros((*lead, *port.shape), port.dtype) for port in self._fed])
         inputs, _ = self.model.inputs({"obs": obs, **parts})
         return (inputs, self._rewards(rewards, batch or 1), False), batch
 
@@ -83,11 +91,11 @@ class FeedBack:
         return self.model.flags(resets, batch)
 
     def from_memory(self, state: State) -> Any:
-        previous = state[ACTION].numpy() if self.model.in_numpy else state[ACTION]
+        previous = tree_map(Tensor.numpy, state[ACTION]) if self.model.in_numpy else state[ACTION]
         return {"policy": self.model.from_memory(state["policy"]), ACTION: previous}
 
     def to_memory(self, state: Any) -> State:
-        return {"policy": self.model.to_memory(state["policy"]), ACTION: torch.as_tensor(state[ACTION])}
+        return {"policy": self.model.to_memory(state["policy"]), ACTION: tree_map(torch.as_tensor, state[ACTION])}
 
     def step(
         self, given: Any, flags: Any, state: Any, action_mask: Any, deterministic: bool
@@ -95,20 +103,18 @@ class FeedBack:
         inputs, rewards, complete = given
         previous = state[ACTION]
         if not complete:
-            fresh = nonfinite.as_rows(flags, len(previous))
-            start = self.core.initial_state(len(previous))[ACTION]
-            start = start if isinstance(previous, Tensor) else start.numpy()
+            count = len(leaves(previous)[0])
+            fresh = nonfinite.as_rows(flags, count)
+            start = self.core.initial_state(count)[ACTION]
+            start = tree_map(Tensor.numpy, start) if self.model.in_numpy else start
             parts = {
                 ACTION: nonfinite.where(fresh, start, previous),
-                REWARD: self._seen_rewards(rewards, fresh, previous),
+                REWARD: self._seen_rewards(rewards, fresh, leaves(previous)[0]),
             }
-            inputs = self.model.with_parts(inputs, {self._fed[name]: parts[name] for name in self._fed})
+            inputs = self.model.with_parts(inputs, {name: parts[name] for name in self._names})
         action, value, raw, after, logits = self.model.step(inputs, flags, state["policy"], action_mask, deterministic)
-        if ACTION not in self._fed:
-            raw_kept = previous
-        else:
-            raw_kept = raw.to(previous.dtype) if isinstance(raw, Tensor) else raw.astype(previous.dtype)
-        return action, value, raw, {"policy": after, ACTION: raw_kept}, logits
+        kept = tree_map(_as_dtype_of, previous, raw) if ACTION in self._names else previous
+        return action, value, raw, {"policy": after, ACTION: kept}, logits
 
     def with_action_of(self, new: Any, state: Any) -> Any:
         """`state`, with the action that `new` remembers."""
@@ -116,7 +122,7 @@ class FeedBack:
 
     def _seen_rewards(self, rewards: Any, fresh: nonfinite.Flags, like: Any) -> Any:
         if rewards is None:
-            if REWARD in self._fed and not fresh.all():
+            if REWARD in self._names and not fresh.all():
                 raise ValueError(
                     "this policy sees its previous reward: pass rewards=, what each environment paid for its last "
                     "action, or resets=True where an episode begins"
@@ -127,6 +133,10 @@ class FeedBack:
 
     def result(self, array: Any, numpy: bool) -> Any:
         return self.model.result(array, numpy)
+
+
+def _as_dtype_of(like: Any, array: Any) -> Any:
+    return array.to(like.dtype) if isinstance(array, Tensor) else array.astype(like.dtype)
 
 
 def wants_feedback(ports: list[Port] | None) -> bool:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Hashable, Iterable, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,14 +26,14 @@ from holdfast.deploy.feedback import FeedBack, wants_feedback
 from holdfast.deploy.keyed_memory import KeyedMemory, many_ids, one_id
 from holdfast.deploy.step_model import StepModel, open_model
 from holdfast.policies.base import RecurrentPolicy
-from holdfast.state import leaves
+from holdfast.state import leaves, tree_map
 
 
 class Action(NamedTuple):
     """What `Runner.act` returns: each [B, ...], or without B if the observation came without it."""
 
     action: Any
-    """As the environment takes it: clipped to the bounds of a Box."""
+    """As the environment takes it: clipped to the bounds of a Box; a dict or tuple for a Dict or Tuple action space."""
     value: Any
     """None if the policy has no critic."""
     raw_action: Any
@@ -159,7 +160,8 @@ class Runner:
         if alone is None:
             self._use(ids)
         self._alone = ids, state
-        return Action(*[None if part is None else model.result(part, numpy)[0] for part in (action, value, raw)])
+        found = [None if part is None else model.result(part, numpy) for part in (action, value, raw)]
+        return Action(*[None if part is None else tree_map(itemgetter(0), part) for part in found])
 
     def _act_together(
         self, batch: int, inputs: Any, resets: Any, env_ids: Any, action_mask: Any, deterministic: bool, numpy: bool
@@ -227,8 +229,12 @@ def _one_flag(resets: Any) -> list[bool] | None:
 def _with_batch(mask: Any) -> Any:
     if mask is None or isinstance(mask, Tensor):
         return mask if mask is None else mask.unsqueeze(0)
-    if isinstance(mask, (list, tuple)) and any(m is None or np.ndim(m) for m in mask):  # one per head
-        return [_with_batch(part) for part in mask]
+    if isinstance(mask, dict):
+        return {key: _with_batch(part) for key, part in mask.items()}
+    if isinstance(mask, (list, tuple)) and any(
+        m is None or isinstance(m, dict) or np.ndim(m) for m in mask
+    ):  # one per head
+        return type(mask)(_with_batch(part) for part in mask)
     return np.asarray(mask)[None]
 
 

@@ -59,14 +59,19 @@ def _port(data: Any, where: str) -> dict[str, Any]:
     check.mapping(data, where, "name", "shape", "dtype", "path")
     _known(data, where, _PORT)
     shape = [check.integer(size, f"{where}.shape", 0) for size in check.sequence(data["shape"], f"{where}.shape")]
-    path = check.sequence(data["path"], f"{where}.path")
-    for key in path:
-        if isinstance(key, bool) or not isinstance(key, (str, int)):
-            raise ValueError(f"{where}.path holds a {type(key).__name__}, expected strings and integers")
+    path = _path(data["path"], f"{where}.path")
     if len(shape) > 32:  # numpy's limit
         raise ValueError(f"{where}.shape has {len(shape)} entries, expected at most 32")
-    return {"name": _text(data["name"], f"{where}.name"), "shape": tuple(shape), "path": tuple(path),
+    return {"name": _text(data["name"], f"{where}.name"), "shape": tuple(shape), "path": path,
             "dtype": _dtype(data["dtype"], f"{where}.dtype"), "example": data.get("example")}  # fmt: skip
+
+
+def _path(value: Any, where: str) -> tuple[Any, ...]:
+    path = check.sequence(value, where)
+    for key in path:
+        if isinstance(key, bool) or not isinstance(key, (str, int)):
+            raise ValueError(f"{where} holds a {type(key).__name__}, expected strings and integers")
+    return tuple(path)
 
 
 def _text(value: Any, where: str) -> str:
@@ -82,10 +87,10 @@ def _dtype(value: Any, where: str) -> str:
 
 
 def _nesting(paths: list[tuple[Any, ...]]) -> None:
-    """No part of an observation is inside another one."""
+    """No part of an observation, or of an action, is inside another one."""
     for i, path in enumerate(paths):
         if any(other[: len(path)] == path for j, other in enumerate(paths) if j != i):
-            raise ValueError(f"two parts of the observation are at {list(path)!r:.40}")
+            raise ValueError(f"two of its parts are at {list(path)!r:.40}")
 
 
 def _example(port: dict[str, Any]) -> None:
@@ -110,6 +115,8 @@ def _array(value: Any, where: str) -> np.ndarray[Any, Any]:
 
 def _action(data: Any) -> dict[str, Any]:
     kind = check.mapping(data, "action", "kind")["kind"]
+    if kind == "factored":
+        return {"kind": kind, "parts": _parts(check.mapping(data, "action", "parts")["parts"])}
     if kind not in _KINDS:
         raise ValueError(f"action.kind is {kind!r:.40}, expected one of {', '.join(map(str, _KINDS))}")
     if "dtype" in data:
@@ -133,6 +140,24 @@ def _action(data: Any) -> dict[str, Any]:
     if kind is None:
         _text(data.get("name"), "action.name")
     return dict(data)
+
+
+def _parts(data: Any) -> list[dict[str, Any]]:
+    parts = []
+    for i, part in enumerate(check.sequence(data, "action.parts")):
+        where = f"action.parts[{i}]"
+        check.mapping(part, where, "path", "suffix", "choices")
+        if not isinstance(part["suffix"], str):
+            raise ValueError(f"{where}.suffix is {part['suffix']!r:.40}, expected a string")
+        path = _path(part["path"], f"{where}.path")
+        choices = check.integer(part["choices"], f"{where}.choices", 0, MOST_NUMBERS)
+        parts.append({**_action(part), "path": path, "choices": choices})
+        if part["kind"] == "factored" or not path:
+            raise ValueError(f"{where} is not a part: its kind is {part['kind']!r:.40}, at {list(path)!r:.40}")
+    if not parts:
+        raise ValueError("action.parts is empty")
+    _nesting([part["path"] for part in parts])
+    return parts
 
 
 def _heads(data: dict[str, Any]) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,9 +15,10 @@ from holdfast.checks import check_discrete, check_resets
 from holdfast.cores.base import Core
 from holdfast.deploy.export_graph import clip_bounds
 from holdfast.deploy.exported_policy import SUFFIXES, ExportedPolicy
-from holdfast.deploy.exported_signature import Port, batch_size, nest, observation_ports, sample_observations, take
+from holdfast.deploy.exported_signature import batch_size, nest, observation_ports, sample_observations, take
+from holdfast.policies.action_parts import first_action, tree_of
 from holdfast.policies.base import RecurrentPolicy, to_numpy
-from holdfast.state import State, leaves
+from holdfast.state import State, from_leaves, leaves, ordered_leaves, tree_map
 
 
 class StepModel(Protocol):
@@ -46,12 +46,9 @@ class TorchPolicy:
         space = getattr(policy, "observation_space", None) if observation_space is None else observation_space
         self.observation_space = space
         self.ports = None if space is None else observation_ports(sample_observations(space, 1))
-        action_space = getattr(policy, "action_space", None)
-        start = getattr(action_space, "start", 0)
-        self.first_action = int(start) if np.ndim(start) == 0 else 0
-        self._bounds = clip_bounds(action_space)
-        dtype = getattr(action_space, "dtype", None)
-        self._action_dtype = None if dtype is None else getattr(torch, str(dtype))
+        self._parts = tree_of(getattr(policy, "action_space", None))
+        self.first_action = tree_map(first_action, self._parts)
+        self._limits = [(clip_bounds(part), getattr(part, "dtype", None)) for part in leaves(self._parts)]
 
     def __repr__(self) -> str:
         return type(self.policy).__name__
@@ -77,9 +74,9 @@ class TorchPolicy:
             parts = [part.unsqueeze(0) for part in parts]
         return nest(self.ports, parts), batch
 
-    def with_parts(self, inputs: Any, parts: dict[Port, Tensor]) -> Any:
+    def with_parts(self, inputs: Any, parts: dict[str, Any]) -> Any:
         """Inputs with these parts of the observation, at the top, replaced."""
-        return {**inputs, **{port.path[0]: part for port, part in parts.items()}}
+        return {**inputs, **parts}
 
     def flags(self, resets: Any, batch: int) -> Tensor | None:
         """[B] bool, checked; None: no reset."""
@@ -97,20 +94,24 @@ class TorchPolicy:
 
     def step(
         self, inputs: Any, flags: Tensor | None, state: State, action_mask: Any, deterministic: bool
-    ) -> tuple[Tensor, Tensor | None, Tensor, State, Any]:
+    ) -> tuple[Any, Tensor | None, Any, State, Any]:
         """(action as the environment takes it, value, raw action, state, logits or None) of B environments."""
         mask = self.policy.as_mask(action_mask)
         with torch.no_grad():
             dist, value, state = self.policy.step(inputs, state, flags, action_mask=mask, checked=True)
             raw = dist.mode if deterministic else dist.sample()
             logits = getattr(getattr(dist, "base_dist", dist), "logits", None)
-        action = raw if self._bounds is None else raw.clamp(*(bound.to(raw.device) for bound in self._bounds))
-        if self._action_dtype is not None and action.dtype != self._action_dtype:
-            action = action.to(self._action_dtype)
-        return action, value, raw, state, logits
+        played = [_as_played(part, *limits) for part, limits in zip(ordered_leaves(raw, self._parts), self._limits)]
+        return from_leaves(played, like=self._parts), value, raw, state, logits
 
-    def result(self, tensor: Tensor, numpy: bool) -> Any:
-        return to_numpy(tensor) if numpy else tensor
+    def result(self, tensors: Any, numpy: bool) -> Any:
+        return tree_map(to_numpy, tensors) if numpy else tensors
+
+
+def _as_played(raw: Tensor, bounds: tuple[Tensor, Tensor] | None, dtype: Any) -> Tensor:
+    """A part of an action as the environment takes it."""
+    action = raw if bounds is None else raw.clamp(*(bound.to(raw.device) for bound in bounds))
+    return action if dtype is None else action.to(getattr(torch, str(dtype)))
 
 
 def open_model(source: Any, observation_space: Any, device: str, threads: int) -> TorchPolicy | ExportedPolicy:

@@ -46,10 +46,10 @@ def parameters_of(distribution: Any) -> list[Tensor]:
     if isinstance(distribution, torch.distributions.MixtureSameFamily):
         both = distribution.mixture_distribution, distribution.component_distribution
         return [x for part in both for x in parameters_of(part)]
-    for name in ("distributions", "heads"):
+    for name in ("distributions", "heads", "parts"):
         parts = getattr(distribution, name, None)
-        if isinstance(parts, (list, tuple)):
-            return [x for part in parts for x in parameters_of(part)]
+        if isinstance(parts, (list, tuple, dict)):
+            return [x for part in leaves(parts) for x in parameters_of(part)]
     names = ("logits", "loc", "scale", "concentration", "concentration1", "concentration0")
     found = [getattr(distribution, name, None) for name in names]
     tensors = [x for x in found if isinstance(x, Tensor)]
@@ -79,8 +79,8 @@ def spread(distribution: Any, value: Tensor | None) -> Tensor:
         mode, parts = None, parameters_of(distribution)
     if hasattr(distribution, "q"):  # of a greedy policy the two are 0
         parts.append(distribution.q)
-    if isinstance(mode, Tensor) and mode.is_floating_point():
-        parts = [mode.reshape(mode.shape[0], -1), *parts]
+    floats = [x for x in leaves(mode) if isinstance(x, Tensor) and x.is_floating_point()]
+    parts = [*(x.reshape(x.shape[0], -1) for x in floats), *parts]
     if value is not None:
         parts.append(value)
     rows = parts[0].shape[0]

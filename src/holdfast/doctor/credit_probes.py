@@ -59,7 +59,7 @@ class Measured:
 
 def _sum_of(parts: list[Tensor]) -> Tensor:
     """`[T, B]` from parts `[T, B, ...]`."""
-    return torch.stack([x.flatten(2).sum(-1) for x in parts]).sum(0)
+    return torch.stack([x.reshape(*x.shape[:2], -1).sum(-1) for x in parts]).sum(0)
 
 
 #: the third argument is added to the leaves; None if there is nothing to measure at

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from holdfast.checks import is_debug
 from holdfast.cores import Parallel
 from holdfast.engines.autograd import first_hook, overridden_method
-from holdfast.policies.actor import num_outputs
+from holdfast.policies.action_parts import has_parts, num_outputs
 from holdfast.policies.actor_critic import ActorCritic
 from holdfast.policies.base import RecurrentPolicy
 from holdfast.policies.encoders import Composite, OneHot, Vector
@@ -61,6 +61,8 @@ def _outputs(policy: ActorCritic) -> str | None:
         return "there are layers between the core and the outputs"
     if type(policy.actor) is not nn.Linear or type(policy.critic) is not nn.Linear:
         return "actor or critic is not a plain Linear layer"
+    if has_parts(policy.action_space):
+        return "an action has several parts (Dict, Tuple)"
     if policy.squash_actions:
         return "actions are squashed"
     if policy.scale_actions and policy.action_center.dtype == torch.float64:

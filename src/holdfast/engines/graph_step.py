@@ -15,6 +15,7 @@ from torch import Tensor
 
 from holdfast import state as state_ops
 from holdfast.engines.cuda_graph import capturing, copy_into, read_later, rehearsal, side_stream
+from holdfast.policies.action_parts import has_parts
 from holdfast.policies.actor_critic import ActorCritic
 from holdfast.policies.base import RecurrentPolicy, autocast
 from holdfast.policies.heads import draw_action
@@ -27,6 +28,8 @@ def obstacle(policy: RecurrentPolicy) -> str | None:
     """Why this policy's step cannot be captured; None if it can."""
     if not isinstance(policy, ActorCritic):
         return f"{type(policy).__name__} is not an hf.ActorCritic"
+    if has_parts(policy.action_space):
+        return "an action has several parts (Dict, Tuple)"
     return None
 
 

@@ -118,7 +118,7 @@ class NativeBatch:
     obs: Any  # [T, B, ...] if a selection has to be encoded; None if `encoded` holds all
     stored: Tensor  # [4, T, B]: log-probabilities, values, advantages, returns
     resets: Tensor  # [T, B]
-    actions: Tensor  # [T, B, ...]; where the objective is C's too, [T, B] int64, from 0
+    actions: Any  # [T, B, ...]; where the objective is C's too, [T, B] int64, from 0
     valid: Tensor | None  # [T, B]; None: every step counts
     action_mask: Any  # [T, B, ...] or None
     states: dict[str, Tensor]  # by core [leaves, layers, B, H]
@@ -160,7 +160,7 @@ class NativeBatch:
             obs=None,
             stored=room(self.stored, 2),
             resets=room(self.resets, 1),
-            actions=room(self.actions, 1),
+            actions=tree_map(lambda a: room(a, 1), self.actions),
             valid=None if self.valid is None else room(self.valid, 1),
             action_mask=self.action_mask,
             states={name: room(state, 2) for name, state in self.states.items()},
@@ -174,7 +174,7 @@ class NativeBatch:
             out.encoded.copy_(encode(policy, tree_map(lambda o: o.index_select(1, columns), self.obs)))
         torch.index_select(self.stored, 2, columns, out=out.stored)
         torch.index_select(self.resets, 1, columns, out=out.resets)
-        torch.index_select(self.actions, 1, columns, out=out.actions)
+        tree_map(lambda a, into: torch.index_select(a, 1, columns, out=into), self.actions, out.actions)
         if self.valid is not None and out.valid is not None:
             torch.index_select(self.valid, 1, columns, out=out.valid)
         if self.action_mask is not None:
@@ -203,9 +203,9 @@ def objective_in_c(policy: ActorCritic, action_mask: Any) -> bool:
     return isinstance(policy.action_space, spaces.Discrete) and action_mask is None
 
 
-def _actions(policy: ActorCritic, segment: Segment) -> Tensor:
+def _actions(policy: ActorCritic, segment: Segment) -> Any:
     if not objective_in_c(policy, segment.action_mask):
-        return segment.actions.contiguous()
+        return tree_map(Tensor.contiguous, segment.actions)
     return (segment.actions.long() - int(policy.action_space.start)).contiguous()  # type: ignore[attr-defined]
 
 

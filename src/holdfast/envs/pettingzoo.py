@@ -16,6 +16,7 @@ import importlib.util
 import pkgutil
 import re
 from collections.abc import Callable, Iterable
+from operator import itemgetter
 from typing import Any
 
 import gymnasium as gym
@@ -25,6 +26,7 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
 
 from holdfast.envs.numpy_view import readable_final_obs
 from holdfast.named_objects import import_module
+from holdfast.state import tree_map
 
 PREFIX = "pettingzoo:"
 MASK = "action_mask"  # in an agent's info, or next to "observation" in its observation
@@ -126,7 +128,7 @@ class PettingZooRows(VectorEnv[Any, Any, Any]):
         final = list(self._last)
         for number, game in enumerate(self.games):
             acting = {agent: self._row(number, agent) for agent in game.agents}
-            result = game.step({agent: actions[row] for agent, row in acting.items()})
+            result = game.step({agent: tree_map(itemgetter(row), actions) for agent, row in acting.items()})
             seen, gained, ended, cut, infos = self._five_dicts(result)
             for agent, row in acting.items():
                 if agent in seen and agent not in gained:

@@ -241,9 +241,9 @@ class WorkersVectorEnv(VectorEnv[Any, Any, Any]):
         self._masks[number] = masks
         return info
 
-    def _last_masks(self) -> tuple[Any, ...]:
+    def _last_masks(self) -> list[Any]:
         """`action_masks()` of every environment, as of its last step or reset."""
-        return tuple(mask for masks in self._masks for mask in masks)
+        return [mask for masks in self._masks for mask in masks]
 
     def _merge(self, infos: list[dict[str, Any]]) -> dict[str, Any]:
         """The info of all environments from those of the workers, [B, ...] each; zeros, or None, where one has none."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import operator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,9 +21,19 @@ from holdfast.checks import check_discrete
 from holdfast.config import RunConfig, settings_of
 from holdfast.cores.base import Core
 from holdfast.policies import encoders, heads
+from holdfast.policies.action_parts import (
+    boxes_of,
+    has_parts,
+    joined_mask,
+    mask_sizes,
+    num_outputs,
+    part_spaces,
+    split_mask,
+    tree_of,
+)
 from holdfast.policies.base import RecurrentPolicy
 from holdfast.policies.encoders import center_and_half_range
-from holdfast.state import State, leaves, tree_map
+from holdfast.state import State, from_leaves, leaves, tree_map
 
 if TYPE_CHECKING:
     from typing import Self
@@ -39,8 +50,8 @@ class Actor(RecurrentPolicy):
     trunk: nn.Module
     actor_head: nn.Module
     actor: nn.Module
-    log_std: nn.Parameter  # Box actions only
-    action_center: Tensor  # [num_outputs], Box actions with scale_actions or squash_actions only
+    log_std: nn.Parameter  # [n], Box actions only; of a Dict or Tuple, all its Boxes side by side
+    action_center: Tensor  # [n], Box actions with scale_actions or squash_actions only
     action_half_range: Tensor  # likewise
     log_std_range: tuple[float, float] | None = None
     """Box actions: where the log std lies that the last layer gives beside the mean; None: it is the parameter `log_std`."""
@@ -72,19 +83,19 @@ class Actor(RecurrentPolicy):
         self.observation_space, self.action_space = encoders.without_text(observation_space), action_space
         self._skips_text = self.observation_space is not observation_space
         self.mask_parents, self.inputs = mask_parents, inputs
-        box = isinstance(action_space, spaces.Box)
-        self.scale_actions, self.squash_actions = scale_actions and box, squash_actions and box
-        if self.squash_actions and not action_space.is_bounded():  # type: ignore[attr-defined]
-            bounded = np.isfinite(action_space.low) & np.isfinite(action_space.high)  # type: ignore[attr-defined]
-            free = ", ".join(map(str, np.flatnonzero(~bounded)))
-            raise ValueError(
-                f"squash_actions needs two bounds for every action, and {action_space} lacks them at index {free}; give it "
-                "bounds, or use squash_actions=False"
-            )
+        boxes, self._mask_sizes = boxes_of(action_space), mask_sizes(action_space)
+        self.scale_actions, self.squash_actions = scale_actions and bool(boxes), squash_actions and bool(boxes)
+        for box in boxes if self.squash_actions else ():
+            if not box.is_bounded():
+                free = ", ".join(map(str, np.flatnonzero(~(np.isfinite(box.low) & np.isfinite(box.high)))))
+                raise ValueError(
+                    f"squash_actions needs two bounds for every action, and {box} lacks them at index {free}; give it "
+                    "bounds, or use squash_actions=False"
+                )
         if self.scale_actions or self.squash_actions:
-            center, half_range = center_and_half_range(action_space)  # type: ignore[arg-type]
-            self.register_buffer("action_center", center, persistent=False)
-            self.register_buffer("action_half_range", half_range, persistent=False)
+            centers, half_ranges = zip(*map(center_and_half_range, boxes))
+            self.register_buffer("action_center", torch.cat(centers), persistent=False)
+            self.register_buffer("action_half_range", torch.cat(half_ranges), persistent=False)
 
     def encode(self, obs: Any) -> Tensor:
         features = self.trunk(self.encoder(obs).to(self.actor.weight.dtype))
@@ -97,6 +108,19 @@ class Actor(RecurrentPolicy):
         """The action distribution from what the last layer gives, [N, num_outputs]."""
         space = self.action_space
         out = out.float()  # probabilities in full precision, also under autocast
+        if not has_parts(space):
+            return self._of_part(space, out, mask, None)
+        parts, first = [], 0  # of the numbers in log_std and the bounds, which are of all Boxes side by side
+        found = part_spaces(space)
+        outs = out.split([num_outputs(part) for part in found], -1)
+        for part, part_out, part_mask in zip(found, outs, split_mask(mask, self._mask_sizes)):
+            end = first + part_out.shape[-1] if isinstance(part, spaces.Box) else first
+            parts.append(self._of_part(part, part_out, part_mask, slice(first, end)))
+            first = end
+        return heads.Factored(from_leaves(parts, like=self._mask_sizes))
+
+    def _of_part(self, space: spaces.Space[Any], out: Tensor, mask: Any, numbers: slice | None) -> Any:
+        """numbers: where those of a Box are in `log_std` and the bounds; None: it has all of them."""
         if isinstance(space, spaces.Discrete):
             return heads.Categorical(out, mask, start=int(space.start))
         if isinstance(space, spaces.MultiDiscrete):
@@ -105,17 +129,24 @@ class Actor(RecurrentPolicy):
             return heads.Bernoulli(out, mask)
         if mask is not None:
             raise ValueError("Box actions take no action mask")
+
+        def own(x: Tensor) -> Tensor:
+            return x if numbers is None else x[numbers]
+
         if self.log_std_range is None:
-            log_std = self.log_std.float()
+            log_std = own(self.log_std).float()
         else:
             out, free = out.chunk(2, -1)
             log_std = _within(free, *self.log_std_range)
         if self.squash_actions:
-            return heads.SquashedGaussian(out, log_std, self.action_center, self.action_half_range, space.shape)
+            return heads.SquashedGaussian(
+                out, log_std, own(self.action_center), own(self.action_half_range), space.shape
+            )
         if self.scale_actions:  # in units of the action space's bounds
-            out = self.action_center + self.action_half_range * out
-            log_std = log_std + self.action_half_range.log().float()
-            return heads.Gaussian(out, log_std, space.shape, self.action_half_range)
+            center, half_range = own(self.action_center), own(self.action_half_range)
+            return heads.Gaussian(
+                center + half_range * out, log_std + half_range.log().float(), space.shape, half_range
+            )
         return heads.Gaussian(out, log_std, space.shape)
 
     @torch.no_grad()
@@ -142,9 +173,8 @@ class Actor(RecurrentPolicy):
             episode_start = None if episode_start is None else torch.as_tensor(episode_start).reshape(1)
             action_masks = _as_a_batch(self.as_mask(action_masks))
         action, state = super().predict(obs, state, episode_start, deterministic, action_masks)
-        if isinstance(self.action_space, spaces.Box):
-            action = np.clip(action, self.action_space.low, self.action_space.high).astype(self.action_space.dtype)
-        return (action[0] if single else action), state
+        action = tree_map(_in_bounds, tree_of(self.action_space), action)
+        return (tree_map(operator.itemgetter(0), action) if single else action), state
 
     def as_tensors(self, obs: Any) -> Any:
         """As `RecurrentPolicy.as_tensors`. What goes to a GPU is compared with the space first; the encoder checks the rest."""
@@ -154,31 +184,25 @@ class Actor(RecurrentPolicy):
             check_discrete(obs, self.observation_space)
         return super().as_tensors(obs)
 
+    def as_mask(self, mask: Any) -> Any:
+        """As `RecurrentPolicy.as_mask`; of a Dict or Tuple of actions, one tensor with the masks of the parts side by side."""
+        if has_parts(self.action_space):
+            return joined_mask(mask, self._mask_sizes, self.core.device())
+        return super().as_mask(mask)
+
     def actor_only(self) -> Actor:
         """Itself: there is no critic."""
         return self
 
 
-def num_outputs(space: spaces.Space[Any]) -> int:
-    """How many numbers the last layer of an actor gives for an action space."""
-    if isinstance(space, spaces.Discrete):
-        return int(space.n)
-    if isinstance(space, spaces.MultiDiscrete):
-        if space.nvec.ndim != 1 or space.start.any():
-            raise ValueError(f"MultiDiscrete actions must be one-dimensional and start at 0, got {space}")
-        return int(space.nvec.sum())
-    if isinstance(space, spaces.MultiBinary):
-        if len(space.shape) != 1:
-            raise ValueError(f"MultiBinary actions must be one-dimensional, got {space}")
-        return int(space.shape[0])
-    if isinstance(space, spaces.Box):
-        return int(torch.Size(space.shape).numel())
-    raise ValueError(f"no action head for {space}; Discrete, MultiDiscrete, MultiBinary and Box are supported")
-
-
 def _within(free: Tensor, low: float, high: float) -> Tensor:
     """Numbers between the bounds, smoothly; 0 stays 0."""
     return low + (high - low) * torch.sigmoid(free + math.log(-low / high))
+
+
+def _in_bounds(space: spaces.Space[Any], action: Any) -> Any:
+    """A Box's numbers as the environment takes them."""
+    return np.clip(action, space.low, space.high).astype(space.dtype) if isinstance(space, spaces.Box) else action
 
 
 def _as_a_batch(mask: Any) -> Any:

@@ -22,7 +22,8 @@ from holdfast.cores.chrono import chrono_init_
 from holdfast.cores.named import CORES, make_core
 from holdfast.distributed.ranks import ALONE, Ranks
 from holdfast.policies import encoders
-from holdfast.policies.actor import Actor, num_outputs
+from holdfast.policies.action_parts import boxes_of, num_outputs
+from holdfast.policies.actor import Actor
 
 RATE = 0.1  # weight of the latest rollout in the statistics
 SMALLEST = 0.1  # the deviation never falls below this part of its largest value so far
@@ -179,8 +180,8 @@ class ActorCritic(Actor):
         outputs = num_outputs(self.action_space)
         self.actor = encoders.orthogonal(nn.Linear(a, outputs), 0.01)
         self.critic = encoders.orthogonal(nn.Linear(c, 1), 1.0)
-        if isinstance(self.action_space, spaces.Box):
-            self.log_std = nn.Parameter(torch.full((outputs,), math.log(initial_std)))
+        if boxes := boxes_of(self.action_space):
+            self.log_std = nn.Parameter(torch.full((sum(map(num_outputs, boxes)),), math.log(initial_std)))
 
     def encode(self, obs: Any) -> Tensor:
         features = super().encode(obs)

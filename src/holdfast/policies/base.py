@@ -54,6 +54,7 @@ class Step(NamedTuple):
     """What `act` returns, each [B, ...]."""
 
     action: Any
+    """Of a Dict or Tuple action space: a dict or tuple, nested as the space is."""
     log_prob: Any
     value: Any
 
@@ -199,7 +200,9 @@ class RecurrentPolicy(nn.Module):
             if env_ids is None and not torch.compiler.is_compiling():
                 self._notice_two_users(memory, resets)
         step, _ = self._act(obs, resets, env_ids, memory, action_mask, deterministic, noise)
-        return step if isinstance(first, Tensor) else Step(*(None if x is None else to_numpy(x) for x in step))
+        return (
+            step if isinstance(first, Tensor) else Step(*(None if x is None else tree_map(to_numpy, x) for x in step))
+        )
 
     @torch.no_grad()
     def act_and_decode(
@@ -273,7 +276,7 @@ class RecurrentPolicy(nn.Module):
     def evaluate(
         self,
         obs: Any,
-        actions: Tensor,
+        actions: Any,
         state: State,
         resets: Tensor | None,
         *,
@@ -331,7 +334,7 @@ class RecurrentPolicy(nn.Module):
         start = None if state is None else self.core.as_state(state, batch)
         dist, _, new_state = self.step(obs, start, resets, action_mask=action_masks)
         action = dist.mode if deterministic else dist.sample()
-        return to_numpy(action), tree_map(to_numpy, new_state)
+        return tree_map(to_numpy, action), tree_map(to_numpy, new_state)
 
     # --- in use, without a critic ---------------------------------------------------------------------------------
 

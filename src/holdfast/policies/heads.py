@@ -1,4 +1,5 @@
-"""Action distributions for policies: categorical (several heads, masks), Bernoulli, Gaussian, squashed Gaussian, greedy.
+"""Action distributions for policies: categorical (several heads, masks), Bernoulli, Gaussian, squashed Gaussian, greedy, and
+`Factored`, several of them at once.
 
 They do what a policy needs and nothing else: `sample()`, `mode`, `log_prob(action)`, `entropy()`, all with batch
 shape [N]. torch.distributions work too; these take several times less time per step, accept action masks, and compile
@@ -20,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from holdfast.checks import values_are_readable, whole_numbers
-from holdfast.state import leaves
+from holdfast.state import from_leaves, leaves, tree_map
 
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
@@ -425,6 +426,59 @@ def _log_slope(u: Tensor) -> Tensor:
     return 2.0 * (math.log(2.0) - u - F.softplus(-2.0 * u))
 
 
+class Factored:
+    """Independent distributions, for a Dict or Tuple action space; parts: a dict or tuple of them, nested as the space is.
+
+    Actions are nested the same way. Log-probabilities and entropies are sums over the parts.
+    """
+
+    def __init__(self, parts: Any) -> None:
+        self.parts = parts
+
+    def sample(self) -> Any:
+        return tree_map(lambda part: part.sample(), self.parts)
+
+    @property
+    def mode(self) -> Any:
+        return tree_map(lambda part: part.mode, self.parts)
+
+    def log_prob(self, action: Any) -> Tensor:
+        pairs = zip(leaves(self.parts), nested_leaves(action, self.parts), strict=True)
+        return torch.stack([part.log_prob(chosen) for part, chosen in pairs]).sum(0)
+
+    def entropy(self) -> Tensor:
+        return torch.stack([entropy_of(part) for part in leaves(self.parts)]).sum(0)
+
+    @property
+    def logits(self) -> list[Any]:
+        """Of the parts that have some."""
+        return [part.logits for part in leaves(self.parts) if hasattr(part, "logits")]
+
+    @property
+    def deviation(self) -> Tensor | None:
+        """Of all parts that are normal, [N, n] in units of the network's outputs; None if none is."""
+        found = [part.deviation for part in leaves(self.parts) if hasattr(part, "deviation")]
+        return torch.cat(found, -1) if found else None
+
+
+def nested_leaves(action: Any, like: Any) -> list[Any]:
+    """The parts of an action, in the order of `leaves(like)`. Raises ValueError if it is not nested as `like` is."""
+    if isinstance(like, dict):
+        if isinstance(action, dict) and action.keys() == like.keys():
+            return [leaf for key in like for leaf in nested_leaves(action[key], like[key])]
+        expected = f"a dict with {', '.join(map(repr, like))}"
+    elif isinstance(like, (tuple, list)):
+        if isinstance(action, (tuple, list)) and len(action) == len(like):
+            return [leaf for part, inner in zip(action, like) for leaf in nested_leaves(part, inner)]
+        expected = f"a tuple of {len(like)}"
+    elif not isinstance(action, (dict, tuple, list)):
+        return [action]
+    else:
+        expected = "one tensor"
+    got = f"a dict with {', '.join(map(repr, action))}" if isinstance(action, dict) else f"a {type(action).__name__}"
+    raise ValueError(f"actions, or a part of them, came as {got}, expected {expected}: nested as the action space is")
+
+
 def parameters_of(dist: Any) -> Tensor:
     """What a distribution is made from, [N, ...]: law 1 of rollouts that record no log-probabilities."""
     inner = dist.base_dist if isinstance(dist, torch.distributions.Independent) else dist
@@ -441,9 +495,14 @@ def parameters_of(dist: Any) -> Tensor:
 
 def draw_action(dist: Any, noise: Tensor | None) -> Tensor:
     """An action of a policy's distribution. noise: standard normal numbers [N, n] for a Gaussian, ours or torch's, or what
-    `Greedy` takes; any other distribution draws its own, as without noise."""
+    `Greedy` takes; any other distribution draws its own, as without noise. Of a `Factored`, for its Gaussian parts together."""
     if noise is None:
         return dist.sample()
+    if isinstance(dist, Factored):
+        parts = leaves(dist.parts)
+        sizes = [part.mean.shape[-1] if isinstance(part, (Gaussian, SquashedGaussian)) else 0 for part in parts]
+        drawn = [draw_action(p, x if n else None) for p, x, n in zip(parts, noise.split(sizes, -1), sizes)]
+        return from_leaves(drawn, like=dist.parts)
     if isinstance(dist, (Gaussian, SquashedGaussian, Greedy)):
         return dist.sample(noise)
     base = dist.base_dist if isinstance(dist, torch.distributions.Independent) else dist

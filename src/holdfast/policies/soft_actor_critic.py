@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from holdfast.cores import Core, Parallel
 from holdfast.policies import encoders
-from holdfast.policies.actor import num_outputs
+from holdfast.policies.action_parts import num_outputs
 from holdfast.policies.actor_critic import ActorCritic
 from holdfast.policies.base import RecurrentPolicy
 

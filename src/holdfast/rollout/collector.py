@@ -32,7 +32,7 @@ from holdfast.state import State, tree_map
 class Acted(NamedTuple):
     """A step of the policy, each [B, ...]. params: what the distribution is made from, if it is recorded."""
 
-    action: Tensor
+    action: Any
     log_prob: Tensor
     value: Any
     params: Any = None

@@ -27,9 +27,9 @@ def masks_of(env: Any, timeout: float | None = None) -> Callable[[], Any] | None
     def ask() -> Any:
         copies = getattr(env, "unwrapped", env)  # looked up each time: those that failed have been replaced
         if timeout is None or not isinstance(copies, AsyncVectorEnv):
-            return copies.call("action_masks")
+            return list(copies.call("action_masks"))  # a tuple would be the mask of a Tuple action space
         copies.call_async("action_masks")
-        return copies.call_wait(timeout)
+        return list(copies.call_wait(timeout))
 
     return ask
 

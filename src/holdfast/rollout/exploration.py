@@ -70,12 +70,14 @@ class CorrelatedNoise(Noise):
 
     @classmethod
     def for_actions(cls, space: Any, num_envs: int, correlation: float, device: torch.device) -> CorrelatedNoise | None:
-        """For the actions of a Box; None for other spaces, and for white noise, which distributions draw themselves."""
-        from gymnasium import spaces  # imported where it is used
+        """For the actions of a Box, or of all Boxes of a Dict or Tuple side by side; None for other spaces, and for white noise,
+        which distributions draw themselves."""
+        from holdfast.policies.action_parts import boxes_of, num_outputs  # imports gymnasium
 
-        if correlation == 0.0 or not isinstance(space, spaces.Box):
+        boxes = boxes_of(space)
+        if correlation == 0.0 or not boxes:
             return None
-        return cls(num_envs, int(torch.Size(space.shape).numel()), correlation, device)
+        return cls(num_envs, sum(map(num_outputs, boxes)), correlation, device)
 
     def draw(self, before: Tensor, resets: Tensor) -> Tensor:
         fresh = torch.randn_like(before)

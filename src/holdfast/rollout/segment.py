@@ -83,7 +83,7 @@ class Segment:
     """
 
     obs: Any = field(metadata=_STEPS)  # [T, B, ...]
-    actions: Tensor = field(metadata=_STEPS)  # [T, B, ...]
+    actions: Any = field(metadata=_STEPS)  # [T, B, ...]; of a Dict or Tuple action space nested as the space
     resets: Tensor = field(metadata=_NUMBERS)  # [T, B] bool
     rewards: Tensor = field(metadata=_NUMBERS)  # [T, B]
     terminated: Tensor = field(metadata=_NUMBERS)  # [T, B] bool

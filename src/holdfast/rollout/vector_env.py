@@ -18,11 +18,13 @@ from torch import Tensor
 
 from holdfast.checks import check_discrete, refuse_text
 from holdfast.envs.base import TorchVectorEnv
+from holdfast.policies.action_parts import first_action, has_parts, joined_mask, mask_sizes, part_spaces, tree_of
 from holdfast.policies.base import to_numpy
 from holdfast.policies.encoders import seen_of, without_text
+from holdfast.policies.heads import nested_leaves
 from holdfast.rollout.env_arrays import arrays_to_tensors, masks_of, stacked_masks, tensors_to_arrays, where_mask
 from holdfast.rollout.segment import Turn
-from holdfast.state import leaves, tree_map
+from holdfast.state import leaves, rows_mask, tree_map
 
 
 class EnvStep(NamedTuple):
@@ -95,13 +97,8 @@ class VectorEnvAdapter:
         self._seen_space = without_text(env.single_observation_space)
         self._skips_text = self._seen_space is not env.single_observation_space
         self.action_space = env.single_action_space
-        # Made once: a captured rollout cannot copy from the host.
-        space = self.action_space
-        self._bounds = (
-            tuple(torch.as_tensor(bound, device=self.device) for bound in (space.low, space.high))
-            if isinstance(space, spaces.Box)
-            else None
-        )
+        self._parts = tree_of(self.action_space)
+        self._bounds = tree_map(self._bounds_of, self._parts)  # made once: a captured rollout cannot copy from the host
         self._unchecked_steps = CHECKED_STEPS
         self._has_absent_rows = bool(getattr(env, "has_absent_rows", False))
         self.has_dummy_steps = self._has_absent_rows or self.mode == AutoresetMode.NEXT_STEP
@@ -134,11 +131,11 @@ class VectorEnvAdapter:
         """What the environments in `rows` (None: all) show before they act: observations, resets, valid, action mask."""
         return self.obs, self.resets, self.valid, self.action_mask
 
-    def step_turn(self, action: Tensor, turn: Turn) -> list[tuple[Turn, EnvStep]]:
+    def step_turn(self, action: Any, turn: Turn) -> list[tuple[Turn, EnvStep]]:
         """Take the actions of a turn. Returns what came back, and of which turn it is the result."""
         return [(turn, self.step(action))]
 
-    def step(self, action: Tensor) -> EnvStep:
+    def step(self, action: Any) -> EnvStep:
         """Take an action in every environment and advance to the next observations."""
         obs, rewards, terminated, truncated, info = self.env.step(self.to_env(action))
         rewards = self._per_env("rewards", rewards, torch.float32)
@@ -173,25 +170,24 @@ class VectorEnvAdapter:
         self.obs = self.compose(obs, action, rewards, fresh=self.resets)
         return EnvStep(rewards, terminated, truncated, final, bool(info.get("env_failure", False)))
 
-    def to_env(self, action: Tensor) -> Any:
-        """The action as the environment takes it: clipped to its Box, numpy unless it returns tensors."""
+    def to_env(self, action: Any) -> Any:
+        """The action as the environment takes it: clipped to its Box, numpy unless it returns tensors; nested as its space is."""
         if self._unchecked_steps:
             check_actions(action, self.action_space)
             self._unchecked_steps -= 1
-        if self._bounds is not None:
-            action = action.clamp(*self._bounds)
-        if self._returns_tensors:
-            return self._as_in_space(action)
-        array = action.cpu().numpy()
-        dtype = self.action_space.dtype
-        return array.astype(dtype, copy=False) if dtype is not None else array
+        return tree_map(self._part_to_env, self._parts, action, self._bounds)
 
-    def _as_in_space(self, action: Tensor) -> Tensor:
-        """Numbers of a Box in one dtype, whatever the policy gives: that of the space, float32 for whole numbers."""
-        if self._bounds is None:
-            return action
-        dtype = self._bounds[0].dtype
-        return action.to(dtype if dtype.is_floating_point else torch.float32)
+    def _part_to_env(self, space: spaces.Space[Any], action: Tensor, bounds: tuple[Tensor, Tensor] | None) -> Any:
+        action = action if bounds is None else action.clamp(*bounds)
+        if self._returns_tensors:
+            return _as_in_space(space, action, bounds)
+        array = action.cpu().numpy()
+        return array.astype(space.dtype, copy=False) if space.dtype is not None else array
+
+    def _bounds_of(self, space: spaces.Space[Any]) -> tuple[Tensor, Tensor] | None:
+        if not isinstance(space, spaces.Box):
+            return None
+        return torch.as_tensor(space.low, device=self.device), torch.as_tensor(space.high, device=self.device)
 
     # --- saving ------------------------------------------------------------------------------------------------------
 
@@ -280,19 +276,22 @@ class VectorEnvAdapter:
     def _name(self) -> str:
         return type(getattr(self.env, "unwrapped", self.env)).__name__
 
-    def compose(self, obs: Any, action: Tensor | None, reward: Tensor | None, fresh: Tensor | None = None) -> Any:
+    def compose(self, obs: Any, action: Any, reward: Tensor | None, fresh: Tensor | None = None) -> Any:
         """The policy's input: the observation alone, or with the previous action and reward, zero at a fresh start."""
         if self.inputs == ("obs",):
             return obs
         if action is None or reward is None:
             nothing: Any = create_empty_array(self.action_space, self.num_envs, fn=np.zeros)
-            action = torch.as_tensor(nothing, device=self.device)
+            action = tree_map(lambda a: torch.as_tensor(a, device=self.device), nothing)
             reward, fresh = torch.zeros(self.num_envs, device=self.device), self.resets
         if fresh is not None:
-            first = int(getattr(self.action_space, "start", 0)) if isinstance(self.action_space, spaces.Discrete) else 0
-            action = action.masked_fill(fresh.view(-1, *(1,) * (action.dim() - 1)), first)
+            begins = fresh  # a name that stays: mypy
+            action = tree_map(
+                lambda space, a: a.masked_fill(rows_mask(begins, a), first_action(space)), self._parts, action
+            )
             reward = reward.masked_fill(fresh, 0.0)
-        parts = {"obs": obs, "prev_action": self._as_in_space(action), "prev_reward": reward}
+        seen = tree_map(_as_in_space, self._parts, action, self._bounds)
+        parts = {"obs": obs, "prev_action": seen, "prev_reward": reward}
         return {name: parts[name] for name in self.inputs}
 
     def _final_obs(self, obs: Any, info: dict[str, Any], truncated: Tensor) -> Any:
@@ -364,6 +363,10 @@ class VectorEnvAdapter:
             mask = self._masks()
         else:
             return None
+        if has_parts(self.action_space):
+            mask = joined_mask(mask, mask_sizes(self.action_space), self.device)
+            if mask is None:
+                return None
         if isinstance(mask, Tensor):
             allowed = mask.to(self.device, torch.bool, copy=True)
         else:
@@ -385,11 +388,22 @@ CHECKED_STEPS = 100
 """Steps whose actions are looked at. One step may miss an action that is rarely sampled."""
 
 
-def check_actions(action: Tensor, space: spaces.Space[Any]) -> None:
+def _as_in_space(space: spaces.Space[Any], action: Tensor, bounds: tuple[Tensor, Tensor] | None) -> Tensor:
+    """Numbers of a Box in one dtype, whatever the policy gives: that of the space, float32 for whole numbers."""
+    if bounds is None:
+        return action
+    dtype = bounds[0].dtype
+    return action.to(dtype if dtype.is_floating_point else torch.float32)
+
+
+def check_actions(action: Any, space: spaces.Space[Any]) -> None:
     """Raise ValueError unless actions [B, ...] have the shape and type of a space and, on the host, are in its range.
 
     Actions of a Box are clipped to it and may have any type. Other spaces are not checked.
     """
+    if has_parts(space):
+        for part, inner in zip(nested_leaves(action, tree_of(space)), part_spaces(space)):
+            check_actions(part, inner)
     if not isinstance(space, (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, spaces.Box)):
         return
     whole = isinstance(space, (spaces.Discrete, spaces.MultiDiscrete))

@@ -64,16 +64,19 @@ def _inputs_hint(trained: spaces.Space[Any], now: spaces.Space[Any]) -> str:
 
 
 def _fits(trained: spaces.Space[Any], now: spaces.Space[Any], same_bounds: bool = False) -> bool:
-    """The dtype of a Box may differ, and a Dict may have more keys. same_bounds: of a Box, because actions are in units of them."""
+    """The dtype of a Box may differ, and a Dict may have more keys. same_bounds: of actions, because they are in units of a Box's
+    bounds, and a Dict has no more keys."""
     if isinstance(trained, spaces.Box):
         if not isinstance(now, spaces.Box) or trained.shape != now.shape:
             return False
         pairs = ((trained.low, now.low), (trained.high, now.high))
         return not same_bounds or all(np.allclose(was, is_now) for was, is_now in pairs)
     if isinstance(trained, spaces.Dict):
-        return isinstance(now, spaces.Dict) and all(
-            k in now.spaces and _fits(part, now[k]) for k, part in trained.items()
-        )
+        if not isinstance(now, spaces.Dict) or (same_bounds and len(now) != len(trained)):
+            return False
+        return all(k in now.spaces and _fits(part, now[k], same_bounds) for k, part in trained.items())
     if isinstance(trained, spaces.Tuple):
-        return isinstance(now, spaces.Tuple) and len(trained) == len(now) and all(map(_fits, trained, now))
+        if not isinstance(now, spaces.Tuple) or len(trained) != len(now):
+            return False
+        return all(_fits(part, inner, same_bounds) for part, inner in zip(trained, now))
     return trained == now

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from holdfast.state import map_tensors, named_leaves
+from holdfast.policies.heads import Factored
+from holdfast.state import map_tensors, named_leaves, tree_map
 
 RECORDED = ("obs", "state", "value", "action", "dist")
 """What may be asked for. `state` is the one after the step."""
@@ -46,6 +47,8 @@ class StepRecord:
 
 def numbers_of(dist: Any) -> Any:
     """What a distribution is made from: its `params`, ours or a torch distribution's parameters by name."""
+    if isinstance(dist, Factored):
+        return tree_map(numbers_of, dist.parts)
     if isinstance(getattr(dist, "params", None), Tensor):
         return dist.params
     inner = getattr(dist, "base_dist", dist)

@@ -11,6 +11,7 @@ from gymnasium import spaces
 
 from holdfast.algorithms.base import Algorithm
 from holdfast.config import RunConfig
+from holdfast.policies.action_parts import has_parts, part_spaces
 from holdfast.rollout.segment import Segment
 from holdfast.training.iteration import SATURATED
 
@@ -75,6 +76,9 @@ class Warnings:
 
 
 def _max_entropy(space: spaces.Space[Any] | None) -> float | None:
+    if has_parts(space):
+        of_parts = list(map(_max_entropy, part_spaces(space)))
+        return None if None in of_parts else sum(part for part in of_parts if part is not None)
     if isinstance(space, spaces.Discrete):
         return math.log(max(2, int(space.n)))
     if isinstance(space, spaces.MultiDiscrete):

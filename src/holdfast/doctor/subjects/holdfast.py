@@ -18,6 +18,7 @@ from holdfast.doctor.columns import spread
 from holdfast.doctor.inference import space_of
 from holdfast.doctor.subjects.base import NotOffered, PredictLeg, RecordedSegment, Replay, Subject, SubjectStep
 from holdfast.memory import Memory
+from holdfast.policies.action_parts import part_spaces
 from holdfast.policies.base import PolicyOutput
 from holdfast.state import map_tensors
 
@@ -141,8 +142,9 @@ class Holdfast(Subject):
 
 
 def _random_masks(space: Any, count: int, generator: torch.Generator) -> Tensor:
-    """`[count, choices]` with about half of the choices allowed, and at least one for each head."""
-    sizes = [int(space.n)] if hasattr(space, "n") else [int(n) for n in space.nvec]
+    """`[count, choices]` with about half of the choices allowed, and at least one for each head; of a Dict or Tuple, of all parts."""
+    takers = [part for part in part_spaces(space) if not hasattr(part, "low")]
+    sizes = [int(n) for part in takers for n in ([part.n] if hasattr(part, "n") else part.nvec)]
     parts = []
     for size in sizes:
         mask = torch.rand(count, size, generator=generator) < 0.5
