@@ -195,7 +195,7 @@ def test_spaces_that_cannot_be_served_say_so():
     with pytest.raises(ValueError, match="observations of Sentences cannot be stored"):
         policy(Sentences(dtype=str))
     with pytest.raises(ValueError, match="no action head for"):
-        policy(action=spaces.Tuple([BOX]))
+        policy(action=spaces.Tuple([BOX, spaces.Text(5)]))
     with pytest.raises(ValueError, match="start at 0"):
         policy(action=spaces.MultiDiscrete([2, 2], start=[1, 0]))
 

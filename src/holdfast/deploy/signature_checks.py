@@ -46,7 +46,11 @@ def signature(data: dict[str, Any]) -> dict[str, Any]:
         raise ValueError("a mask is not bool")
     outputs = [_text(name, "outputs") for name in check.sequence(data.get("outputs", []), "outputs")]
     about = check.mapping(data.get("about", {}), "about")
-    return {**ports, "outputs": outputs, "action": _action(data.get("action", {})), "about": about}
+    action = _action(data.get("action", {}))
+    choices = sum(part["choices"] for part in action.get("parts", ()))
+    if action["kind"] == "factored" and [port["shape"] for port in ports["masks"]] not in ([], [(choices,)]):
+        raise ValueError(f"the parts of its action have {choices} choices, expected as many as its mask")
+    return {**ports, "outputs": outputs, "action": action, "about": about}
 
 
 def _known(data: dict[str, Any], where: str, names: set[str]) -> None:

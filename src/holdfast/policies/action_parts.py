@@ -125,16 +125,10 @@ def _matching_keys(mask: Any, sizes: Tree) -> list[Any]:
             return list(sizes)
     elif isinstance(sizes, tuple) and isinstance(mask, tuple) and len(mask) == len(sizes):
         return list(range(len(sizes)))
-    got = (
-        f"with {', '.join(map(repr, mask))}"
-        if isinstance(mask, dict)
-        else f"of {len(mask)}"
-        if hasattr(mask, "__len__")
-        else ""
-    )
+    got = f" of {list(mask)}" if isinstance(mask, dict) else f" of {len(mask)}" if isinstance(mask, tuple) else ""
     form = tree_map(lambda n: [n] if n else None, sizes)
     raise ValueError(
-        f"the action mask is a {type(mask).__name__} {got}, expected {form}: so many flags for each part (True = allowed), or None "
+        f"the action mask is a {type(mask).__name__}{got}, expected {form}: so many flags for each part (True = allowed), or None "
         "where all is allowed"
     )
 

@@ -23,7 +23,6 @@ from holdfast.cores.base import Core
 from holdfast.policies import encoders, heads
 from holdfast.policies.action_parts import (
     boxes_of,
-    has_parts,
     joined_mask,
     mask_sizes,
     num_outputs,
@@ -108,7 +107,7 @@ class Actor(RecurrentPolicy):
         """The action distribution from what the last layer gives, [N, num_outputs]."""
         space = self.action_space
         out = out.float()  # probabilities in full precision, also under autocast
-        if not has_parts(space):
+        if isinstance(self._mask_sizes, int):  # no Dict or Tuple
             return self._of_part(space, out, mask, None)
         parts, first = [], 0  # of the numbers in log_std and the bounds, which are of all Boxes side by side
         found = part_spaces(space)
@@ -186,9 +185,9 @@ class Actor(RecurrentPolicy):
 
     def as_mask(self, mask: Any) -> Any:
         """As `RecurrentPolicy.as_mask`; of a Dict or Tuple of actions, one tensor with the masks of the parts side by side."""
-        if has_parts(self.action_space):
-            return joined_mask(mask, self._mask_sizes, self.core.device())
-        return super().as_mask(mask)
+        if isinstance(self._mask_sizes, int):
+            return super().as_mask(mask)
+        return joined_mask(mask, self._mask_sizes, self.core.device())
 
     def actor_only(self) -> Actor:
         """Itself: there is no critic."""

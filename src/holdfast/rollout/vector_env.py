@@ -18,7 +18,7 @@ from torch import Tensor
 
 from holdfast.checks import check_discrete, refuse_text
 from holdfast.envs.base import TorchVectorEnv
-from holdfast.policies.action_parts import first_action, has_parts, joined_mask, mask_sizes, part_spaces, tree_of
+from holdfast.policies.action_parts import first_action, joined_mask, mask_sizes, part_spaces, tree_of
 from holdfast.policies.base import to_numpy
 from holdfast.policies.encoders import seen_of, without_text
 from holdfast.policies.heads import nested_leaves
@@ -98,6 +98,7 @@ class VectorEnvAdapter:
         self._skips_text = self._seen_space is not env.single_observation_space
         self.action_space = env.single_action_space
         self._parts = tree_of(self.action_space)
+        self._first_action = tree_map(first_action, self._parts)
         self._bounds = tree_map(self._bounds_of, self._parts)  # made once: a captured rollout cannot copy from the host
         self._unchecked_steps = CHECKED_STEPS
         self._has_absent_rows = bool(getattr(env, "has_absent_rows", False))
@@ -285,10 +286,8 @@ class VectorEnvAdapter:
             action = tree_map(lambda a: torch.as_tensor(a, device=self.device), nothing)
             reward, fresh = torch.zeros(self.num_envs, device=self.device), self.resets
         if fresh is not None:
-            begins = fresh  # a name that stays: mypy
-            action = tree_map(
-                lambda space, a: a.masked_fill(rows_mask(begins, a), first_action(space)), self._parts, action
-            )
+            begins = fresh
+            action = tree_map(lambda a, first: a.masked_fill(rows_mask(begins, a), first), action, self._first_action)
             reward = reward.masked_fill(fresh, 0.0)
         seen = tree_map(_as_in_space, self._parts, action, self._bounds)
         parts = {"obs": obs, "prev_action": seen, "prev_reward": reward}
@@ -363,7 +362,7 @@ class VectorEnvAdapter:
             mask = self._masks()
         else:
             return None
-        if has_parts(self.action_space):
+        if self._parts is not self.action_space:
             mask = joined_mask(mask, mask_sizes(self.action_space), self.device)
             if mask is None:
                 return None
@@ -401,7 +400,7 @@ def check_actions(action: Any, space: spaces.Space[Any]) -> None:
 
     Actions of a Box are clipped to it and may have any type. Other spaces are not checked.
     """
-    if has_parts(space):
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
         for part, inner in zip(nested_leaves(action, tree_of(space)), part_spaces(space)):
             check_actions(part, inner)
     if not isinstance(space, (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, spaces.Box)):

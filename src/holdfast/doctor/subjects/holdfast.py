@@ -144,7 +144,7 @@ class Holdfast(Subject):
 def _random_masks(space: Any, count: int, generator: torch.Generator) -> Tensor:
     """`[count, choices]` with about half of the choices allowed, and at least one for each head; of a Dict or Tuple, of all parts."""
     takers = [part for part in part_spaces(space) if not hasattr(part, "low")]
-    sizes = [int(n) for part in takers for n in ([part.n] if hasattr(part, "n") else part.nvec)]
+    sizes = [int(n) for part in takers for n in ([part.n] if hasattr(part, "n") else part.nvec)]  # type: ignore[attr-defined]
     parts = []
     for size in sizes:
         mask = torch.rand(count, size, generator=generator) < 0.5
