@@ -15,7 +15,7 @@ import holdfast as hf
 from learning.base_seed import BASE_SEED
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
-from dict_actions import Workshop, train  # noqa: E402
+from dict_actions import Workshop, train
 
 
 def mean_return(core: str, seed: int) -> float:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from holdfast.integrations import entries
 from holdfast.integrations.lstm_wrapper import LSTMWrapper
 from holdfast.memory import EnvIds, Memory
+from holdfast.policies.action_parts import has_parts
 from holdfast.policies.base import RecurrentPolicy
 from holdfast.policies.heads import entropy_of
 from holdfast.state import State, map_tensors, tree_map
@@ -41,6 +42,8 @@ class TensorDictPolicy(nn.Module):
         super().__init__()
         if not isinstance(policy, RecurrentPolicy):
             raise TypeError(f"TensorDictPolicy takes an hf.RecurrentPolicy, got a {type(policy).__name__}")
+        if has_parts(getattr(policy, "action_space", None)):
+            raise TypeError("TensorDictPolicy takes policies whose action is one tensor, and this one plays a Dict or Tuple")
         self.policy = policy
         self.obs_key, self.mask_key = obs_key, mask_key
 
