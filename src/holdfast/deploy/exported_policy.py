@@ -164,7 +164,7 @@ class ExportedPolicy:
         elif given is not None:
             given = heads.mask_tensors(given, torch.device("cpu"))
             if len(ports) == 1 and isinstance(given, list):  # the heads side by side
-                given = self._joined(given, batch)
+                given = joined_mask(tuple(given), tuple(self.signature.action.get("nvec", ())))
         parts = [None] * len(ports) if given is None else [given] if len(ports) == 1 else list(given)
         if len(parts) != len(ports):
             raise ValueError(f"got {len(parts)} action masks, expected one per head: {len(ports)}")
@@ -175,14 +175,6 @@ class ExportedPolicy:
         if given is not None:
             self._check_masks([torch.from_numpy(mask) for mask in masks.values()], batch)
         return masks
-
-    def _joined(self, masks: list[Tensor | None], batch: int) -> Tensor:
-        """One mask of all heads, from one per head; None: that head may do anything."""
-        nvec = self.signature.action.get("nvec", [])
-        if len(masks) != len(nvec):
-            raise ValueError(f"{len(masks)} action masks came, expected one array, or one per head: {len(nvec)}")
-        parts = [torch.ones(batch, n, dtype=torch.bool) if mask is None else mask for n, mask in zip(nvec, masks)]
-        return torch.cat(parts, -1)
 
     def _check_masks(self, masks: list[Tensor], batch: int) -> None:
         """As the heads of a policy check them."""

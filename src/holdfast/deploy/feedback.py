@@ -60,10 +60,8 @@ class FeedBack:
         self._fed = [port for port in ports if port.path[0] != "obs"]
         self._names = {str(port.path[0]) for port in self._fed}
         action = [port for port in self._fed if port.path[0] == ACTION]
-        if action:
-            self.core: Core = WithPreviousAction(model.core, action, model.first_action)
-        else:  # a leaf without numbers
-            self.core = WithPreviousAction(model.core, [Port(ACTION, (0,), "float32", (ACTION,))], 0)
+        none = [Port(ACTION, (0,), "float32", (ACTION,))]  # a leaf without numbers
+        self.core: Core = WithPreviousAction(model.core, action or none, model.first_action if action else 0)
 
     def __repr__(self) -> str:
         return repr(self.model)

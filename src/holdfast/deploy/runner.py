@@ -25,6 +25,7 @@ from holdfast.deploy import nonfinite
 from holdfast.deploy.feedback import FeedBack, wants_feedback
 from holdfast.deploy.keyed_memory import KeyedMemory, many_ids, one_id
 from holdfast.deploy.step_model import StepModel, open_model
+from holdfast.policies.action_parts import with_batch
 from holdfast.policies.base import RecurrentPolicy
 from holdfast.state import leaves, tree_map
 
@@ -155,7 +156,7 @@ class Runner:
         if alone is None:
             self._settle()
         state = model.from_memory(self.memory.read(ids)) if alone is None else alone[1]
-        flags, mask = model.flags(_one_flag(resets), 1), _with_batch(action_mask)
+        flags, mask = model.flags(_one_flag(resets), 1), with_batch(action_mask)
         action, value, raw, state = self._step(ids, inputs, flags, state, mask, deterministic, numpy)
         if alone is None:
             self._use(ids)
@@ -224,18 +225,6 @@ def _one_flag(resets: Any) -> list[bool] | None:
         return None if resets is None else [bool(resets)]
     except (ValueError, RuntimeError) as error:
         raise ValueError(f"got one observation with {len(resets)} resets; expected one flag") from error
-
-
-def _with_batch(mask: Any) -> Any:
-    if mask is None or isinstance(mask, Tensor):
-        return mask if mask is None else mask.unsqueeze(0)
-    if isinstance(mask, dict):
-        return {key: _with_batch(part) for key, part in mask.items()}
-    if isinstance(mask, (list, tuple)) and any(
-        m is None or isinstance(m, dict) or np.ndim(m) for m in mask
-    ):  # one per head
-        return type(mask)(_with_batch(part) for part in mask)
-    return np.asarray(mask)[None]
 
 
 # --- numbers that are not finite -------------------------------------------------------------------------------------

@@ -43,7 +43,9 @@ class TensorDictPolicy(nn.Module):
         if not isinstance(policy, RecurrentPolicy):
             raise TypeError(f"TensorDictPolicy takes an hf.RecurrentPolicy, got a {type(policy).__name__}")
         if has_parts(getattr(policy, "action_space", None)):
-            raise TypeError("TensorDictPolicy takes policies whose action is one tensor, and this one plays a Dict or Tuple")
+            raise TypeError(
+                "TensorDictPolicy takes policies whose action is one tensor, and this one plays a Dict or Tuple"
+            )
         self.policy = policy
         self.obs_key, self.mask_key = obs_key, mask_key
 

@@ -84,7 +84,11 @@ def joined_mask(mask: Any, sizes: Tree, device: torch.device | str = "cpu") -> T
         return mask
     if isinstance(sizes, int) and isinstance(mask, tuple):  # one per head, as gymnasium's MultiDiscrete.sample takes
         mask = np.concatenate([np.asarray(head) for head in mask], -1)
-    elif isinstance(sizes, int) and isinstance(mask, list) and not any(row is None for row in mask):
+    elif (
+        isinstance(sizes, int)
+        and isinstance(mask, list)
+        and not any(isinstance(row, (tuple, type(None))) for row in mask)
+    ):
         mask = np.asarray(mask)
     if isinstance(mask, list) or (isinstance(mask, np.ndarray) and mask.dtype == object):
         rows = [joined_mask(row, sizes, device) for row in mask]
@@ -131,6 +135,17 @@ def _matching_keys(mask: Any, sizes: Tree) -> list[Any]:
         f"the action mask is a {type(mask).__name__}{got}, expected {form}: so many flags for each part (True = allowed), or None "
         "where all is allowed"
     )
+
+
+def with_batch(mask: Any) -> Any:
+    """The mask of one observation, or a tree of them, with a batch dimension."""
+    if isinstance(mask, dict):
+        return {key: with_batch(part) for key, part in mask.items()}
+    if isinstance(mask, (list, tuple)) and any(
+        m is None or isinstance(m, dict) or np.ndim(m) for m in mask
+    ):  # one per head
+        return type(mask)(map(with_batch, mask))
+    return mask if mask is None else mask[None] if isinstance(mask, Tensor) else np.asarray(mask)[None]
 
 
 def split_mask(mask: Tensor | None, sizes: Tree) -> list[Tensor | None]:

@@ -29,6 +29,7 @@ from holdfast.policies.action_parts import (
     part_spaces,
     split_mask,
     tree_of,
+    with_batch,
 )
 from holdfast.policies.base import RecurrentPolicy
 from holdfast.policies.encoders import center_and_half_range
@@ -170,7 +171,7 @@ class Actor(RecurrentPolicy):
         if single:
             obs = tree_map(lambda o: torch.as_tensor(o)[None], obs)
             episode_start = None if episode_start is None else torch.as_tensor(episode_start).reshape(1)
-            action_masks = _as_a_batch(self.as_mask(action_masks))
+            action_masks = with_batch(action_masks)
         action, state = super().predict(obs, state, episode_start, deterministic, action_masks)
         action = tree_map(_in_bounds, tree_of(self.action_space), action)
         return (tree_map(operator.itemgetter(0), action) if single else action), state
@@ -202,13 +203,6 @@ def _within(free: Tensor, low: float, high: float) -> Tensor:
 def _in_bounds(space: spaces.Space[Any], action: Any) -> Any:
     """A Box's numbers as the environment takes them."""
     return np.clip(action, space.low, space.high).astype(space.dtype) if isinstance(space, spaces.Box) else action
-
-
-def _as_a_batch(mask: Any) -> Any:
-    """The mask of one observation, or one per head, with a batch dimension."""
-    if isinstance(mask, (list, tuple)):
-        return [_as_a_batch(head) for head in mask]
-    return None if mask is None else mask[None]
 
 
 def _seen(obs: Any, space: spaces.Space[Any]) -> Any:

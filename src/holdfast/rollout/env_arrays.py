@@ -34,18 +34,6 @@ def masks_of(env: Any, timeout: float | None = None) -> Callable[[], Any] | None
     return ask
 
 
-def stacked_masks(masks: Any) -> np.ndarray[Any, Any]:
-    """One array [B, ...] from a mask per row. None allows everything; a tuple has one part per head, as in gymnasium's
-    `MultiDiscrete.sample(mask)`."""
-    if isinstance(masks, np.ndarray) and masks.dtype != object:
-        return masks
-    rows = [np.concatenate([np.asarray(head) for head in row]) if isinstance(row, tuple) else row for row in masks]
-    known = next((np.asarray(row) for row in rows if row is not None), None)
-    if known is None:
-        raise ValueError("the action masks are None in every row; leave them out, or give one array per environment")
-    return np.stack([np.ones_like(known) if row is None else np.asarray(row) for row in rows])
-
-
 def where_mask(rows: Tensor, mask: Tensor | None, other: Tensor | None) -> Tensor | None:
     """Row b of `mask` where rows[b], of `other` elsewhere; None allows everything."""
     if mask is None:

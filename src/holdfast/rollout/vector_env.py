@@ -22,7 +22,7 @@ from holdfast.policies.action_parts import first_action, joined_mask, mask_sizes
 from holdfast.policies.base import to_numpy
 from holdfast.policies.encoders import seen_of, without_text
 from holdfast.policies.heads import nested_leaves
-from holdfast.rollout.env_arrays import arrays_to_tensors, masks_of, stacked_masks, tensors_to_arrays, where_mask
+from holdfast.rollout.env_arrays import arrays_to_tensors, masks_of, tensors_to_arrays, where_mask
 from holdfast.rollout.segment import Turn
 from holdfast.state import leaves, rows_mask, tree_map
 
@@ -98,6 +98,7 @@ class VectorEnvAdapter:
         self._skips_text = self._seen_space is not env.single_observation_space
         self.action_space = env.single_action_space
         self._parts = tree_of(self.action_space)
+        self._mask_sizes = mask_sizes(self.action_space)
         self._first_action = tree_map(first_action, self._parts)
         self._bounds = tree_map(self._bounds_of, self._parts)  # made once: a captured rollout cannot copy from the host
         self._unchecked_steps = CHECKED_STEPS
@@ -362,14 +363,12 @@ class VectorEnvAdapter:
             mask = self._masks()
         else:
             return None
-        if self._parts is not self.action_space:
-            mask = joined_mask(mask, mask_sizes(self.action_space), self.device)
-            if mask is None:
-                return None
-        if isinstance(mask, Tensor):
-            allowed = mask.to(self.device, torch.bool, copy=True)
-        else:
-            allowed = torch.as_tensor(stacked_masks(mask), device=self.device).bool().clone()
+        if isinstance(mask, tuple) and isinstance(self._mask_sizes, int):
+            mask = list(mask)  # one per row: of a space without parts a tuple would be one per head
+        joined = joined_mask(mask, self._mask_sizes, self.device)
+        if joined is None:
+            return None
+        allowed = joined.to(self.device, torch.bool, copy=True)
         if allowed.shape[:1] != (self.num_envs,):
             raise ValueError(
                 f"{self._name()}: the action masks have shape {tuple(allowed.shape)}, expected {self.num_envs} rows: one per "
