@@ -61,6 +61,14 @@ def test_an_action_that_is_nested_otherwise_is_refused(given, words):
         factored()[0].log_prob(given)
 
 
+def test_correlated_noise_reaches_normal_distributions_of_torch_and_no_other():
+    noise, normal = torch.randn(6, 2), td.Independent(td.Normal(torch.randn(6, 2), torch.ones(6, 2)), 1)
+    drawn = heads.draw_action(heads.Factored((normal, td.Categorical(torch.ones(6, 3)))), noise)
+    torch.testing.assert_close(drawn[0], normal.mean + noise)
+    beta = td.Independent(td.Beta(torch.ones(6, 2), torch.ones(6, 2)), 1)
+    assert heads.draw_action(heads.Factored((beta,)), noise)[0].shape == (6, 2)
+
+
 def test_correlated_noise_reaches_the_numbers_alone():
     dist, _ = factored()
     noise = torch.randn(6, 2)

@@ -500,15 +500,23 @@ def draw_action(dist: Any, noise: Tensor | None) -> Tensor:
         return dist.sample()
     if isinstance(dist, Factored):
         parts = leaves(dist.parts)
-        sizes = [part.mean.shape[-1] if isinstance(part, (Gaussian, SquashedGaussian)) else 0 for part in parts]
+        sizes = [_normal_numbers(part) for part in parts]
+        if sum(sizes) != noise.shape[-1]:
+            return dist.sample()
         drawn = [draw_action(p, x if n else None) for p, x, n in zip(parts, noise.split(sizes, -1), sizes)]
         return from_leaves(drawn, like=dist.parts)
     if isinstance(dist, (Gaussian, SquashedGaussian, Greedy)):
         return dist.sample(noise)
-    base = dist.base_dist if isinstance(dist, torch.distributions.Independent) else dist
-    if isinstance(base, torch.distributions.Normal) and dist.mean.numel() == noise.numel():
+    if _normal_numbers(dist) * len(noise) == noise.numel():
         return dist.mean + dist.stddev * noise.view_as(dist.mean)
     return dist.sample()
+
+
+def _normal_numbers(dist: Any) -> int:
+    """How many standard normal numbers a row of a Gaussian, ours or torch's, is drawn from; 0 for other distributions."""
+    base = dist.base_dist if isinstance(dist, torch.distributions.Independent) else dist
+    normal = isinstance(base, (Gaussian, SquashedGaussian, torch.distributions.Normal))
+    return int(dist.mean[0].numel()) if normal else 0
 
 
 ENTROPY_SAMPLES = 16
