@@ -676,6 +676,24 @@ def test_a_runner_feeds_back_the_previous_action_and_reward(fed, names, single):
 
 
 @pytest.mark.parametrize("exported", [False, True])
+def test_a_memory_that_crosses_episodes_takes_what_is_fed_back_with_it(exported, tmp_path):
+    policy = make_policy(INPUTS["prev_action"], spaces.Dict(INPUTS), reset="never")
+    runner = hf.Runner(hf.export_policy(policy, tmp_path / "policy.pt2").path if exported else policy)
+    memory, random = hf.Memory(policy.core), np.random.default_rng(0)
+    action, rewards, resets = np.ones(2, np.int64), None, np.ones(2, bool)
+    for t in range(8):
+        paid = np.zeros(2, np.float32) if rewards is None else rewards
+        seen = {"obs": observations(2, t), "prev_action": action, "prev_reward": paid}
+        want = policy.act(seen, resets, memory=memory, deterministic=True)
+        got = runner.act(seen["obs"], resets, rewards=rewards)
+        np.testing.assert_array_equal(got.action, want.action)
+        np.testing.assert_allclose(got.value, want.value, atol=1e-5)
+        action, rewards, resets = got.action, random.normal(size=2).astype(np.float32), random.random(2) < 0.5
+    runner.reset()  # a new trial
+    assert runner.memory.read()["prev_action"].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("exported", [False, True])
 @pytest.mark.parametrize("how", ["skip", "reset"])
 @pytest.mark.parametrize("single", [True, False])
 @pytest.mark.filterwarnings("ignore:the observation of environment")

@@ -208,6 +208,20 @@ def test_previous_action_and_reward_are_inputs_that_a_reset_clears():
     assert set(feed.observation_space.spaces) == {"obs", "prev_action", "prev_reward"}
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_where_memory_crosses_episodes_so_do_previous_action_and_reward(mode):
+    """In NEXT_STEP mode the step that plays the reset has shown them already, and its own action was never played."""
+    feed = started(vector_env(mode, {"lengths": (2,)}, reward=3.0), inputs=("obs", "prev_action", "prev_reward"), crosses_episodes=True)
+    seen = []
+    for _ in range(3):
+        feed.step(torch.tensor([1]))
+        seen.append((feed.resets.item(), feed.obs["prev_action"].item(), feed.obs["prev_reward"].item()))
+    if mode == AutoresetMode.NEXT_STEP:
+        assert seen == [(False, 1, 3), (False, 1, 3), (True, 0, 0)]
+    else:
+        assert seen == [(False, 1, 3), (True, 1, 3), (False, 1, 3)]
+
+
 def test_previous_actions_are_cleared_to_the_first_action_where_they_do_not_start_at_zero():
     env = vector_env(AutoresetMode.SAME_STEP, *TWO, action_space=spaces.Discrete(3, start=4))
     feed = started(env, inputs=("obs", "prev_action"))

@@ -102,7 +102,10 @@ def main(argv: list[str]) -> int:
     lowest, highest = number(min(result.returns)), number(max(result.returns))
     show(f"return  {number(result.mean_return)}{spread}, {lowest} to {highest}")
     show(f"length  {number(result.mean_length, 1)} (mean), {min(result.lengths)} to {max(result.lengths)}")
-    show(f"{counted(flags.episodes, 'episode')}, {actions}, seed {flags.seed}")
+    if result.returns_in_trial:
+        first, last = number(result.returns_in_trial[0]), number(result.returns_in_trial[-1])
+        show(f"trials  first episode {first}, last episode {last} (means); returns and lengths are of trials")
+    show(f"{counted(flags.episodes, 'trial' if result.returns_in_trial else 'episode')}, {actions}, seed {flags.seed}")
     if flags.record is not None:
         show(f"record  {flags.record}: {', '.join(result.record or ())}")
     if flags.video is not None:

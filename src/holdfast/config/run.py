@@ -23,7 +23,7 @@ from holdfast.named_objects import import_named, is_import_name, name_of
 
 Config = TypeVar("Config", bound="RunConfig")
 
-ENV_OPTIONS = ("mask_velocity", "mask_position", "keep_obs", "env_kwargs")
+ENV_OPTIONS = ("mask_velocity", "mask_position", "keep_obs", "trial_episodes", "env_kwargs")
 BEFORE_ALGORITHMS = "ppo"
 """What files without the setting `algorithm` were trained with."""
 
@@ -95,6 +95,8 @@ class RunConfig:
     """Hide positions of known gymnasium tasks: the policy sees velocities only."""
     keep_obs: tuple[str, ...] = setting((), short="keep", about="task", fixed=True)
     """Hide all entries of a flat observation but these, such as 0:5 7."""
+    trial_episodes: int = setting(1, low=1, short="trials", about="task", fixed=True)
+    """Episodes of one task that make a trial: memory runs through them, and resets between trials; 1: no trials."""
     env_kwargs: dict[str, Any] = setting({}, short="", about="task", fixed=True)
     """Arguments for the environment's constructor."""
 

@@ -304,4 +304,12 @@ class Core(nn.Module):
             )
 
 
-__all__ = ["RESET_MODES", "Core", "RowShape", "check_heads", "check_precision", "check_reset_mode", "check_sizes"]
+def reset_mode_of(core: Core) -> str:
+    """Of a core and all inside it, the mode that lets most through; "learned" counts as "zero"."""
+    modes = {part.reset for part in core.modules() if isinstance(part, Core)}
+    return next((mode for mode in ("never", "detach") if mode in modes), "zero")
+
+
+__all__ = [
+    "RESET_MODES", "Core", "RowShape", "check_heads", "check_precision", "check_reset_mode", "check_sizes", "reset_mode_of",
+]  # fmt: skip

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from holdfast.cores.base import reset_mode_of
 from holdfast.cores.named import made_of
 from holdfast.deploy import checksum
 from holdfast.deploy.export_graph import ExportError, plain_copy, quietly, trace
@@ -174,7 +175,7 @@ def _about(policy: RecurrentPolicy) -> dict[str, Any]:
 
     core = made_of(policy.core)
     versions = {"holdfast": __version__, "torch": torch.__version__, "checksum": "sha256"}
-    return {**versions, "policy": type(policy).__name__, "core": core}
+    return {**versions, "policy": type(policy).__name__, "core": core, "reset": reset_mode_of(policy.core)}
 
 
 # --- formats --------------------------------------------------------------------------------------------------------

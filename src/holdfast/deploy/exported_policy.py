@@ -75,6 +75,7 @@ class ExportedPolicy:
         ]  # for `nest`, which reads paths
         self._mask_sizes = nest(self._places, [part.get("choices", 0) for part in self._parts])
         self.first_action = nest(self._places, [int(part.get("start", 0)) for part in self._parts])
+        self.crosses_episodes = self.signature.about.get("reset") == "never"
         self._next = [(port.name, next_name(port.name)) for port in self.signature.states]
         if names is not None:
             self._require_names(*names)

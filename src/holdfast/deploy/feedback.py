@@ -1,7 +1,8 @@
 """Feeds a policy its previous action and reward, for one that was trained with `inputs=("obs", "prev_action", ...)`.
 
 The previous action is kept as a part of each environment's state, so memory, resets and saving treat it as such. At the
-first step of an episode it is 0 (a Discrete space's first), and the reward is 0.
+first step of an episode it is 0 (a Discrete space's first), and the reward is 0; with reset="never" only where an environment is
+fresh.
 """
 
 from __future__ import annotations
@@ -101,13 +102,13 @@ class FeedBack:
         inputs, rewards, complete = given
         previous = state[ACTION]
         if not complete:
-            count = len(leaves(previous)[0])
+            crosses, count = self.model.crosses_episodes, len(leaves(previous)[0])
             fresh = nonfinite.as_rows(flags, count)
             start = self.core.initial_state(count)[ACTION]
             start = tree_map(Tensor.numpy, start) if self.model.in_numpy else start
             parts = {
-                ACTION: nonfinite.where(fresh, start, previous),
-                REWARD: self._seen_rewards(rewards, fresh, leaves(previous)[0]),
+                ACTION: previous if crosses else nonfinite.where(fresh, start, previous),
+                REWARD: self._seen_rewards(rewards, fresh, leaves(previous)[0], crosses),
             }
             inputs = self.model.with_parts(inputs, {name: parts[name] for name in self._names})
         action, value, raw, after, logits = self.model.step(inputs, flags, state["policy"], action_mask, deterministic)
@@ -118,7 +119,7 @@ class FeedBack:
         """`state`, with the action that `new` remembers."""
         return {**state, ACTION: new[ACTION]}
 
-    def _seen_rewards(self, rewards: Any, fresh: nonfinite.Flags, like: Any) -> Any:
+    def _seen_rewards(self, rewards: Any, fresh: nonfinite.Flags, like: Any, crosses: bool) -> Any:
         if rewards is None:
             if REWARD in self._names and not fresh.all():
                 raise ValueError(
@@ -126,7 +127,7 @@ class FeedBack:
                     "action, or resets=True where an episode begins"
                 )
             rewards = np.zeros(len(fresh), np.float32)
-        paid = np.where(fresh, np.float32(0), rewards)
+        paid = rewards if crosses else np.where(fresh, np.float32(0), rewards)
         return torch.as_tensor(paid, device=like.device) if isinstance(like, Tensor) else paid
 
     def result(self, array: Any, numpy: bool) -> Any:

@@ -106,7 +106,7 @@ class Runner:
         env_ids=None means ids 0..B-1; otherwise one id per row, anything that can be a key of a dict. An observation
         without a batch dimension is of environment `env_ids` alone (0 by default); `resets`, `rewards` and `action_mask`
         then have no batch dimension either. rewards: the reward of each environment's last action, for a policy that
-        sees its previous reward; ignored at resets.
+        sees its previous reward; ignored at resets, unless the memory crosses them (reset="never").
         """
         numpy = not isinstance(leaves(obs)[0], Tensor)
         with self._lock:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from holdfast.checks import check_discrete, check_resets
-from holdfast.cores.base import Core
+from holdfast.cores.base import Core, reset_mode_of
 from holdfast.deploy.export_graph import clip_bounds
 from holdfast.deploy.exported_policy import SUFFIXES, ExportedPolicy
 from holdfast.deploy.exported_signature import batch_size, nest, observation_ports, sample_observations, take
@@ -43,6 +43,7 @@ class TorchPolicy:
 
     def __init__(self, policy: RecurrentPolicy, observation_space: Any = None, expects_mask: bool = False) -> None:
         self.policy, self.core, self.expects_mask = policy, policy.core, expects_mask
+        self.crosses_episodes = reset_mode_of(policy.core) == "never"
         space = getattr(policy, "observation_space", None) if observation_space is None else observation_space
         self.observation_space = space
         self.ports = None if space is None else observation_ports(sample_observations(space, 1))

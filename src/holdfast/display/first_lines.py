@@ -31,7 +31,8 @@ def _policy(name: str) -> str:
 def _task(config: RunConfig) -> str:
     arguments = [f"{name}={value}" for name, value in config.env_kwargs.items()]
     hidden = [config.hidden[0]] if config.hidden else []
-    return ", ".join([config.env, *arguments, *hidden, f"seed {config.seed}"])
+    trials = [f"trials of {config.trial_episodes} episodes"] if config.trial_episodes > 1 else []
+    return ", ".join([config.env, *arguments, *hidden, *trials, f"seed {config.seed}"])
 
 
 def _memory(config: RunConfig) -> str:

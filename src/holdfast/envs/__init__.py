@@ -23,6 +23,7 @@ _CLASSES = {
     "KeepObs": "holdfast.envs.observation_masks",
     "PositionMask": "holdfast.envs.observation_masks",
     "VelocityMask": "holdfast.envs.observation_masks",
+    "Trials": "holdfast.envs.trials",
     "WorkersVectorEnv": "holdfast.envs.workers",
     "NumpyView": "holdfast.envs.numpy_view",
     "from_pettingzoo": "holdfast.envs.pettingzoo",

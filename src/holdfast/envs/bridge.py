@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 import gymnasium as gym
 
 from holdfast.config.imports import BRIDGES
-from holdfast.envs import observation_masks, user_envs
+from holdfast.envs import observation_masks, trials, user_envs
 from holdfast.envs.catalog import CATALOG, register_all
 from holdfast.envs.jax.protocol import is_jax_env, keep_jax_from_preallocating
 from holdfast.envs.observation_masks import Wrapper
@@ -41,6 +41,7 @@ def make(
     mask_velocity: bool = False,
     mask_position: bool = False,
     keep_obs: Sequence[str | int] = (),
+    trial_episodes: int = 1,
     env_kwargs: dict[str, Any] | None = None,
 ) -> gym.vector.VectorEnv[Any, Any, Any]:
     """A vector environment with `num_envs` copies of `env`.
@@ -55,7 +56,8 @@ def make(
     `action_space.sample()` are reproducible. `vectorization` says how gymnasium environments run: "sync", one after
     another; "async", each in its own process; or "workers", in a process per core, several in each. `env_kwargs` are the
     arguments of the environment's constructor. `mask_velocity`, `mask_position` and `keep_obs` set entries of flat
-    observations to 0: velocities, positions, or all but those named, as in `keep_obs=("0:5", 7)`.
+    observations to 0: velocities, positions, or all but those named, as in `keep_obs=("0:5", 7)`. `trial_episodes`
+    episodes of one task are a trial (`Trials`).
 
     >>> env = make("holdfast/TMaze-v0", 2, seed=0, env_kwargs={"length": 5})
     >>> env.reset()[0].shape
@@ -64,7 +66,7 @@ def make(
     if vectorization not in get_args(Vectorization):
         raise ValueError(f'vectorization is {vectorization!r}; expected "sync", "async" or "workers"')
     user_envs.check_num_envs(num_envs)
-    mask = observation_masks.wrapper(mask_velocity, mask_position, keep_obs)
+    mask = trials.around(observation_masks.wrapper(mask_velocity, mask_position, keep_obs), trial_episodes)
     source, kwargs = find(env) if isinstance(env, str) else env, dict(env_kwargs or {})
     if is_jax_env(source):
         from holdfast.envs.jax.suites import from_jax

@@ -43,11 +43,11 @@ def wrapper(mask_velocity: bool, mask_position: bool, keep_obs: Sequence[str | i
 
 
 def require_single(mask: Wrapper | None) -> None:
-    """Raise a ValueError for a mask of an environment whose copies are not made one at a time."""
+    """Raise a ValueError for a wrapper of single environments around one whose copies are not made one at a time."""
     if mask is not None:
+        *others, last = map(named, ("trial_episodes", "mask_velocity", "mask_position", "keep_obs"))
         raise ValueError(
-            f"{named('mask_velocity')}, {named('mask_position')} and {named('keep_obs')} need an environment that is made one "
-            "copy at a time, this one is a vector environment"
+            f"{', '.join(others)} and {last} need an environment that is made one copy at a time, this one is a vector environment"
         )
 
 

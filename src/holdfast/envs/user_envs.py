@@ -118,7 +118,7 @@ def from_object(
     env: Any, num_envs: int, vectorization: str, mask: Wrapper | None, kwargs: dict[str, Any]
 ) -> gym.vector.VectorEnv[Any, Any, Any]:
     """From one environment, which is row 0 and is copied for the others; a vector environment stays as it is."""
-    unused = [name for name, value in {"env_kwargs": kwargs, "a mask": mask}.items() if value]
+    unused = [name for name, value in {"env_kwargs": kwargs, "a mask or trials": mask}.items() if value]
     if unused and (is_env(env) or is_vector_env(env)):
         raise ValueError(
             f"{' and '.join(unused)} cannot change a {type(env).__name__} that is already made; leave it out"

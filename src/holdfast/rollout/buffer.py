@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from holdfast.checks import values_are_readable
-from holdfast.cores.base import Core, check_sizes
+from holdfast.cores.base import Core, check_sizes, reset_mode_of
 from holdfast.rollout.buffer_checks import check_counters
 from holdfast.rollout.buffer_files import BufferFiles
 from holdfast.rollout.buffer_starts import Starts
@@ -496,10 +496,9 @@ def _flags(resets: Tensor, terminated: Tensor, truncated: Tensor, valid: Tensor,
 
 def check_reset_modes(core: Core, next_step: bool) -> None:
     """Raise ValueError if an added final row would be played through a state that goes on. next_step: the autoreset mode."""
-    modes = {str(part.reset) for part in core.modules() if isinstance(part, Core) and hasattr(part, "reset")}
-    wrong = sorted(modes & {"never", "detach"})
-    if wrong and not next_step:
+    mode = reset_mode_of(core)
+    if mode != "zero" and not next_step:
         raise ValueError(
-            f"reset mode {wrong[0]!r} with a buffer of sequences needs an environment with NEXT_STEP autoreset: final "
+            f"reset mode {mode!r} with a buffer of sequences needs an environment with NEXT_STEP autoreset: final "
             "observations of others are added as rows, which the memory never played; use reset='zero' or 'learned'"
         )

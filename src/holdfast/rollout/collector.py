@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import time
 import warnings
+from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from holdfast.cores.base import reset_mode_of
 from holdfast.memory import Memory
 from holdfast.policies.base import RecurrentPolicy, autocast
 from holdfast.policies.heads import parameters_of
@@ -27,6 +29,9 @@ from holdfast.rollout.exploration import CorrelatedNoise, Noise
 from holdfast.rollout.segment import Recording, Segment
 from holdfast.spans import span
 from holdfast.state import State, tree_map
+
+RECENT_TRIALS = 100
+"""`Collector.recent_trials`: the returns of their episodes."""
 
 
 class Acted(NamedTuple):
@@ -143,7 +148,8 @@ class Collector:
     ) -> None:
         from holdfast.rollout.vector_env import make_adapter  # imports gymnasium
 
-        self.adapter = make_adapter(env, policy.core.device(), inputs)
+        self.adapter = make_adapter(env, policy.core.device(), inputs, reset_mode_of(policy.core) == "never")
+        self.recent_trials: deque[Any] = deque(maxlen=RECENT_TRIALS)
         self.policy, self.steps, self.gamma, self.gae_lambda = policy, steps, gamma, gae_lambda
         self.bptt = bptt or steps
         if steps < 1:
@@ -240,6 +246,8 @@ class Collector:
                 recording.add(came, rewards=out.rewards, terminated=out.terminated, truncated=out.truncated)
                 if out.failed:
                     failed.append(came.t)
+                if out.trial_returns is not None:
+                    self.recent_trials.extend(out.trial_returns[(out.terminated | out.truncated).cpu().numpy()])
                 if out.final_obs is not None and "value" in records:
                     acting.add_final(came.t, out.final_obs, out.truncated)
                 if out.final_obs is not None and "final_obs" in records:

@@ -38,6 +38,8 @@ class EnvStep(NamedTuple):
     next step plays it (NEXT_STEP)."""
     failed: bool = False
     """The environments failed in this step and were rebuilt, so no episode ended by itself."""
+    trial_returns: Any = None
+    """[B, episodes]: of the episodes of the trials that ended (`envs.Trials`); None if none did."""
 
 
 def autoreset_mode(env: Any) -> AutoresetMode:
@@ -70,19 +72,31 @@ def input_space(observation_space: spaces.Space[Any], action_space: spaces.Space
     return spaces.Dict({name: parts[name] for name in inputs})
 
 
-def make_adapter(env: Any, device: torch.device | str, inputs: tuple[str, ...]) -> VectorEnvAdapter:
+def make_adapter(
+    env: Any, device: torch.device | str, inputs: tuple[str, ...], crosses_episodes: bool = False
+) -> VectorEnvAdapter:
     """The adapter for an environment that answers all at once, or in batches."""
     if getattr(env, "is_asynchronous", False):
         from holdfast.rollout.batch_env import BatchEnvAdapter
 
         return BatchEnvAdapter(env, device, inputs)
-    return VectorEnvAdapter(env, device, inputs)
+    return VectorEnvAdapter(env, device, inputs, crosses_episodes)
 
 
 class VectorEnvAdapter:
-    """Observations, flags and masks of a vector environment as tensors on `device`."""
+    """Observations, flags and masks of a vector environment as tensors on `device`.
 
-    def __init__(self, env: Any, device: torch.device | str = "cpu", inputs: tuple[str, ...] = ("obs",)) -> None:
+    crosses_episodes: the memory does (`reset="never"`), and so do previous action and reward. In NEXT_STEP mode the step that plays
+    the reset shows them, so they are 0 after it in any case.
+    """
+
+    def __init__(
+        self,
+        env: Any,
+        device: torch.device | str = "cpu",
+        inputs: tuple[str, ...] = ("obs",),
+        crosses_episodes: bool = False,
+    ) -> None:
         for attribute in ("num_envs", "single_observation_space", "single_action_space"):
             if not hasattr(env, attribute):
                 raise TypeError(
@@ -92,6 +106,7 @@ class VectorEnvAdapter:
         refuse_text(without_text(env.single_observation_space))
         self.env, self.device, self.inputs = env, torch.device(device), tuple(inputs)
         self.mode = autoreset_mode(env)
+        self._crosses_episodes = crosses_episodes and self.mode != AutoresetMode.NEXT_STEP
         self.num_envs: int = env.num_envs
         self.observation_space = input_space(env.single_observation_space, env.single_action_space, self.inputs)
         self._seen_space = without_text(env.single_observation_space)
@@ -169,8 +184,10 @@ class VectorEnvAdapter:
             # After its end an episode may allow nothing. A dummy step's action is ignored, so allow all.
             mask = mask | ~self.valid.view(-1, *(1,) * (mask.dim() - 1))
         self.action_mask = mask
-        self.obs = self.compose(obs, action, rewards, fresh=self.resets)
-        return EnvStep(rewards, terminated, truncated, final, bool(info.get("env_failure", False)))
+        self.obs = self.compose(obs, action, rewards, fresh=None if self._crosses_episodes else self.resets)
+        ended = info.get("final_info")
+        trial_returns = (ended if isinstance(ended, dict) else info).get("trial_returns")
+        return EnvStep(rewards, terminated, truncated, final, bool(info.get("env_failure", False)), trial_returns)
 
     def to_env(self, action: Any) -> Any:
         """The action as the environment takes it: clipped to its Box, numpy unless it returns tensors; nested as its space is."""

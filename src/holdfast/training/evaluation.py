@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from holdfast.cores.base import reset_mode_of
 from holdfast.envs.base import TorchVectorEnv
 from holdfast.memory import Memory
 from holdfast.policies.base import RecurrentPolicy
@@ -47,6 +48,8 @@ class EvalResult:
     lengths: list[int]
     record: dict[str, np.ndarray] | None = None
     """What `evaluate` was asked to record, each [T, B, ...]."""
+    returns_in_trial: list[float] | None = None
+    """Of `envs.Trials`: the mean return of the first, second, ... episode of a trial; `returns` are then those of trials."""
 
     @classmethod
     def of(cls, returns: list[float], lengths: list[int]) -> EvalResult:
@@ -90,7 +93,7 @@ def evaluate(
     with _undisturbed(policy, device):
         if seed is not None:
             rng_state.seed(seed, device)
-        adapter = VectorEnvAdapter(env, device, inputs)
+        adapter = VectorEnvAdapter(env, device, inputs, reset_mode_of(policy.core) == "never")
         for name in ("observation_space", "action_space"):  # a policy of your own need not have them
             space_data.require_fit(getattr(policy, name, None), getattr(adapter, name), name)
         memory = Memory(policy.core)
@@ -148,6 +151,7 @@ class _Episodes:
         self._lengths: list[list[int]] = [[] for _ in self._quota]
         self._open_return, self._open_length = np.zeros(num_envs), np.zeros(num_envs, dtype=np.int64)
         self._waited = 0
+        self._trials: list[Any] = []
         self._began = np.zeros(num_envs, dtype=np.int64)  # the step with which the present episode began
         self._counted: list[tuple[int, int, int]] = []  # environment, first and last step
 
@@ -156,16 +160,18 @@ class _Episodes:
         rows = [(out.rewards, valid, out.terminated | out.truncated) for valid, out in steps]
         on_host = [torch.stack(part).cpu().numpy() for part in zip(*rows)]
         for (_, out), rewards, valid, ends in zip(steps, *on_host):
-            self._add(rewards, valid, np.flatnonzero(ends), out.failed)
+            self._add(rewards, valid, np.flatnonzero(ends), out)
 
-    def _add(self, rewards: Any, valid: Any, ended: Any, failed: bool) -> None:
+    def _add(self, rewards: Any, valid: Any, ended: Any, out: EnvStep) -> None:
         self.steps += 1
         self._open_return += rewards
         self._open_length += valid
         for b in ended:
-            if len(self._returns[b]) < self._quota[b] and not failed:
+            if len(self._returns[b]) < self._quota[b] and not out.failed:
                 self._returns[b].append(float(self._open_return[b]))
                 self._lengths[b].append(int(self._open_length[b]))
+                if out.trial_returns is not None:
+                    self._trials.append(out.trial_returns[b])
                 self._counted.append((b, self._began[b], self.steps))
                 self.missing -= 1
         self._open_return[ended], self._open_length[ended], self._began[ended] = 0.0, 0, self.steps
@@ -185,7 +191,9 @@ class _Episodes:
 
     def result(self) -> EvalResult:
         """Of the first environment first."""
-        return EvalResult.of([r for part in self._returns for r in part], [n for part in self._lengths for n in part])
+        result = EvalResult.of([r for part in self._returns for r in part], [n for part in self._lengths for n in part])
+        result.returns_in_trial = np.mean(self._trials, 0).tolist() if self._trials else None
+        return result
 
 
 @contextmanager

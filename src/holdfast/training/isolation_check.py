@@ -18,6 +18,7 @@ from torch import Tensor
 from holdfast import state as state_ops
 from holdfast.causes import CAUSES
 from holdfast.cores import Core
+from holdfast.cores.base import reset_mode_of
 from holdfast.policies.base import RecurrentPolicy
 from holdfast.rollout.segment import Segment
 from holdfast.state import State, tree_map
@@ -63,7 +64,7 @@ def find_leak(core: Core, seen: Tensor | None = None, allowed: float = 1e-4) -> 
 
     allowed: differences of outputs that are rounding, in units of the largest output.
     """
-    mode = _reset_mode(core)
+    mode = reset_mode_of(core)
     if mode == "never":
         return None
     dtype, device = core.dtype_and_device()
@@ -188,12 +189,6 @@ def _name(at: int, ignored: bool, late: bool) -> str:
 
 def _is_ours(core: Core) -> bool:
     return type(core).__module__.startswith("holdfast.cores")
-
-
-def _reset_mode(core: Core) -> str:
-    """Of a core and all inside it, the mode that lets most through."""
-    modes = {part.reset for part in core.modules() if isinstance(part, Core)}
-    return next((mode for mode in ("never", "detach") if mode in modes), "zero")
 
 
 @torch.no_grad()

@@ -87,6 +87,8 @@ METRICS = (
     Metric("rollout/ep_len_mean"),
     Metric("rollout/episodes", over_ranks="sum"),
     Metric("rollout/intrinsic_mean"),
+    Metric("rollout/first_in_trial", over_ranks="mean"),
+    Metric("rollout/last_in_trial", over_ranks="mean"),
     Metric("memory/replay_gap", over_ranks="max"),
     Metric("memory/staleness", over_ranks="mean"),
     Metric("eval/mean_return"),
@@ -268,6 +270,7 @@ class Iteration:
             "rollout/ep_rew_mean": mean(progress.recent_returns),
             "rollout/ep_len_mean": mean(progress.recent_lengths),
             "rollout/episodes": len(segment.episode_returns),
+            **self._in_trials(),
             **measured,
             "memory/replay_gap": gap,
             **stale,
@@ -282,3 +285,11 @@ class Iteration:
         if isinstance(parts.env, RebuildingEnv):
             row["env/failures"] = parts.env_failures.count
         return row
+
+    def _in_trials(self) -> dict[str, float]:
+        """The mean return of the first and the last episode of recent trials, if the environment plays trials."""
+        if "trial_episodes" not in (self.parts.env.metadata or {}):
+            return {}
+        trials = self.parts.collector.recent_trials
+        first, last = np.mean(trials, 0)[[0, -1]].tolist() if trials else (NAN, NAN)
+        return {"rollout/first_in_trial": first, "rollout/last_in_trial": last}
