@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from examples.test_recipes import RUNS as RECIPES
+
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 # file: (arguments, what its result must satisfy)
@@ -90,4 +92,5 @@ def test_torchrls_documented_recurrent_ppo_trains_as_with_its_own_module():
 def test_every_example_is_run_by_the_tests():
     elsewhere = {"rsl_rl_robot.py"}  # in test_rsl_rl_robot.py, with rsl_rl
     tested = set(RUNS) | elsewhere | {p.name for p in (EXAMPLES / "migrating").glob("*.py")}
+    tested |= {f"{name}.py" for name in RECIPES}
     assert {p.name for p in EXAMPLES.rglob("*.py")} <= tested

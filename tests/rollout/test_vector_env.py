@@ -211,7 +211,11 @@ def test_previous_action_and_reward_are_inputs_that_a_reset_clears():
 @pytest.mark.parametrize("mode", MODES)
 def test_where_memory_crosses_episodes_so_do_previous_action_and_reward(mode):
     """In NEXT_STEP mode the step that plays the reset has shown them already, and its own action was never played."""
-    feed = started(vector_env(mode, {"lengths": (2,)}, reward=3.0), inputs=("obs", "prev_action", "prev_reward"), crosses_episodes=True)
+    feed = started(
+        vector_env(mode, {"lengths": (2,)}, reward=3.0),
+        inputs=("obs", "prev_action", "prev_reward"),
+        crosses_episodes=True,
+    )
     seen = []
     for _ in range(3):
         feed.step(torch.tensor([1]))

@@ -129,8 +129,9 @@ def ppo_loss(
     clip_value: float | None = None,
     entropy_coef: float = 0.01,
     value_coef: float = 0.5,
+    normalize_advantage: bool = True,
 ) -> Tensor:
-    """The PPO loss of a whole segment, advantages normalized.
+    """The PPO loss of a whole segment; advantages are normalized over its steps, or taken as they are.
 
     loss = hf.ppo_loss(policy, segment); loss.backward()
     """
@@ -142,7 +143,8 @@ def ppo_loss(
     inside = getattr(policy, "module", policy)  # DDP keeps the policy there
     if not isinstance(inside, RecurrentPolicy):
         raise TypeError(f"ppo_loss takes an hf.RecurrentPolicy, alone or inside DDP, got a {type(policy).__name__}")
-    loss = ClippedLoss(LossSettings(clip_range, clip_value, entropy_coef, value_coef), inside.value_scale)
+    settings = LossSettings(clip_range, clip_value, entropy_coef, value_coef)
+    loss = ClippedLoss(settings, inside.value_scale, normalize_advantage)
     batch = loss.targets(segment)
     output = policy(batch.obs, None, batch.start_state, batch.resets, action_mask=batch.action_mask)
     return loss(output, batch)["loss"]
