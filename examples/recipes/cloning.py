@@ -5,9 +5,9 @@
     holdfast eval EXPERT_RUN --episodes 64 --num-envs 64 --record expert.npz         # records any trained policy
     cd examples/recipes; holdfast train --algorithm cloning:Cloning --recorded ../../expert.npz --core gru --total-steps 20000
 
-A recording is dense, [T, B]: B environments, one episode after the other, with a flag where an episode begins. So it is trained on like a
-rollout, with resets inside the sequences. Cloning is `hf.OnPolicy` with the recording in the place of what was played; the
-rollouts only measure the clone. Its critic learns the returns of the recording, so that PPO can go on from both.
+A recording is dense, [T, B]: B environments, one episode after the other, with a flag where an episode begins. So it is trained on
+like a rollout, with resets inside the sequences. Cloning is `hf.OnPolicy` with the recording in the place of what was played;
+the rollouts only measure the clone. Its critic learns the returns of the recording, so that PPO can go on from both.
 """
 
 from __future__ import annotations
@@ -132,8 +132,13 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
         tensorboard=False, checkpoint_every=0, threads=1,
     )  # fmt: skip
     config = CloningConfig(
-        **same, recorded=str(folder / "expert.npz"), total_steps=flags.clone_steps, epochs=4, minibatches=8, run_dir=str(folder / "clone"),
-    )  # fmt: skip
+        **same,
+        recorded=str(folder / "expert.npz"),
+        total_steps=flags.clone_steps,
+        epochs=4,
+        minibatches=8,
+        run_dir=str(folder / "clone"),
+    )
     clone = hf.Trainer(config, algorithm=Cloning)
     result = {"expert": expert.mean_return, "before": clone.evaluate(100).mean_return}
     result["clone"] = clone.run().mean_return

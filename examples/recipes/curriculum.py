@@ -2,10 +2,10 @@
 
     python examples/recipes/curriculum.py
 
-A sign in the first observation says which of two combinations opens a lock of 14 dials; a wrong dial begins again. From the first dial nobody
-finds the combination by chance, so episodes begin with one dial left, then with two, and so on. All copies of the environment read one `Stage`
-when an episode begins, and a callback moves it. So do the copies that evaluations play: by default they are at the stage that training
-has reached. An `eval_env` with a stage of its own measures the task that you are after, from the first update to the result.
+A sign in the first observation says which of two combinations opens a lock of 14 dials; a wrong dial begins again. Nobody finds the
+combination by chance, so episodes begin with one dial left, then with two, and so on. All copies of the environment read one `Stage`
+when an episode begins, and a callback moves it. So do the copies that evaluations play: by default they are at the stage that
+training has reached. An `eval_env` with a stage of its own measures the task that you are after, from the first update on.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     python examples/recipes/distillation.py
 
-A simulator shows more than sensors do. The teacher sees all of it and learns by PPO, without memory. The student sees positions only and
-plays itself; in every state that it comes to, the teacher says what it would do, and the student's loss is its distance from that
-(DAgger with distributions). So it learns to recall what it cannot see, and how to come back from mistakes of its own.
+A simulator shows more than sensors do. The teacher sees all of it and learns by PPO, without memory. The student sees positions
+only, and it is the student who plays: in every state that it comes to, the teacher says what it would do, and the student's loss is
+its distance from that (DAgger, with distributions). So it also learns how to come back from its own mistakes.
 """
 
 from __future__ import annotations

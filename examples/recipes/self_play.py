@@ -2,10 +2,10 @@
 
     python examples/recipes/self_play.py
 
-The game is Goofspiel with five cards: in each round a prize is shown, both players bid a card at once, the higher card wins the prize, and
-the cards are gone. One sees the last bid of the other and has to remember the rest. The environment plays the opponent of every row: a
-member of the league, drawn anew for each game. `policy.act(..., env_ids=rows)` keeps a memory per row, so any number of policies share
-the rows. A callback adds the policy to the league as it is now.
+The game is Goofspiel with five cards: in each round a prize is shown, both players bid a card at once, the higher card wins the
+prize, and the cards are gone. A player sees the other's last bid and has to remember the rest. The environment plays the opponent
+of every row: a member of the league, drawn for each game. `policy.act(..., env_ids=rows)` keeps a memory per row, so any number of
+policies share the rows. A callback adds the policy to the league as it is now.
 """
 
 from __future__ import annotations

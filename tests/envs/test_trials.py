@@ -124,7 +124,7 @@ def test_a_number_of_episodes_is_asked_for(episodes):
 
 
 def test_environments_whose_copies_step_together_are_refused():
-    with pytest.raises(ValueError, match="trial_episodes, .* need an environment that is made one copy at a time"):
+    with pytest.raises(ValueError, match=r"trial_episodes, .* need an environment that is made one copy at a time"):
         envs.make("holdfast/TMaze-v0", 2, trial_episodes=3)
     one = Trials(gym.make("holdfast/TMaze-v0", length=3), 2)  # one copy works, slowly
     assert envs.make(one, 2).reset(seed=0)[0]["episode_start"].tolist() == [[1], [1]]

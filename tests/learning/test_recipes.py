@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from base_seed import BASE_SEED
+from learning.base_seed import BASE_SEED
 
 RECIPES = Path(__file__).resolve().parents[2] / "examples" / "recipes"
 SEEDS = range(BASE_SEED, BASE_SEED + 3)
