@@ -119,7 +119,7 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--episodes", type=int, default=64)
     parser.add_argument("--clone-steps", type=int, default=20_000)
-    parser.add_argument("--steps", type=int, default=60_000)
+    parser.add_argument("--steps", type=int, default=30_000)
     parser.add_argument("--seed", type=int, default=1)
     flags = parser.parse_args(arguments)
     folder = Path(tempfile.mkdtemp())

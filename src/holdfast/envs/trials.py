@@ -27,8 +27,8 @@ class Trials(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructorArgs):
     `info["trial_returns"]` holds the return of each episode when a trial is over.
 
     >>> env = Trials(gym.make("CartPole-v1"), episodes=3)
-    >>> env.observation_space.spaces.keys()
-    dict_keys(['obs', 'episode_start'])
+    >>> sorted(env.observation_space)
+    ['episode_start', 'obs']
     """
 
     def __init__(self, env: gym.Env[Any, Any], episodes: int) -> None:
