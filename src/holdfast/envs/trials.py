@@ -22,7 +22,7 @@ class Trials(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructorArgs):
     An observation is a Dict with `episode_start`, 1 where an episode begins, and `obs`; a Dict keeps its keys. The first observation
     of the next episode takes the place of an episode's last one. The ends of inner episodes, terminated or truncated, are no ends
     for the learner: its return sums all episodes as they were played, and what a time limit cut off counts nowhere. The flags of the
-    last episode are those of the trial, so if a time limit ends it, its value is bootstrapped as usual.
+    last episode are those of the trial: if a time limit ends it, its value is bootstrapped, as if that episode went on.
 
     `info["trial_returns"]` holds the return of each episode when a trial is over.
 
@@ -66,13 +66,8 @@ class Trials(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructorArgs):
         if not (terminated or truncated):
             return self._seen(obs, False), reward, False, False, info
         if len(self.returns) == self.episodes:
-            return (
-                self._seen(obs, False),
-                reward,
-                terminated,
-                truncated,
-                {**info, "trial_returns": np.array(self.returns)},
-            )
+            info = {**info, "trial_returns": np.array(self.returns)}
+            return self._seen(obs, False), reward, terminated, truncated, info
         self.returns.append(0.0)
         obs, first_info = self.begin_next()
         return self._seen(obs, True), reward, False, False, {**info, **first_info}
