@@ -11,9 +11,11 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
+import gc
 import importlib.util
 import random
 import signal
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -38,9 +40,17 @@ def seed_generators() -> None:
     torch.manual_seed(0)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def all_garbage_at_the_end() -> Iterator[None]:
+    yield
+    gc.unfreeze()  # libraries report what Python leaves at its end as leaks
+
+
 @pytest.fixture(autouse=True, scope="module")
-def seeded_module() -> None:
+def seeded_module(all_garbage_at_the_end: None) -> None:
     """Before the fixtures of a module."""
+    gc.collect()
+    gc.freeze()  # else each search for garbage goes through what all tests before left, and so do processes that fork
     seed_generators()
 
 

@@ -7,6 +7,7 @@ step, where gymnasium's `AsyncVectorEnv` exchanges one per environment, is what 
 
 from __future__ import annotations
 
+import gc
 import mmap
 import multiprocessing
 import os
@@ -348,6 +349,7 @@ def _work(make: Any, pipe: Any, entropy: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: None)
     draw_other_numbers(entropy)
+    gc.freeze()  # looking for garbage among the objects of the process that trains would copy its memory
     worker = None
     try:
         worker = _Worker(make())
