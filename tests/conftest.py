@@ -13,6 +13,7 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 import gc
 import importlib.util
+import multiprocessing
 import random
 import signal
 from collections.abc import Iterator
@@ -51,6 +52,7 @@ def seeded_module(all_garbage_at_the_end: None) -> None:
     """Before the fixtures of a module."""
     gc.collect()
     gc.freeze()  # else each search for garbage goes through what all tests before left, and so do processes that fork
+    multiprocessing.set_start_method(None, force=True)  # Python's own; importing torchrl makes it spawn: seconds each
     seed_generators()
 
 
