@@ -141,7 +141,7 @@ def report(rows: list[dict[str, Any]], base: str) -> str:
         if variant in worth:
             mean, low, high = interval(worth[variant])
             pairs = sum(map(len, worth[variant].values()))
-            last = f"{mean:+.2f} [{low:+.2f}, {high:+.2f}], {pairs} pairs"
+            last = f"{mean:+.2f}" + (f" [{low:+.2f}, {high:+.2f}], {pairs} pairs" if pairs > 1 else ", 1 pair")
         lines.append(f"| {variant} | {' | '.join(cells)} | {last} |")
     return "\n".join(lines)
 
@@ -172,7 +172,13 @@ def plot(rows: list[dict[str, Any]], base: str, path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tasks", nargs="+", choices=list(TASKS), metavar="TASK", default=TUNED_ON)
+    parser.add_argument(
+        "--tasks",
+        nargs="+",
+        choices=list(TASKS),
+        metavar="TASK",
+        help="by default those that are tuned on; of a report, all",
+    )
     parser.add_argument("--cores", nargs="+", default=["gru"], help="of tasks that do not name their own")
     parser.add_argument("--seeds", nargs="+", type=int, default=[1])
     parser.add_argument("--steps", type=int, help="of every run; by default the suite's")
@@ -191,7 +197,7 @@ def main() -> None:
         return
     rows = [row for row in read_results(options.out) if row["round"] == options.round and "experiment" not in row]
     if options.report:
-        rows = [row for row in rows if row["task"] in options.tasks]
+        rows = [row for row in rows if row["task"] in (options.tasks or TASKS)]
         print(report(rows, options.base))
         if options.plot:
             plot(rows, options.base, options.plot)
@@ -202,7 +208,7 @@ def main() -> None:
          "task": task, "core": core, "seed": seed, "total_steps": steps[task], "episodes": options.episodes}
         for name, *pairs in options.variant or [["defaults"]]
         for seed in options.seeds
-        for task in options.tasks
+        for task in options.tasks or TUNED_ON
         for core in TASKS[task].cores or options.cores
     ]  # fmt: skip
     finished = {(*(row[field] for field in KEY), _steps(row)) for row in rows}

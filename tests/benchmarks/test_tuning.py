@@ -54,3 +54,9 @@ def test_the_table_shows_every_seed_and_the_number_of_pairs(tuning):
 def test_tasks_that_are_held_out_are_not_tuned_on_by_default(tuning):
     held_out = {task.name for task in tuning.SUITES[0].tasks if task.note == "held out"}
     assert len(tuning.TUNED_ON) == 10 and not held_out & set(tuning.TUNED_ON)
+
+
+def test_the_training_page_has_the_table_of_the_committed_runs(tuning):
+    rows = [row for row in tuning.read_results(tuning.RESULTS) if row["round"] == 13]
+    page = Path(__file__).parents[2] / "docs" / "training.md"
+    assert len(rows) > 20 and tuning.report(rows, "defaults") in page.read_text()
