@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import holdfast as hf
+from holdfast.algorithms.auto_sizes import choose_for_actions
 from holdfast.algorithms.base import Progress, RunContext
 from holdfast.algorithms.ppo import PPO, ClippedLoss, LossSettings, PPOTerms
 from holdfast.distributed.ranks import ALONE, Ranks
@@ -33,4 +34,5 @@ def terms_of(
 
 
 def settings_of(config: hf.PPOConfig) -> LossSettings:
+    config, _ = choose_for_actions(config, None)
     return LossSettings(config.clip_range, config.clip_value, config.entropy_coef, config.value_coef)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import pytest
-from gymnasium.spaces import Discrete
+from gymnasium.spaces import Box, Discrete
 from hypothesis import given
 from hypothesis import strategies as st
 
 import holdfast as hf
-from holdfast.algorithms.auto_sizes import choose_sizes
+from holdfast.algorithms.auto_sizes import choose_for_actions, choose_sizes
 from holdfast.algorithms.base import Task
 from holdfast.display.first_lines import first_lines
 from holdfast.envs import make
@@ -63,6 +64,51 @@ def test_the_run_records_what_was_chosen_and_takes_the_number_of_copies_from_you
     trainer = hf.Trainer(config, env=env)
     assert (trainer.config.num_envs, trainer.config.minibatches, trainer.config.inputs) == (6, 6, ("obs",))
     assert trainer.parts.chosen.startswith("chosen for 100 steps") and config.num_envs == 0
+
+
+@pytest.mark.parametrize(
+    "space, chosen",
+    [
+        (Discrete(3), (0.01, 1.0, 0.9)),
+        (None, (0.01, 1.0, 0.9)),
+        (Box(-1, 1, (1,)), (0.01, 1.0, 0.9)),
+        (Box(-1, 1, (2,)), (0.0, 0.6, 0.0)),
+        (Box(-1, 1, (2, 3)), (0.0, 0.6, 0.0)),
+    ],
+)
+def test_exploration_follows_from_the_actions_and_what_was_given_is_kept(space: Any, chosen: tuple[float, ...]):
+    names = ("entropy_coef", "initial_std", "noise_correlation")
+    config, text = choose_for_actions(hf.TrainConfig(), space)
+    assert tuple(getattr(config, name) for name in names) == chosen
+    assert bool(text) == (chosen[0] == 0) and config.automatic_name == hf.TrainConfig().automatic_name
+    given_ = hf.TrainConfig(entropy_coef=0.02, initial_std=2.0, noise_correlation=0.5)
+    assert choose_for_actions(given_, space) == (given_, "")
+    assert "ent0.02" in given_.automatic_name
+    other = hf.PQNConfig()
+    assert choose_for_actions(other, space) == (other, "")
+
+
+class TwoActions(gym.Wrapper):  # type: ignore[type-arg]
+    """Pendulum with an action that does nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(gym.make("Pendulum-v1"))
+        self.action_space = Box(-1, 1, (2,))
+
+    def step(self, action: Any) -> Any:
+        return self.env.step(action[:1])
+
+
+def test_a_run_records_and_says_what_it_chose_for_its_actions(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    sizes = dict(hidden_size=8, num_envs=1, num_steps=8, total_steps=8, final_eval_episodes=1)
+    config = hf.TrainConfig(run_dir=str(tmp_path / "run"), device="cpu", tensorboard=False, **sizes)
+    trainer = hf.Trainer(config, env=TwoActions)
+    trainer.run()
+    recorded = hf.TrainConfig.load(tmp_path / "run" / "config.json", allow_imports=True)
+    assert (recorded.entropy_coef, recorded.initial_std, recorded.noise_correlation) == (0.0, 0.6, 0.0)
+    assert trainer.collector.noise is None
+    said = "actions entropy_coef 0, initial_std 0.6, noise_correlation 0 (chosen for several Box actions)"
+    assert said in capsys.readouterr().out
 
 
 WITH_ACTION = ("obs", "prev_action")

@@ -14,6 +14,7 @@ from bench.finished_runs import SMALL, small_suite
 from holdfast.bench import suite as suites
 from holdfast.bench.suite import SuiteError, load, parse
 from holdfast.envs.catalog import list_envs
+from holdfast.envs.observation_masks import LAYOUTS
 
 ROOT = Path(__file__).parents[2]
 
@@ -54,6 +55,21 @@ def test_out_of_the_box_asks_for_what_the_benchmark_asks_for():
         assert (task.cores or suite.cores) == (there.cores if task.cores else (*there.cores, "none"))
 
 
+def test_control_hides_what_its_names_say_and_quotes_published_figures():
+    suite = load("control")
+    masks = {"P": {"mask_velocity": True}, "V": {"mask_position": True}}
+    for task in suite.tasks:
+        seen = task.name.partition("-")[2]
+        assert task.settings == masks.get(seen, {}), task.name
+        assert task.cores == (() if seen else ("none",)), task.name  # what is observed needs no memory
+        assert not seen or task.env.rpartition(":")[2].rpartition("-")[0] in LAYOUTS, task.name
+        assert task.low is not None and task.high is not None and task.low < task.high
+        assert task.target is None or suite.reference(task, (*task.cores, "gru")[0]) == ("target", task.target)
+    bullet = {task.name: dict(task.published) for task in suite.pick(["PyBullet"])}
+    assert len(bullet) == 8 and all(figures.keys() == {"ppo_gru", "mf_rnn", "resel"} for figures in bullet.values())
+    assert bullet["WalkerBLT-V"] == {"ppo_gru": 423, "mf_rnn": 160, "resel": 1901}
+
+
 def test_a_suite_is_a_toml_or_a_json_file(tmp_path):
     file = tmp_path / "mine.json"
     file.write_text(json.dumps(SMALL))
@@ -70,7 +86,7 @@ def test_a_suite_is_a_toml_or_a_json_file(tmp_path):
         (
             "no-such",
             None,
-            "no suite 'no-such'; one of out-of-the-box, popgym, popgym-labyrinth, or a .toml or .json file",
+            "no suite 'no-such'; one of control, out-of-the-box, popgym, popgym-labyrinth, or a .toml or .json file",
         ),
         ("popgim", None, "no suite 'popgim'; did you mean popgym?"),
         ("there_is_none.toml", None, "there_is_none.toml: cannot be read (No such file or directory)"),
@@ -160,7 +176,7 @@ def test_the_control_has_no_target_except_where_a_task_names_it():
 
 
 def test_every_suite_of_the_package_loads():
-    assert suites.names() == ["out-of-the-box", "popgym", "popgym-labyrinth"]
+    assert suites.names() == ["control", "out-of-the-box", "popgym", "popgym-labyrinth"]
     assert [load(name).name for name in suites.names()] == suites.names()
 
 

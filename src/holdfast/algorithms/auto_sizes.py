@@ -7,6 +7,8 @@ A setting that the user gave is kept. The rest follows from how many steps the r
 - Segments are 128 steps long: gradients reach that far back.
 - An environment that runs in Python is slow compared with training, so each of its steps is used more often, and a rollout is cut into
   fewer minibatches: with 10 passes over 32 of one sequence each, a solved task was unlearned again by noise.
+- With several Box actions there is no entropy bonus, which only widens a Gaussian, and the noise is white: a body that is pushed about
+  in all its joints falls. With one action, correlated noise gets a body up a hill.
 - Other minibatches are small, down to one sequence: steps of the optimizer are what a short run lacks. On a GPU, rollouts of
   thousands of environments are cut into a few large ones that fill it.
 """
@@ -14,13 +16,17 @@ A setting that the user gave is kept. The rest follows from how many steps the r
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Collection
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from gymnasium import spaces
 
 from holdfast.algorithms.base import Task
-from holdfast.config import OnPolicyConfig, RunConfig
+from holdfast.config import OnPolicyConfig, RunConfig, settings_of
+
+Config = TypeVar("Config", bound=RunConfig)
 
 SIZES = ("num_envs", "num_steps", "epochs", "minibatches")
 ROLLOUTS_ON_CPU, ROLLOUTS_ON_GPU = 100, 200  # in a run, about
@@ -54,6 +60,17 @@ def choose_sizes(config: OnPolicyConfig, task: Task) -> tuple[OnPolicyConfig, st
     kind = "" if task.fast_env else " in an environment that runs in Python"
     which = "" if len(chosen) == len(SIZES) else f"{', '.join(chosen)} "
     return filled, f"{which}chosen for {config.total_steps:,} steps{kind}"
+
+
+def choose_for_actions(config: Config, action_space: Any) -> tuple[Config, str]:
+    """The config with settings filled in that follow from the actions, and a line about them ("" unless they are several of a Box)."""
+    several = isinstance(action_space, spaces.Box) and math.prod(action_space.shape) > 1
+    declared = settings_of(type(config)).items()
+    chosen = {name: one.chosen[several] for name, one in declared if one.chosen and getattr(config, name) is None}
+    if not chosen:
+        return config, ""
+    text = ", ".join(f"{name} {value:g}" for name, value in chosen.items())
+    return dataclasses.replace(config, **chosen), f"{text} (chosen for several Box actions)" if several else ""
 
 
 def choose_inputs(config: RunConfig, env: Any, own_policy: bool, usual: Collection[str]) -> RunConfig:

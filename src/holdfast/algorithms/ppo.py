@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from holdfast.algorithms.base import Progress
+from holdfast.algorithms import auto_sizes
+from holdfast.algorithms.base import Progress, RunContext
 from holdfast.algorithms.loss import Loss
 from holdfast.algorithms.on_policy import OnPolicy
 from holdfast.config import PPOConfig
@@ -195,8 +196,8 @@ class PPO(OnPolicy):
         *OnPolicy.metrics,
     )
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
+    def __init__(self, policy: RecurrentPolicy, config: PPOConfig, run: RunContext) -> None:
+        super().__init__(policy, auto_sizes.choose_for_actions(config, run.action_space)[0], run)
         self._coefficients: dict[str, Tensor] = {}
 
     @classmethod

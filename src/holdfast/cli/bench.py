@@ -34,7 +34,7 @@ class BenchFlags:
     """
 
     suite: str
-    """popgym, popgym-labyrinth, out-of-the-box, or your own .toml or .json file."""
+    """popgym, popgym-labyrinth, control, out-of-the-box, or your own .toml or .json file."""
     cores: tuple[str, ...] = ()
     """Memories to compare: lstm, gru, mingru, lru, ffm, mlstm, window, none; by default the suite's."""
     tasks: tuple[str, ...] = ()

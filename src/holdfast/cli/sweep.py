@@ -16,7 +16,7 @@ from typing import Any, Literal
 from holdfast.cli.errors import UserError, user_errors
 from holdfast.cli.flags import value_of
 from holdfast.cli.settings import defaults_from, parse_with_settings, require_one_source, typed_names
-from holdfast.config import PRESETS, RunConfig, imports
+from holdfast.config import PRESETS, RunConfig, imports, settings_of
 from holdfast.distributed.processes import Processes, num_cores
 from holdfast.shown_text import OutputError, show, without_password
 from holdfast.sweep.database import database_reason, require_no_links, require_shared
@@ -179,7 +179,12 @@ def _with_sizes(config: RunConfig) -> tuple[RunConfig, bool]:
     if distributed.launched():
         raise UserError("sweep starts its own processes; leave out torchrun")
     on_gpu = distributed.pick_device(config.device).type == "cuda"
-    return dataclasses.replace(with_sizes(config), run_dir=None, name=None), on_gpu
+    declared = settings_of(type(config)).items()
+    # What a run would choose for its actions and a sweep varies: it begins with the first value.
+    begins = {
+        name: one.chosen[0] for name, one in declared if one.chosen and one.search and getattr(config, name) is None
+    }
+    return dataclasses.replace(with_sizes(config), **begins, run_dir=None, name=None), on_gpu
 
 
 def _seconds(text: str | None) -> float | None:

@@ -8,6 +8,8 @@ from typing import Any, Literal
 from holdfast.config.on_policy import OnPolicyConfig
 from holdfast.config.settings import Around, Between, NearOne, override, setting
 
+_OPEN = "; None chooses for the task"
+
 
 @dataclass
 class PPOConfig(OnPolicyConfig):
@@ -22,8 +24,8 @@ class PPOConfig(OnPolicyConfig):
     """Clip range over the run: constant, or falling to 0 at total_steps."""
     clip_value: float | None = setting(None, low=0, above=True, hint="; None turns it off", short="clip-value")
     """Clip range for values; None: no clipping."""
-    entropy_coef: float = setting(0.01, low=0, short="ent", search=Around(8))
-    """Weight of the entropy bonus."""
+    entropy_coef: float | None = setting(None, low=0, hint=_OPEN, short="ent", search=Around(8), chosen=(0.01, 0.0))
+    """Weight of the entropy bonus; None: 0.01, and 0 for several Box actions."""
     entropy_schedule: Literal["constant", "linear"] = setting("constant", short="ent-")
     """Weight of the entropy bonus over the run: constant, or falling to 0 at total_steps."""
     value_coef: float = setting(0.5, low=0, short="vf")
@@ -38,10 +40,12 @@ class PPOConfig(OnPolicyConfig):
     """Box actions: mean and deviation of the policy are in units of half the distance between the bounds."""
     squash_actions: bool = setting(False, short="squash", fixed=True)
     """Box actions: a tanh keeps them inside their bounds, instead of cutting them off there."""
-    initial_std: float = setting(1.0, low=0, above=True, short="std", fixed=True)
-    """Box actions: the policy's standard deviation at the start."""
-    noise_correlation: float = setting(0.9, low=0, high=0.999, hint="; 0 is white noise", short="noise")
-    """Box actions: correlation of the exploration noise from one step to the next; 0: white noise."""
+    initial_std: float | None = setting(None, low=0, above=True, hint=_OPEN, short="std", fixed=True, chosen=(1.0, 0.6))
+    """Box actions: the policy's standard deviation at the start; None: 1, and 0.6 for several actions."""
+    noise_correlation: float | None = setting(
+        None, low=0, high=0.999, hint=f"; 0 is white noise{_OPEN}", short="noise", chosen=(0.9, 0.0)
+    )
+    """Box actions: correlation of the noise from one step to the next; None: 0.9, and 0 (white noise) for several."""
 
     @classmethod
     def _upgraded(cls, d: dict[str, Any]) -> dict[str, Any]:

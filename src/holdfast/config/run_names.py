@@ -34,6 +34,8 @@ def _from(config: Any, base: Mapping[str, Any]) -> list[str]:
         if declared.short is None or (declared.about == "size" and name not in base):
             continue
         value = getattr(config, name)
+        if value in declared.chosen and name not in base:
+            continue
         if value != (base[name] if name in base else default_of(type(config), name)):
             found.append(_part(declared.short, value))
     return found

@@ -65,6 +65,7 @@ class Setting(NamedTuple):
     fixed: bool = False  # a resumed run cannot change it
     per_process: bool = False  # ranks of one run may differ in it
     search: Search | None = None  # what `holdfast sweep` varies by default
+    chosen: tuple[Any, ...] = ()  # what None stands for: the first value, with several Box actions the second
     names: str = ""  # "env", "core", "policy", "algorithm", ...: it may name an object, `module:Name`
 
     @property

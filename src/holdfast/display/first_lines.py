@@ -11,13 +11,15 @@ _FED_BACK = {"prev_action": "its previous action", "prev_reward": "its previous 
 
 
 def first_lines(
-    config: RunConfig, engines: Mapping[str, str], chosen: str = "", encoder: Sequence[str] = ()
+    config: RunConfig, engines: Mapping[str, str], chosen: str = "", encoder: Sequence[str] = (), for_actions: str = ""
 ) -> list[str]:
-    """One fact per line. engines: of rollout and update. chosen: which sizes the run chose, and why. encoder: of images."""
+    """One fact per line. engines: of rollout and update. chosen: which sizes the run chose, and why. encoder: of images.
+    for_actions: what it chose because of the actions."""
     return [
         f"task    {_task(config)}",
         f"policy  {_policy(config.policy)}" if config.policy else f"memory  {_memory(config)}",
         *(f"encoder {text}" for text in encoder),
+        *([f"actions {for_actions}"] if for_actions else []),
         f"sizes   {config.describe_sizes()}{f' ({chosen})' if chosen else ''}",
         f"engine  {'; '.join(f'{leg}: {engine}' for leg, engine in engines.items())}",
         f"run     {config.folder}",

@@ -62,9 +62,9 @@ class Actor(RecurrentPolicy):
     ) -> Self:
         """The policy that the settings describe: an argument has the value of the setting of its name."""
         known = settings_of(type(config)).keys() & inspect.signature(cls).parameters.keys()
-        arguments = {name: getattr(config, name) for name in known}
+        arguments = {name: value for name in known if (value := getattr(config, name)) is not None}
         arguments["core"] = None if config.core == "none" else config.core
-        arguments["head_sizes"] = arguments["head_sizes"] or ()
+        arguments["head_sizes"] = config.head_sizes or ()
         for name in known & {"actor_obs", "critic_obs"}:  # (): everything is seen
             arguments[name] = arguments[name] or None
         return cls(observation_space, action_space, **arguments)  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from holdfast.config import RunConfig, imports, names_about
+from holdfast.config import RunConfig, imports, names_about, settings_of
 from holdfast.distributed.processes import Terminated
 from holdfast.runs import checkpoint, saved_policy
 from holdfast.runs.log import read_progress
@@ -116,9 +116,10 @@ def _is_recorded(config: RunConfig) -> bool:
 
 
 def _is_of(config: RunConfig, saved: RunConfig) -> bool:
-    """Whether a saved run has the settings of a trial. What the trial leaves to the run, its inputs, is chosen there."""
-    left_out = names_about(type(config), "upkeep", "place") | (set() if config.inputs else {"inputs"})
+    """Whether a saved run has the settings of a trial. What the trial leaves to the run is chosen there."""
     asked, found = config.to_dict(), saved.to_dict()
+    left_out = {name for name, one in settings_of(type(config)).items() if one.chosen and asked[name] is None}
+    left_out |= names_about(type(config), "upkeep", "place") | (set() if config.inputs else {"inputs"})
     return asked.keys() == found.keys() and all(asked[name] == found[name] for name in asked.keys() - left_out)
 
 

@@ -35,7 +35,8 @@ class Parts:
     """What a run consists of."""
 
     config: RunConfig  # with everything filled in that follows from the task
-    chosen: str  # one line about what was filled in, or ""
+    chosen: str  # one line about sizes that were filled in, or ""
+    for_actions: str  # one about what follows from the actions, or ""
     encoder: list[str]  # lines about how images are read and what is left out
     ranks: Ranks
     device: torch.device
@@ -104,6 +105,7 @@ def _build(
 
     env = make_env(len(share))
     _require_copies(env, share, config, ranks)
+    config, for_actions = auto_sizes.choose_for_actions(config, env.single_action_space)
     config = auto_sizes.choose_inputs(config, env, own_policy=policy_given is not None, usual=kind.inputs)
     failures.config = config  # whose folder is chosen when the run starts
     policy = _make_policy(config, env, policy_given)
@@ -130,6 +132,7 @@ def _build(
     return Parts(
         config=config,
         chosen=text,
+        for_actions=for_actions,
         encoder=encoder_lines(policy, env.single_observation_space),
         ranks=ranks,
         device=device,

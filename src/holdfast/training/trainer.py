@@ -410,7 +410,7 @@ class Trainer:
             if earlier_engines and earlier_engines != self.engines:
                 before = "; ".join(f"{leg}: {engine}" for leg, engine in earlier_engines.items())
                 display.note(f"the engines have changed, so numbers may differ in rounding; before: {before}")
-        said = first_lines(config, self.engines, self.parts.chosen, self.parts.encoder)
+        said = first_lines(config, self.engines, self.parts.chosen, self.parts.encoder, self.parts.for_actions)
         for line in [*said[:-1], *self.algorithm.first_lines(), self._about_returns(actions), said[-1]]:
             display.note(line)
         return display
