@@ -58,13 +58,14 @@ class _Environment:
     def __init__(self, table: Table, settings: dict[str, Any], mode: str) -> None:
         self.table, self.mode = table, mode
         self.inputs = settings["inputs"] or ("obs",)
+        self.crosses_episodes = settings["reset"] == "never"
         self.gamma, self.gae_lambda = settings["gamma"], 0.95
         self.state: State = None
         self.is_dummy = False
         self._begin()
 
-    def _begin(self) -> None:
-        self.obs, self.is_first = self._see(self.table.reset()[0], None, 0.0), True
+    def _begin(self, action: torch.Tensor | None = None, reward: float = 0.0) -> None:
+        self.obs, self.is_first = self._see(self.table.reset()[0], action, reward), True
 
     def _see(self, obs: Any, action: torch.Tensor | None, reward: float) -> Any:
         """An observation [1, 1, ...] with the previous action and reward."""
@@ -121,6 +122,8 @@ class _Environment:
             self.obs, self.is_first = after, False
         elif self.mode == "NEXT_STEP":
             self.obs, self.is_first, self.is_dummy = after, False, True
+        elif self.crosses_episodes:
+            self._begin(action, reward)
         else:
             self._begin()
         return np.float32(reward), terminated, truncated

@@ -42,7 +42,7 @@ class CloningLoss(hf.Loss):
         log_prob = output.dist.log_prob(batch.actions.flatten(0, 1)).view(batch.resets.shape)
         clone_loss = -log_prob[batch.valid].mean()
         value_loss = 0.5 * (output.value - batch.returns)[batch.valid].square().mean()
-        return {"loss": clone_loss + value_loss, "clone_loss": clone_loss.detach(), "value_loss": value_loss.detach()}
+        return {"loss": clone_loss + value_loss, "clone_loss": clone_loss, "value_loss": value_loss}
 
 
 class Cloning(hf.OnPolicy):

@@ -55,7 +55,7 @@ class TeacherLoss(hf.Loss):
         teacher = batch.params.log_softmax(-1)
         student = output.dist.logits.log_softmax(-1).view_as(teacher)
         kl = (teacher.exp() * (teacher - student)).sum(-1)[batch.valid].mean()
-        return {"loss": kl, "kl": kl.detach()}
+        return {"loss": kl, "kl": kl}
 
 
 class Distillation(hf.OnPolicy):
