@@ -49,7 +49,7 @@ def stated(rows: Iterable[Row]) -> str:
         never = names_about(kind, "task", "budget", "sample", "upkeep", "place") | {"core", "algorithm"}
         for name, declared in settings_of(kind).items():
             found = {_text(config[name]): config[name] for config in configs if name in config}
-            usual = found.keys() <= {_text(default_of(kind, name))}
+            usual = found.keys() <= {_text(value) for value in (default_of(kind, name), *declared.chosen)}
             if found and name not in never and (declared.search is not None or declared.about == "size" or not usual):
                 parts.append(f"{name} {_span(found)}")
     return ", ".join(dict.fromkeys(parts))
