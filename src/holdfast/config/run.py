@@ -149,7 +149,7 @@ class RunConfig:
     keep_checkpoints: int = setting(3, low=1, about="upkeep")
     """Number of recent checkpoints to keep, in addition to the best."""
     eval_every: int | None = setting(None, low=0, hint="; 0 turns it off", about="upkeep")
-    """Updates between evaluations during training; None: up to 20 in all, for at most 3% of the time; 0: none."""
+    """Updates between evaluations during training; None: up to 20 in all, for at most 2.5% of the steps; 0: none."""
     eval_episodes: int = setting(20, low=1, about="upkeep")
     """Episodes per evaluation, if eval_every is a number."""
     final_eval_episodes: int = setting(100, low=1, about="sample")

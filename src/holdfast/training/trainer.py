@@ -418,7 +418,7 @@ class Trainer:
     def _about_returns(self, actions: dict[str, str]) -> str:
         """Which actions the returns of this run are of, and when they are evaluated."""
         every = self.config.eval_every
-        times = f"every {every} updates" if every else "up to 20 times, at most 3% of the time"
+        times = f"every {every} updates" if every else "up to 20 times, at most 2.5% of the steps"
         when = f"after training only ({self.no_evals})" if self.no_evals else times
         return f"returns training episodes: {actions['training']}; evaluation: {actions['evaluation']}, {when}"
 
